@@ -1,4 +1,4 @@
-"""Alignment: finds the element of a symmetry that brings one network closest to another."""
+"""Alignment: functions that find the element of a symmetry that brings one network closest to another."""
 
 from regauge.names import attach
 

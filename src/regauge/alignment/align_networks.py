@@ -86,11 +86,11 @@ def align(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> Result[Any]:
-    """Apply an element to the second network that brings it as close to the first network as the method can find.
+    """Find an element that brings the second network close to the first, and apply it to the second network.
 
-    The method's objective is never worse than at the identity, and `params` computes the same function as `params_b`.
-    If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). The result is
-    then written in the coordinates of the first network.
+    By the method's objective, the result is never worse than the identity, and `params` computes the same function as
+    `params_b`. If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). The
+    result is then written in the coordinates of the first network.
 
     Networks may be checkpoints on disk. Checkpoints that need more than `memory` are streamed. In this case the weights
     are matched, and `params` reads tensors from `out` on access.
@@ -107,17 +107,17 @@ def align(
         generator: The random number generator, for methods that need one. The same generator state gives the same
             result.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations explain too little, as for networks from different seeds. Fine-tunes of one
-            network are only permuted. The other options are "always" and "never".
+            "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
+            Fine-tunes of one network are only permuted. The other options are "always" and "never".
         untie: Whether the tied output heads of Hugging Face folders get a separate tensor. The written folder then also
             contains this tensor, and its config.json records it. The head then no longer prevents rotations of the
-            stream. In this case, `symmetry` must be the symmetry of the untied model. Open this model with
-            `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and use
-            `rg.open_model(untied).symmetry` within this context. Networks in memory already have a separate tensor
-            under each name.
+            stream. In this case, `symmetry` must be the symmetry of the untied model. Open this model with `with
+            rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and use `rg.open_model(untied).symmetry`
+            within this context. Networks in memory store tied tensors separately under each name, so they need no
+            untying.
         out: The path or `Output` to which the aligned network is written. The written network has the names, dtypes and
-            header of the second network. The alignment is written next to it. This argument and the following ones
-            apply only to networks on disk.
+            header of the second network. The alignment is written next to it. The arguments from `out` on apply only to
+            networks on disk.
         memory: The memory limit: a number of bytes, or text such as "2GB". Default: half of the machine's memory.
         progress: A function that shows the progress of each pass over streamed files.
 
@@ -127,8 +127,8 @@ def align(
         TypeError: A network is not a dictionary of tensors, or the method is not an object of a method class. The
             method needs tuples of dictionaries but got single dictionaries, or the reverse.
         ValueError: The networks have different parameters, do not fit the symmetry, contain NaN or Inf, or are
-            populations. No element maps the structure of the second network to that of the first. The method needs a
-            task or a generator that was not given. The memory limit is too low.
+            populations. No element maps the structure tensors of the second network to those of the first. The method
+            needs a task or a generator that was not given. The memory limit is too low.
     """
     job = None
     if not isinstance(params_a, tuple) and not isinstance(params_b, tuple):
@@ -179,12 +179,12 @@ def align_pairs(
     generator: torch.Generator | None = None,
     rotate: Rotate = "auto",
 ) -> Results:
-    """Apply to each network of a population an element that brings it as close as possible to its partner.
+    """For each network of a population, find an element that brings it close to its partner, and apply the element.
 
     Pair k consists of network k of the first population and network k of the second. A single first network is the
-    partner of every second network. The result for each pair is the same as that of `align`. Some methods, such as
-    `WeightMatching`, work on tensors with a leading pair axis. These methods match all pairs at once, which for small
-    networks is many times faster than a loop. Other methods process one pair after the other.
+    partner of every second network. The result for each pair is the same as the result of `align`. Some methods, such
+    as `WeightMatching`, work on tensors with a leading pair axis. These methods match all pairs at once, which for
+    small networks is many times faster than a loop. Other methods process one pair after the other.
 
     Args:
         params_a: The first networks, which stay unchanged. Every tensor has a leading model axis, unless a single
@@ -196,15 +196,15 @@ def align_pairs(
         task: Model, data and loss, for methods that need them.
         generator: The random number generator, for methods that need one.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations explain too little, as for networks from different seeds. Fine-tunes of one
-            network are only permuted. The other options are "always" and "never".
+            "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
+            Fine-tunes of one network are only permuted. The other options are "always" and "never".
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
         TypeError: The method needs tuples of dictionaries.
         ValueError: The networks have different parameters, do not fit the symmetry, differ in number, or contain NaN or
-            Inf. No element maps the structure of a network to that of its partner. The method needs a task or a
-            generator that was not given.
+            Inf. No element maps the structure tensors of a network to those of its partner. The method needs a task or
+            a generator that was not given.
     """
     method = WeightMatching() if method is None else method
     require_method(method)
@@ -245,16 +245,17 @@ def align_many(
     out: Sequence[Output | str | Path | None] | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Result[Any]:
-    """Apply elements that map networks into one common universe, where all of them are close to one another.
+    """Find one element for each network that maps it into a common universe, in which all networks are close.
 
     If every network is aligned to the first one, the result depends on which network is first. If every pair is aligned
     separately, the alignments are inconsistent: the product of the elements A to B and B to C differs from the element
-    A to C. In a universe, each network has one element. The quotient of two elements aligns the two networks.
+    A to C. In a universe, each network has one element. The quotient of the elements of two networks aligns these two
+    networks.
 
-    `MergeMany` is the default. On five MNIST networks, its objective is within 1.2% of that of `FrankWolfe` for plain
-    MLPs and 2% above it for residual MLPs. `MergeMany` takes a sixth of the time. The losses of the mean networks are
-    similar (plain: 0.27 and 0.26, residual: 0.27 and 0.28). If all networks are aligned to the first one instead, the
-    losses are 0.35 and 0.43.
+    `MergeMany` is the default. On five MNIST networks, the objective of `MergeMany` is within 1.2% of the objective of
+    `FrankWolfe` for plain MLPs, and 2% above it for residual MLPs. `MergeMany` takes a sixth of the time of
+    `FrankWolfe`. The averaged networks have similar losses after both methods (plain: 0.27 and 0.26, residual: 0.27 and
+    0.28). If all networks are aligned to the first one instead, the averaged networks have losses of 0.35 and 0.43.
 
     If one common element is applied to all networks, the result is another universe. This function returns the universe
     in which the first network is unchanged.
@@ -270,12 +271,12 @@ def align_many(
         generator: The random number generator, for methods that need one. The same generator state gives the same
             result.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations explain too little, as for networks from different seeds. Fine-tunes of one
-            network are only permuted. The other options are "always" and "never".
+            "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
+            Fine-tunes of one network are only permuted. The other options are "always" and "never".
         out: For each checkpoint, the path or `Output` to which the aligned checkpoint and its alignment are written.
             None for networks that are not written.
         memory: The memory limit for checkpoints: a number of bytes, or text such as "2GB". Default: half of the
-            machine's memory. All parameters must fit.
+            machine's memory. All parameters of all networks must fit in this memory.
 
     Raises:
         FileExistsError: An output exists and may not be replaced.
@@ -283,8 +284,8 @@ def align_many(
         TypeError: The networks are not given as a list. The method needs tuples of dictionaries but got single
             dictionaries, or the reverse.
         ValueError: There is no network, or the networks have different parameters, do not fit the symmetry, contain NaN
-            or Inf, or are populations. No element maps the structure of a network to that of the first network. The
-            method needs a task or a generator that was not given.
+            or Inf, or are populations. No element maps the structure tensors of a network to those of the first
+            network. The method needs a task or a generator that was not given.
 
     References:
         Crisostomi et al. (2024), C2M3, for the universe; Ainsworth et al. (2023), Git Re-Basin, for MergeMany.

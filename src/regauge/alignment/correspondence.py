@@ -33,10 +33,9 @@ class Correspondence:
     Attributes:
         plans: One transport plan for each group.
         objective: The value of the maximized objective.
-        initial: The objective if units are paired in their given order. For equal widths, this pairing is the identity.
-            This objective never exceeds `objective`.
-        history: The objective at the start of the best climb and after each of its sweeps. The objective never
-            decreases.
+        initial: The objective if units are paired in their given order; it never exceeds `objective`. For equal widths,
+            this pairing is the identity.
+        history: The objective before the first sweep and after each sweep of the best ascent. It never decreases.
         is_converged: Whether no single plan can be improved further.
         symmetry_a: The symmetry of the first network, with all sizes known.
         symmetry_b: The symmetry of the second network, with all sizes known.
@@ -70,15 +69,15 @@ class Correspondence:
         }
 
     def apply(self, params_b: Mapping[str, Tensor]) -> Params:
-        """Return the second network, converted to the widths of the first network.
+        """Return the second network, mapped to the widths of the first network.
 
         Let T be the plan of a group. The plan is applied to two kinds of axes. Along the axis of a layer's own units,
         the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
         weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both
-        operations apply this permutation. Suppose that B contains several copies of every unit of A, and that the
-        outgoing weights are divided among the copies. Then the result computes the same function as A. If A is wider by
-        an integer factor and every unit of B is mapped to several units of A, the result computes the same function as
-        B.
+        operations apply this permutation. Suppose that the second network B contains several copies of every unit of
+        the first network A, and divides the outgoing weights among the copies. Then the result computes the same
+        function as A. If A is wider by an integer factor and every unit of B is mapped to several units of A, the
+        result computes the same function as B.
 
         Args:
             params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are
@@ -121,19 +120,20 @@ def correspond(
 
     Every group of units gets a transport plan T `[n_a, n_b]` with uniform marginals. Suppose that all plans except one
     are fixed and have been applied to the weights of B. The cost of a pair of units is then the squared distance
-    between their weights. Because the marginals are fixed, minimizing the total cost is equivalent to maximizing the
-    inner product `<a, map(b)>`. This inner product is linear in each plan. For equal widths, this inner product is the
-    objective of weight matching. Without regularization, every plan is then a permutation. The sign of each pair of
-    units is also optimized. Scales are not optimized. So balance the networks first. Shifts of periodic units stay
+    between their weights. Because the marginals are fixed, minimizing the total cost is equivalent to maximizing `<a,
+    map(b)>`. This inner product is linear in each plan. For equal widths, this inner product is the objective of weight
+    matching. Without regularization, every plan is then a permutation. The sign of each pair of units is also
+    optimized. Scales are not optimized. Therefore balance the networks before the call. Shifts of periodic units stay
     zero.
 
-    As in weight matching, coordinate ascent finds the plans. Plans that are not chosen yet are uniform. The first group
-    to be chosen is the one that inputs, outputs and chosen plans determine best. Each step finds the exact optimum of
-    one plan.
+    As in weight matching, coordinate ascent finds the plans. Plans that are not yet computed are replaced by uniform
+    plans. The first group is the one that inputs, outputs and computed plans determine best. Each step finds the exact
+    optimum of one plan.
 
     This method departs from the paper. Plans use incoming and outgoing weights and are improved in sweeps. In the
-    paper, they are set once from the input to the output. Outgoing weights are divided by the masses of B's units and
-    not averaged. Therefore networks of different widths that compute the same function are recognized.
+    paper, each plan is computed once, layer by layer from the input to the output. Here, the outgoing weights of B are
+    divided by the masses of B's units instead of averaged. Therefore networks of different widths that compute the same
+    function are recognized.
 
     Args:
         params_a: The first network, which stays unchanged.
@@ -143,12 +143,12 @@ def correspond(
             parameters.
         symmetry_b: The symmetry of the second network.
         regularization: The strength of the entropy term, which makes plans soft. The unit is the typical product of the
-            weight norms of two units. At 0.01, if the cosine of a pair is lower by 0.01, its mass is lower by a factor
-            of e. An average of different units has less variance than each unit. Therefore softer plans make the
-            converted network worse. Exact plans average as few units as the widths allow.
+            weight norms of two units. At a strength of 0.01, a pair whose cosine is lower by 0.01 gets a mass that is
+            lower by a factor of e. The average of several different units has less variance than each unit. Therefore
+            softer plans make the converted network worse. Exact plans average as few units as the widths allow.
         readers: The axes (parameter, axis) along which layers sum over the units of a group. Default: the axes that
-            discovery recorded. If a symmetry has no such record: axis 1 of linear and convolutional weights, axis 0 of
-            transposed convolutions, and no axis of embeddings.
+            discovery recorded. If a symmetry has no such record, the default is axis 1 of linear and convolutional
+            weights, axis 0 of transposed convolutions, and no axis of embeddings.
         max_sweeps: The maximal number of sweeps over the groups.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
 
@@ -214,9 +214,9 @@ class _Problem:
         return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
 
     def first_plans(self) -> dict[str, UnitPlan]:
-        """Choose every plan once, beginning with the plan that the known plans determine best, and return the plans.
+        """Compute every plan once, each time the plan that the computed plans determine best; return the plans.
 
-        A plan that is not chosen yet is replaced by the average plan, which is uniform and has no sign.
+        Plans that are not yet computed are replaced by uniform plans without signs.
         """
         plans = {}
         for name, group in self._groups.items():

@@ -25,14 +25,14 @@ from regauge.training import PlainProgram, descend
 from regauge.training.descent import Clock, cycle
 
 PROGRAM = 1 << 24
-"""About how many parameters of second networks are optimized together.
+"""The approximate number of parameters of second networks that are optimized together.
 
-If there are more, the pairs are optimized in several chunks, one after the other.
+If there are more parameters, the pairs of networks are optimized in several chunks, one after another.
 """
 LINE_POINTS = (0.25, 0.5, 0.75)
 """The points of the linear path at which elements are evaluated if they are learned at random points."""
 RECENT = 3
-"""In the mean over steps, step k of n has a weight that grows approximately as `k ** RECENT`."""
+"""When learned parameters are averaged over n steps, step k has a weight that grows approximately as `k ** RECENT`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class DescentMethod(Method):
 
     After every `every` steps, the element is evaluated on the held-out examples. The method returns the best of these
     elements, the initial element and the identity. The number of steps determines only when the descent ends. So a
-    shorter run consists of the first steps of a longer run. Therefore a longer run is never worse on the held-out
+    shorter run takes exactly the first steps of a longer run. Therefore a longer run is never worse on the held-out
     examples. If the examples cannot be split, the method learns from all of them and also selects on all of them. In
     this case, the result has a note.
 
@@ -119,7 +119,7 @@ class DescentMethod(Method):
         return True
 
     def planned(self, job: FileJob, task: Task | None) -> FileJob:
-        """See `Method.planned`; the method, and then methods among its settings, have phases of their own."""
+        """See `Method.planned`; in addition, each method among the settings has its own phase."""
         if task is None or not self.needs_task or job.is_streamed:
             return super().planned(job, task)
         batch = held_by_batch(task, job.checkpoints[0].params)
@@ -175,9 +175,9 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
 
 
 def held_by_batch(task: Task, params: Mapping[str, Tensor]) -> int:
-    """Return the bytes that automatic differentiation holds for the batch with most inputs, besides the parameters.
+    """Return the bytes that automatic differentiation holds for the largest batch, in addition to the parameters.
 
-    The model runs once, and nothing is held: every saved tensor is counted and given up.
+    The model runs once. Every tensor that automatic differentiation would save is counted and released at once.
     """
     leaves = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in params.items()}
     # Weak references, because memory that was given up is used again for other tensors.

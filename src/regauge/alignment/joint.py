@@ -1,7 +1,9 @@
-"""Views of several dictionaries as one dictionary with one symmetry. One element acts on all of them together.
+"""Views of several dictionaries as one dictionary with one symmetry.
 
-A role defines how an element acts on a dictionary. The view has one name for each tensor of each dictionary, and the
-placements of all dictionaries. Therefore any method that compares parameters can match the view.
+One group element acts on all dictionaries of a view.
+
+A role defines how an element acts on a dictionary. A view has one name for each tensor of each dictionary, and the
+placements of all dictionaries. Therefore any method that compares parameters can match a view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,9 @@ Dictionaries = tuple[Mapping[str, Tensor], ...]
 
 @dataclass(frozen=True)
 class JointView:
-    """A view in which every network is one dictionary. If there are roles, the network is a tuple of dictionaries.
+    """A view in which every network is one dictionary of tensors.
+
+    If there are roles, each network was given as a tuple of dictionaries.
 
     Attributes:
         roles: The role of each dictionary, which determines how elements act on it. Empty if networks are single
@@ -110,7 +114,7 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
 
 
 def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
-    """Return the symmetry as it acts on a dictionary of the given role, which may lack names.
+    """Return the symmetry as it acts on a dictionary of the given role; the dictionary may lack some names.
 
     Elements of the whole symmetry can act with the returned symmetry. Parts of an element that the returned symmetry
     lacks do not act on the dictionary.

@@ -33,10 +33,10 @@ def best_universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Balance scales and matrices, select the best climb, and fall back to the identity if it is better.
+    """Balance scales and matrices, select the best climb, and return the identities if they are better.
 
     Unless scales are kept, networks are compared as the networks of smallest norm on their orbits, as in
-    `WeightMatching`. These are orbits under positive scales and invertible matrices. All networks get the scales and
+    `WeightMatching`. These orbits are those of positive scales and invertible matrices. All networks get the scales and
     matrices of the first network.
 
     Args:
@@ -145,9 +145,10 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
 
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 
-    Each pair contributes its inner product, or equivalently minus half its squared distance, up to a constant. The two
-    differ only if shifts, scales or matrices change norms. The sum is computed over networks instead of pairs. `moved`
-    contains the compared networks x_i, and `networks` the same networks before elements were applied, p_i.
+    Each pair contributes its inner product or, equivalently up to a constant, minus half of its squared distance. The
+    two contributions differ only if shifts, scales or matrices change norms. The sum is computed over networks instead
+    of pairs. `moved` contains the compared networks x_i, and `networks` the same networks before elements were applied,
+    p_i.
     """
     total = 0.0
     for name in moved[0]:

@@ -26,7 +26,7 @@ class Method(ABC):
     Attributes:
         copies: Copies in float32 of each network that the method holds, measured with transformers
             (`benchmarks/learning_memory.py`).
-        activations: The activations of a batch that the method holds, in the same way: the bytes as a multiple of what
+        activations: The memory for the activations of a batch, measured in the same way: a multiple of the bytes that
             automatic differentiation holds for one network.
     """
 
@@ -76,10 +76,10 @@ class Method(ABC):
         )
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return whether `align` gives the method representatives (`Symmetry.split`) and their symmetry.
+        """Return whether `align` passes representatives (`Symmetry.split`) and their symmetry to the method.
 
-        `align` gives the method the networks themselves if the method keeps scales, because scales bring gains to one.
-        The same holds if a method among the settings needs the networks themselves.
+        If a method keeps scales, `align` passes the networks themselves, because setting gains to one changes scales.
+        `align` also passes the networks themselves if a method among the settings needs them.
         """
         is_kept = self.joint_roles or getattr(self, "scales", "") == "keep"
         return not is_kept and all(one.reads_representatives(symmetry, has_task=has_task) for one in self._within)
@@ -97,7 +97,7 @@ class Method(ABC):
         return (self, *(part for one in self._within for part in one._parts))
 
     def planned(self, job: FileJob, task: Task | None) -> FileJob:
-        """Return a job with the memory of learning from a task, if the method or one among its settings learns.
+        """Return a job with the memory for learning from a task, if the method or a method in its settings learns.
 
         Raises:
             ValueError: The job allows less memory.
@@ -113,7 +113,10 @@ class Method(ABC):
 
 
 def with_learning(job: FileJob, method: object, task: Task | None) -> FileJob:
-    """Return a job with the memory of learning; see `Method.planned`. Without a method, nothing is learned."""
+    """Return a job that includes the memory for learning; see `Method.planned`.
+
+    If `method` is None, nothing is learned.
+    """
     return method.planned(job, task) if isinstance(method, Method) else job
 
 
@@ -152,7 +155,7 @@ class ManyMethod(Method):
 
 
 def match_each(problem: Problem, match: Callable[[Problem], Results]) -> Results:
-    """Match one pair after the other, for methods that can only match single pairs."""
+    """Match one pair after another, for methods that can match only one pair at a time."""
     return join([match(problem[k : k + 1]) for k in range(problem.pairs)])
 
 
@@ -161,7 +164,7 @@ KEPT = 0.25
 
 
 def require_kept(kept: float) -> None:
-    """Raise an error unless some examples remain for learning after a share is held out."""
+    """Raise an error unless some examples remain for learning after the held-out share is removed."""
     if not 0 <= kept < 1:
         raise ValueError(f"kept is {kept}, but the share of the examples that choose is at least 0 and less than 1")
 
@@ -177,7 +180,7 @@ Start: TypeAlias = Element | Method | None
 
 
 def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
-    """Return the initial element of each pair, and notes on parts that the method leaves unchanged."""
+    """Return the initial element of each pair, and notes on groups that the method does not change."""
     if start is None:
         return problem.symmetry.identity((problem.pairs,)), ()
     if isinstance(start, Method):
@@ -205,7 +208,8 @@ class Candidates:
 
     Args:
         problem: The pairs of networks.
-        start: The first element that is offered for each pair. If it is as good as the identity, it is preferred.
+        start: The first element that is offered for each pair. If the first element is as good as the identity, it is
+            preferred to the identity.
         measure: The objective to maximize. Default: minus the loss at the midpoint between the networks, which needs a
             task.
         notes: The notes on the initial element. Later elements come with notes of their own.
@@ -247,8 +251,8 @@ class Candidates:
     ) -> Tensor:
         """Evaluate one element for each pair, given the resulting `params`.
 
-        Keep better elements, and return objectives. If `is_kept`, the element is kept even if it is worse. Default
-        notes: those on the initial element.
+        Keep better elements, and return objectives. If `is_kept`, the offered element is kept even if it is worse. By
+        default, `notes` are the notes on the initial element.
         """
         reached = self._measure(self._problem.move(element) if params is None else params)
         is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective

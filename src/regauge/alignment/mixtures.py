@@ -8,7 +8,7 @@ the result is `P W P^T`.
 
 The code never builds such a matrix. A step moves every distribution part of the way towards one hard element. A step
 changes the means by images under this element, and images are computed by gathers. Therefore a mixture stores, for
-every tensor, only its mean under each subset of the sites that act on it. For a weight between two layers, these are
+every tensor, only the mean under each subset of the sites that act on it. For a weight between two layers, these are
 four tensors.
 """
 
@@ -92,7 +92,7 @@ class Mixture:
                 means[mask] = mean
 
     def closest(self, root: str, aims: Tensors) -> Element:
-        """Return the element of one family that maximizes the inner product with `aims`, with other families fixed."""
+        """Return the element of a family that maximizes the inner product with `aims`; all other families are fixed."""
         family = self.families[root]
         sites: dict[str, list[Site]] = {}
         a, b = {}, {}
@@ -137,7 +137,7 @@ class Mixture:
                 self._excess[name][k] = (1 - size) * before + size * self._excess_at(name, k, vertex)
 
     def settle(self, root: str, element: Element) -> None:
-        """Give probability one to this element of one family."""
+        """Give one element of a family the probability one."""
         for name in self.families[root].sites:
             places, means = self._places[name], self._means[name]
             own = sum(1 << k for k, place in enumerate(places) if place.family.root.name == root)
@@ -183,8 +183,8 @@ class Mixture:
 class RelaxedUniverse:
     """Relaxed networks and their similarity to one another. The first network is hard.
 
-    The objective is that of hard networks (`universe_objective`), evaluated at the relaxed tensors. The objective is
-    linear in the distribution at each site. Therefore it is a polynomial in the step size.
+    The objective is that of `universe_objective`, evaluated at the relaxed tensors. It is linear in the distribution at
+    each site. Therefore it is a polynomial in the step size.
     """
 
     def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:
@@ -241,10 +241,10 @@ class RelaxedUniverse:
             mixture.step(vertex, size)
 
     def settle(self) -> list[Vertex]:
-        """Round every relaxed element to a hard element, one family after the other, each optimal given all others.
+        """Round every relaxed element to a hard element, one family after another; each is optimal given all others.
 
-        The objective is linear in the distribution of a family. So the best element is at least as good as the mixture.
-        This step can lower the objective only if a group acts on two axes of one tensor.
+        The objective is linear in the distribution of a family. So the best hard element is at least as good as the
+        relaxed element. This step can lower the objective only if a group acts on two axes of one tensor.
         """
         settled: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):

@@ -59,7 +59,7 @@ class _Setting:
 
 @dataclass(frozen=True)
 class Problem(_Setting):
-    """Pairs of networks, where an element is to bring the second network of each pair close to the first one.
+    """Pairs of networks; an element should bring the second network of each pair close to the first network.
 
     Attributes:
         a: The first networks, with a leading pair axis on every tensor. A single pair is a batch of size one. If all

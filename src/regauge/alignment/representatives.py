@@ -1,7 +1,7 @@
 """Matching of networks by their representatives, and conversion of results to the coordinates of the first network.
 
 In a representative, all translation coordinates are zero and all gains are one (`Symmetry.split`). Networks that differ
-only by translations and gains have the same representative. Gains prevent rotations. So the residual stream of a
+only by translations and gains have the same representative. Gains prevent rotations. Therefore the residual stream of a
 representative transformer can be rotated, and not only permuted. A linear path between representatives is a linear path
 in the coordinates of either network.
 """
@@ -37,16 +37,16 @@ Rotate = Literal["auto", "always", "never"]
 "auto" depends on how much permutations explain.
 """
 EXPLAINED = 0.9
-"""If the cosine between the tensors of a stream after matching is at least this, permutations suffice."""
+"""If the cosine between the tensors of a stream after matching is at least this number, permutations suffice."""
 NOT_ROTATED = (
     "nothing is rotated: no group of the symmetry says `behind_gains`, or the method matches networks as they are"
 )
 COPY = 1e-12
 """The largest squared distance between the representatives of a network and its copy, relative to the squared norm."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
-"""The smallest gain of the first network that other networks adopt, as a share of the median, by bytes per entry.
+"""The smallest gain of the first network that other networks take over, as a share of the median, by bytes per entry.
 
-Parameters that read the gain are divided by it and rounded.
+Parameters that read the gain are divided by the gain and rounded.
 """
 
 
@@ -56,7 +56,7 @@ def has_representatives(symmetry: Symmetry) -> bool:
 
 
 def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
-    """Return the symmetry for matching networks as given, and a note if they have representatives."""
+    """Return the symmetry for matching the networks themselves, and a note if they have representatives."""
     told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
     return replace(symmetry, translations=(), gains=()), (told,) if has_representatives(symmetry) else ()
 
@@ -141,7 +141,7 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
 def in_coordinates_of(
     symmetry: Symmetry, element: Element, pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 ) -> Element:
-    """Convert an element on the second representative to one that maps its network to the first's coordinates.
+    """Convert an element on the second representative to one that maps the network to the first network's coordinates.
 
     The element rotates exactly those groups for which it has no permutation.
     """
@@ -167,7 +167,7 @@ class RotationChoice(Generic[Known]):
         is_wanted: The pairs in which streams should be rotated, bool `[pairs]`.
         is_free: The pairs in which streams can be rotated, bool `[pairs]`. A channel with a gain of zero cannot be
             rotated.
-        known: The result of matching by permutations, if this result determined the choice.
+        known: The result of matching by permutations, if it was needed for the choice.
         notes: A message that explains why some pairs were not rotated although this was requested.
     """
 
@@ -325,7 +325,7 @@ def _in_coordinates(
 
 
 def add_difference(element: Element, ends: Ends) -> Element:
-    """Return an element of another symmetry whose translation changes that symmetry's coordinates by the same amounts.
+    """Return an element of another symmetry whose translation changes the coordinates by the same amounts.
 
     If gains absorb running variances, the same vector changes the bias by a different amount.
 

@@ -52,7 +52,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         starts: The objective that each climb or candidate reached, in the order in which they were tried. In a batch,
             if a pair did not need a climb, the objective is NaN.
         is_converged: Whether the method ended because no single step could improve the objective.
-        is_judged: Whether a task evaluated the result. Weights alone do not show how high the barrier is.
+        is_judged: Whether a task evaluated the result. Without a task, the height of the barrier is unknown.
         notes: Messages about properties that could not be adopted from the first network, and about results without any
             change.
     """
@@ -76,7 +76,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         return tuple(self.element.item(k) for k in range(self.element.batch[0]))
 
     def pairwise(self, i: int, j: int) -> Element:
-        """Return the element that maps network j into the universe, and from there to network i.
+        """Return the element that aligns network j to network i: it maps j into the universe, and from there to i.
 
         These elements are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
         """
@@ -111,7 +111,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def but(self: "Results", rows: Tensor, other: "Results") -> "Results":
-        """Return these results, where the results of another batch replace the pairs for which `rows` is true."""
+        """Return these results, with the pairs for which `rows` is true replaced by the results of another batch."""
         if not bool(rows.any()):
             return self
         steps, tries = max(len(self.history), len(other.history)), max(len(self.starts), len(other.starts))
@@ -139,8 +139,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         "moved" is the share of units that the element takes from another position. "flipped" is the share of negative
         signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. This distance is
         divided by the distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are the 0.05
-        and 0.95 quantiles of the factors. If a group does not have a quantity, the entry is None. Entries are averaged
-        over copies and over the networks of a batch. "group" and "units" are the name and size of the group.
+        and 0.95 quantiles of the factors. If a quantity does not apply to a group, its entry is None. Entries are
+        averaged over copies and over the networks of a batch. "group" and "units" are the name and size of the group.
         """
         return tuple(moves_of(self.symmetry, self.element))
 

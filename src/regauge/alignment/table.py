@@ -17,7 +17,7 @@ class MethodRow:
     """A row of the table of methods: the module and class of a method, and the inputs that it takes and needs.
 
     Attributes:
-        module: The module of the method. A name without dots is a file in `alignment/methods`.
+        module: The module of the method. A name without dots is the name of a file in `alignment/methods`.
         name: The class name of the method.
         takes: "pairs" if the method aligns pairs of networks, "many" if it aligns many networks at once, and "joint" if
             each network consists of several dictionaries.

@@ -13,11 +13,12 @@ from regauge.core.assignment import Floats, assign
 from regauge.relaxed.sinkhorn_layer import normalize
 
 REPLICAS = 4
-"""Units are split into copies until both sides have equally many, if at most this many times as many units result."""
+"""Units are split into copies until both sides have equally many, provided that the number of units grows at most by
+this factor."""
 PRICED = 8
-"""A linear program starts with this many pairs for each unit, and grows by at most as many at a time."""
+"""A linear program starts with this many pairs for each unit, and adds at most as many pairs at a time."""
 PRICE_TOLERANCE = 1e-9
-"""Pairs that would gain less than this share of the largest profit are omitted."""
+"""Pairs that would gain less than this share of the largest profit are left out."""
 
 
 def transport(
@@ -26,15 +27,15 @@ def transport(
     """Return the plan T that maximizes `<T, profit> + regularization * entropy(T)`.
 
     Rows of T sum to 1/n and columns sum to 1/m. The entropy is `entropy(T) = -sum T log T`. Without regularization, the
-    optimum is exact. If n = m, it is an assignment: n T is a permutation. If n and m have a small common multiple, it
-    is an assignment of split units. Otherwise, it is the solution of a linear program. With regularization, Sinkhorn's
-    iteration runs on logarithms while the regularization decreases to its final strength. Then a nearby plan with exact
-    marginals is returned.
+    optimum is exact. If n = m, the optimum is an assignment: n T is a permutation. If n and m have a small common
+    multiple, the optimum is an assignment of split units. Otherwise, the optimum is the solution of a linear program.
+    With regularization, Sinkhorn's iteration runs on logarithms while the regularization decreases to its final
+    strength. Then a nearby plan with exact marginals is returned.
 
     Args:
         profit: The profits, `[n, m]`.
         regularization: The nonnegative weight of the entropy.
-        tolerance: Sinkhorn's iteration ends when the relative error of the marginals is below this.
+        tolerance: Sinkhorn's iteration ends when the relative error of the marginals is below this number.
         max_iterations: The maximal number of iterations at each strength of the regularization.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Networks that are averages of other networks, identified from distances or from provenance records."""
+"""Networks that are averages of other networks, recognized by distances or by provenance records."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -12,13 +12,15 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 RESIDUAL = 0.1
-"""The largest squared distance from the average of the parents, as a share of what independent steps would leave."""
+"""A network counts as an average if its squared distance to the average of its parents is at most this share of the
+squared distance that independent steps would leave."""
 NEEDLESS = 0.25
-"""A network is not a parent if the squared distance grows by less than this share of an independent step without it."""
+"""A network does not count as a parent if the squared distance without it grows by less than this share of an
+independent step."""
 FAINT_WEIGHT = 0.01
-"""A network whose weight is at most this is not a parent."""
+"""A network whose weight in the average is at most this number does not count as a parent."""
 SUM = 1e3
-"""The weight of the condition that the weights sum to one, relative to the distances."""
+"""The weight of the condition that all weights sum to one, relative to the distances."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Average:
         child: The name of the average.
         parents: The compared networks that were averaged.
         weights: The weights of the parents, computed from distances. The weights sum to one.
-        is_told: Whether the provenance of the average names the parents. If not, the parents were identified from
+        is_told: Whether the provenance of the average names the parents. Otherwise, the parents were recognized by
             distances.
     """
 
@@ -52,11 +54,11 @@ def find_averages(
 ) -> tuple[Average, ...]:
     """Return the networks that are averages of two or more other networks.
 
-    An average lies between its parents, because no training step separates it from them. A common ancestor does not lie
+    An average lies between its parents, because no training separates it from them. A common ancestor does not lie
     between its descendants, because the steps of separate training runs are nearly orthogonal. Given weights `w` and
     squared distances `c`, the squared distance from the weighted mean is then the sum of `w^2 c`. Distances modulo the
-    group are not exactly Euclidean distances of points. So even for an average, a small squared distance remains. A
-    network is not counted as a parent if other networks can replace it, for example if it is a child of another parent.
+    group are not exactly Euclidean distances of points. Therefore, even for an average, a small squared distance
+    remains. A network does not count as a parent if other networks can replace it, for example its own parent.
 
     Args:
         names: The names of all networks.

@@ -1,4 +1,4 @@
-"""The common part of two networks with different shapes: the tensors that are compared, whole or cut."""
+"""The common part of two networks with different shapes: the tensors that both have, whole or cut."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +18,11 @@ from regauge.pruning.extension import extend_symmetry
 
 Shape = tuple[int, ...]
 SHARED = 0.5
-"""If an axis on which no group acts has two lengths, it is cut to the shorter one if this is at least this share.
+"""If the two lengths of an axis without a group differ, it is cut to the shorter length, if the shorter length is at
+least this share of the longer one.
 
-An example is the token axis. A shorter axis has another meaning, such as other class labels or other inputs.
+An example is the token axis. If an axis is much shorter in one network, it has another meaning, such as other class
+labels or inputs.
 """
 Shapes = Mapping[str, Shape]
 
@@ -57,8 +59,8 @@ class Common:
         notes: Notes on tensors that are cut or excluded.
         widths: The groups whose number of units differs between the networks. The units of these groups are selected
             before other axes are cut.
-        is_whole: Whether the common part covers both networks completely. In this case they have the same shapes, and
-            only the symmetry was found on other shapes.
+        is_whole: Whether the common part covers both networks completely. In this case the two networks have the same
+            shapes, and only the symmetry was found on other shapes.
     """
 
     symmetry: Symmetry
@@ -114,14 +116,14 @@ class CutCheckpoint(CheckpointView):
 def find_common(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, *, has_widths: bool = True
 ) -> Common | None:
-    """Return the comparable part of two networks with different shapes; None if all shapes fit the symmetry.
+    """Return the part of two networks with different shapes that can be compared; None if all shapes fit the symmetry.
 
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts (an extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units
-    in the networks, as many units are compared as the smaller group has. Tensors that differ in other widths are
-    excluded. Whole layers that one network lacks are excluded too, that is, numbered parts such as `layers.7`. The
-    result is also None if a network lacks any other tensor, or if the symmetry acts on none of the remaining tensors.
-    In this case, the networks have different architectures or are damaged.
+    in the two networks, the smaller number of units is compared. Tensors that differ in other widths are left out.
+    Layers that one network lacks are also left out, that is, numbered parts such as `layers.7`. The result is also None
+    if a network lacks another tensor, or if the symmetry acts on none of the remaining tensors. In this case, the
+    networks have different architectures or are damaged.
 
     Args:
         a: The first network. This network may be on the meta device, or a checkpoint of which only the headers are
@@ -269,7 +271,7 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
     """Return the groups whose number of units differs between two networks. Return None if there are none.
 
     Only groups that permute single units are considered. In both networks, all axes of such a group must have the same
-    number of units. This holds for networks that `regauge.prune` made.
+    number of units. Networks that `regauge.prune` made satisfy this condition.
 
     Args:
         a: The shapes of the first network.
@@ -295,7 +297,7 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
 def fit_widths(symmetry: Symmetry, shapes: Shapes) -> Symmetry:
     """Return a symmetry resized to the numbers of units of a network.
 
-    Return it unchanged if it already fits, or if no resized symmetry fits.
+    If the symmetry already fits, or no resized symmetry fits, it is returned unchanged.
     """
     if not symmetry.is_sized or _fits(symmetry, shapes):
         return symmetry
@@ -321,8 +323,8 @@ def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 def count_units(shapes: Shapes, symmetry: Symmetry) -> dict[str, int]:
     """Return the number of units of each group in a network.
 
-    If the axes of a group disagree, return the number in the symmetry. If a group shares all its axes with other
-    groups, it is counted once the other groups are counted.
+    If the axes of a group disagree, return the number of units in the symmetry. If a group shares all its axes with
+    other groups, its units are counted after those of the other groups.
     """
     counts: dict[str, int] = {}
     while True:

@@ -1,4 +1,4 @@
-"""Lineages of many networks in files, for all networks that can be compared with one another."""
+"""Lineages of many networks in files: descent trees of all networks that can be compared with one another."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -100,11 +100,11 @@ def compare_files(
 ) -> Lineages:
     """Compare all pairs of networks in files, and build trees of related networks.
 
-    All entries are compared, because trees and averages are computed from distances. A sample would only estimate
-    these.
+    All entries are compared, because trees and averages are computed from distances. A sample would only estimate these
+    distances.
 
-    Networks with the same shapes are opened together. A network with unique shapes is compared with networks that share
-    a part with it but have other widths, vocabularies or numbers of layers.
+    Networks with the same shapes are opened together. If no other network has the same shapes, a network is compared
+    with networks of the same architecture that have other widths, vocabularies or numbers of layers.
 
     Args:
         paths: The checkpoints. The result names them by their paths relative to their common folder.
@@ -191,7 +191,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A checkpoint, and the networks with which it was opened: those with the same shapes (`is_own`) or others."""
+    """A checkpoint, and the networks with which it was opened: networks with the same shapes (`is_own`), or others."""
 
     relatives: Relatives
     checkpoint: Checkpoint

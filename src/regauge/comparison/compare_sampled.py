@@ -33,21 +33,25 @@ LARGE = 1 << 26
 MOST = 1 << 25
 """The maximal number of entries in a sample."""
 MARGIN = 0.1
-"""A sample decides only if the share beyond chance differs from the thresholds of verdicts by at least this."""
+"""A sample determines the verdict only if the share beyond chance differs from each threshold by at least this
+number."""
 SPREAD = 5.0
-"""The number of standard errors around the mean over sampled layers: 98.5% of Student's t with 3 degrees of freedom."""
+"""The number of standard errors around the mean over sampled layers: the 98.5% quantile of Student's t with 3 degrees
+of freedom."""
 FEW = 4
-"""With fewer sampled layers than this, the sample says nothing about the other layers."""
+"""With fewer sampled layers than this, the sample says nothing about other layers."""
 TELLING = 512
-"""If a sample calls networks unrelated, matches must use at least this many entries of a unit."""
+"""For the verdict "unrelated", a sample must match units by at least this many entries of a unit."""
 NEAR = 0.95
-"""If the share is at least this, the networks may be one network in another gauge, and all entries are compared."""
+"""If the share is at least this number, the networks may be one network in another gauge, and all entries are
+compared."""
 UNMOVED = 0.75
-"""If at least this share of the stored distance remains after alignment, they are not one network in another gauge."""
+"""If at least this share of the distance before alignment remains, the networks are not one network in another
+gauge."""
 ORDERED = 3.0
-"""If units correspond in stored order by at least this many standard deviations, all entries are compared."""
+"""If units correspond in their stored order by at least this many standard deviations, all entries are compared."""
 ROTATED = 0.5
-"""If inner products along axes without an action correlate at least this much, a stream may have been rotated."""
+"""If inner products along axes without a group have at least this correlation, a stream may have been rotated."""
 PROBED = 512
 """The number of entries along such an axis whose inner products are compared."""
 ALIGNED_COPIES, READ_COPIES = 12, 4
@@ -68,15 +72,15 @@ def compare_sampled(
 ) -> Comparison | None:
     """Compare two networks by a sample of their tensors.
 
-    Return None if the networks are small or the sample does not decide. The sample contains some layers from each stack
-    of layers. From each large group of the first network, it contains some units, and the most similar units of the
+    Return None if the networks are small or the sample does not decide. From each stack of layers, the sample contains
+    some layers. From each large group of the first network, it contains some units, and the most similar units of the
     second network. The sampled parts are then compared as smaller networks, as in `rg.compare`. Two facts relate
     measurements on a sample to measurements on all entries:
 
     - The objective of an element on sampled units and entries is an unbiased estimate of its objective on all entries.
-      So the best objective on a sample is, in expectation, at least as large as the best objective on all entries.
-      Between unrelated networks, a sample therefore overestimates the explained share, and it also overestimates the
-      share by chance.
+      Therefore the best objective on a sample is, in expectation, at least as large as the best objective on all
+      entries. Between unrelated networks, a sample therefore overestimates the explained share, and it also
+      overestimates the share by chance.
     - The mean share over all layers differs from the mean share over sampled layers by about its standard error.
 
     The sample decides "descended" or "unrelated" if the share beyond chance is farther from the thresholds than this
@@ -135,7 +139,7 @@ class _Sampled:
             self._behind = partial(_read, one), partial(_read, other)
 
     def compare(self, origins: Origins, values: int, draws: int, generator: torch.Generator) -> Comparison | None:
-        """Return the comparison if the sample decides. Otherwise return None."""
+        """Return the comparison if the sample determines the verdict. Otherwise return None."""
         sample = self._sample
         a, b = (sample.cut(read, sample.units) for read in self._stored)
         narrow = bind_networks((a, b), sample.narrow, "compare single networks, two at a time")

@@ -31,28 +31,31 @@ class Comparison:
             different shapes.
         shares: For each tensor of the first network, the share that the second network explains.
         share_by_chance: The share that alignment explains by chance: the largest share of a scrambled copy, plus the
-            range of the shares over all scrambled copies. None if the verdict does not depend on it, for example if
-            both networks are the same.
+            range of the shares over all scrambled copies. It is None if the verdict does not depend on it, for example
+            if both networks are the same.
         p_value: The probability that independently trained networks correspond at least as much in their stored order
-            of units, estimated with random elements. None if no group permutes units. The p-value is exact unless
+            of units, estimated with random elements. It is None if no group permutes units. The p-value is exact unless
             somebody chose the order. If the files record an alignment and contain its element, the p-value refers to
             the order before the alignment. See `measure_independence`.
         z_score: The test statistic of the p-value, in standard deviations of the null distribution.
         tested_groups: The groups whose units the test permutes.
         draws: The number of random elements that the test sampled.
         reference_p_value: The probability that an independent network is at least as close to the first network (modulo
-            the group) as the second network is. This probability is estimated with the references. None without
+            the group) as the second network is. This probability is estimated with the references. It is None without
             references.
-        fingerprint_distance: The distance between the fingerprints of the two networks. None for streamed networks.
+        fingerprint_distance: The distance between the fingerprints of the two networks. It is None for streamed
+            networks.
         element: The element that aligns the second network to the first.
         symmetry: The symmetry to which the element belongs. All its sizes are known.
         balanced: The distance after alignment between the balanced networks, and the norms of both. Balanced networks
             have the smallest norms under scales and matrices. Unlike `orbit_distance`, this distance does not depend on
-            how the first network is scaled. None for networks that are streamed, sampled, equal or of different widths.
+            how the first network is scaled. It is None for networks that are streamed, sampled, equal or of different
+            widths.
         lean: The change in the squared norm from the first to the second network, relative to the squared distance, for
             balanced networks. The lean is above one if the second network was trained further from the first, and
             around minus one if the second network was pruned. The lean is around zero for siblings that were trained in
-            the same way; see `kinship`. None if `balanced` is None, or if only part of the networks is compared.
+            the same way; see `kinship`. It is None if `balanced` is None, or if only a part of the networks is
+            compared.
         units: For networks of different widths, the indices of the compared units in the first and second network, for
             each group whose number of units differs. The indices ascend within each copy of the group. All other
             measurements use both networks cut to these units, in this order.

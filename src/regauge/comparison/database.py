@@ -45,7 +45,7 @@ class Fingerprinted(NamedTuple):
 
 
 class Neighbor(NamedTuple):
-    """A network in a database, and the distance between its fingerprint and that of the queried network."""
+    """A network in a database, and the distance between its fingerprint and the fingerprint of the queried network."""
 
     path: str
     distance: float
@@ -85,8 +85,8 @@ class Search:
 
     Attributes:
         neighbors: The nearest networks, sorted by distance.
-        comparisons: For each neighbor, its comparison with the queried network, which is A. None if files of the
-            neighbor are missing or damaged.
+        comparisons: For each neighbor, its comparison with the queried network, which is network A. None if files of
+            the neighbor are missing or damaged.
         notes: Notes on files that are missing or damaged, or that changed after they were added.
     """
 
@@ -113,7 +113,7 @@ class Search:
 class Database:
     """A collection of fingerprints of networks, stored in one safetensors file.
 
-    A search computes the fingerprint of the queried network, and first reads no other network. Then `rg.compare`
+    A search first computes only the fingerprint of the queried network, and reads no other network. Then `rg.compare`
     compares the queried network with the nearest networks. One database can contain networks of many architectures. A
     search considers only networks that have the same tensors as the queried network. `compare_files` also finds
     relatives with other widths, depths or vocabularies.
@@ -210,9 +210,9 @@ class Database:
     def nearest(
         self, network: str | Path, count: int = 10, *, memory: int | str | MemoryLimit | None = None
     ) -> list[Neighbor]:
-        """Return the networks whose fingerprints are nearest to that of a checkpoint, excluding the checkpoint itself.
+        """Return the networks whose fingerprints are nearest to a checkpoint's fingerprint, without the checkpoint.
 
-        The distance is zero for copies in any gauge, up to the rounding of their format. If the parameters of a network
+        The distance is zero for symmetric copies, up to the rounding of their format. If the parameters of a network
         differ slightly, the distance is below the relative change of the parameters.
 
         Args:

@@ -1,4 +1,4 @@
-"""The selection of blocks to compare, if two networks of one architecture have different numbers of blocks."""
+"""The selection of blocks to compare if two networks of one architecture have different numbers of blocks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 LARGE = 1 << 26
-"""The number of entries from which on blocks are matched by number, because matching would align many pairs of
-blocks.
+"""With more entries than this, blocks are matched by their numbers, because matching would align many pairs of blocks.
 """
 Blocks = dict[int, dict[str, Tensor]]
 
@@ -27,7 +26,7 @@ class Depths:
 
     Attributes:
         notes: Messages about the matched blocks.
-        single: The new name prefixes of blocks without a counterpart, each with its original prefix.
+        single: The new name prefixes of blocks without a counterpart, each with the original prefix.
     """
 
     notes: tuple[str, ...] = ()
@@ -46,9 +45,10 @@ def match_depths(
     """Renumber the blocks of the second network according to the most similar blocks of the first network.
 
     Blocks are the outermost numbered parts of tensor names, such as `layers.7`. If one network has more blocks, blocks
-    may have been removed or duplicated at any position. So block numbers are not reliable. For each pair of blocks with
-    the same shapes, the blocks are aligned together with the tensors outside all blocks. The best matching maximizes
-    the sum of explained shares among all matchings that keep the order of blocks (Needleman and Wunsch, 1970).
+    may have been removed or duplicated at any position. So block numbers do not show which blocks correspond. For each
+    pair of blocks with the same shapes, the blocks are aligned together with the tensors outside all blocks. The best
+    matching maximizes the sum of explained shares among all matchings that keep the order of blocks (Needleman and
+    Wunsch, 1970).
 
     Args:
         a: The first network.

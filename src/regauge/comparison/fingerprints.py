@@ -35,14 +35,14 @@ from regauge.core.symmetry import Symmetry
 SIZE = 256
 """The number of entries of a fingerprint."""
 PROBES = 8
-"""The number of fixed random vectors that axes without an action are contracted with."""
+"""The number of fixed random vectors with which axes without a group are contracted."""
 QUANTILES = 8
-"""The number of parts over which the sorted norms of units are averaged."""
+"""The number of parts over which the sorted norms of units are averaged separately."""
 MIXTURES = 4
 """The number of fixed mixtures of a unit's norms in different tensors."""
 TINY = torch.finfo(torch.float64).tiny
 FAINT_TENSOR = 0.01
-"""Tensors have less weight if their entries are below this share of the network's root mean square."""
+"""A tensor gets less weight if its entries are below this share of the network's root mean square."""
 
 Features = Float64[Tensor, "models features"]
 HELD = 5
@@ -66,16 +66,16 @@ def fingerprint(
 
     First, translations are removed (`Symmetry.split`), and gains that prevent rotations of a stream are brought to one.
     The representative is then balanced: it becomes the network of smallest norm on its orbit under scales and
-    invertible matrices (`regauge.core.balance`). Only permutations, signs and rotations remain, and all features are
-    invariant under these. The features of a tensor are its norm, the norms of its Gram matrices, and the norms of
-    contractions with fixed random vectors. The contractions are along axes on which no group acts. The features of a
-    group are the sorted norms of its units over all tensors, averaged in eight parts, for four mixtures of the tensors.
-    For periodic units, the sine of the bias is used. Entries that no element exchanges have different fixed weights. So
-    a permutation of the inputs changes the fingerprint. Tensors are divided by their norms. A fixed random projection,
-    which keeps distances, maps all features to 256 numbers.
+    invertible matrices (`regauge.core.balance`). Then two networks on one orbit differ only by permutations, signs and
+    rotations, and all features are invariant under these. The features of a tensor are its norm, the norms of its Gram
+    matrices, and the norms of contractions with fixed random vectors. The contractions are along axes on which no group
+    acts. The features of a group are the sorted norms of its units over all tensors, averaged in eight parts, for four
+    mixtures of the tensors. For periodic units, the sine of the bias is used. Entries that no element exchanges have
+    different fixed weights. So a permutation of the inputs changes the fingerprint. Tensors are divided by their norms.
+    A fixed random projection, which keeps distances, maps all features to 256 numbers.
 
-    Each feature changes by at most as much as its balanced tensor. So small noise changes the fingerprint little. There
-    is one exception: units with scales whose incoming or outgoing weights are all exactly zero.
+    A change of a balanced tensor changes each feature by at most the same amount. Therefore small noise changes the
+    fingerprint little. Units with scales are an exception if their incoming or outgoing weights are all exactly zero.
 
     If a checkpoint does not fit in memory, it is read tensor by tensor, in float32, or in float64 if it is stored in
     float64. Up to rounding, the fingerprint is the same as that of the network in memory.
@@ -317,14 +317,14 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
 
 
 def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry under which fingerprints are invariant: that of representatives if streams are rotated."""
+    """Return the symmetry under which fingerprints are invariant: for rotated streams, that of representatives."""
     return symmetry.on_representatives(rotate=True) if symmetry.rotatable else symmetry
 
 
 def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
-    """Return a tensor `[models, ...]` without traces of permutations of gains and of half periods.
+    """Return a tensor `[models, ...]` in a form that permutations of gains and half periods do not change.
 
-    The gains of rotated streams are 1. If some gains are zero, the stream is permuted instead of rotated. Therefore its
+    The gains of rotated streams are 1. If some gains are zero, the stream is permuted instead of rotated. Therefore the
     gains are sorted. `_without_shifts` replaces biases to which half periods are added.
     """
     if any(name in gains_of(symmetry, group) for group in symmetry.rotatable):

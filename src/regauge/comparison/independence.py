@@ -16,7 +16,8 @@ from regauge.core.symmetry import Symmetry
 DRAWS = 999
 """The number of random elements with which the order of the units is compared."""
 SKETCH = 128
-"""The number of entries that represent a unit in one tensor. Longer units are summed with fixed random signs."""
+"""The number of entries that represent a unit in one tensor. If a unit has more entries, these are summed with fixed
+random signs."""
 
 Load = Callable[[str], tuple[Tensor, Tensor]]
 """A function that returns a tensor of both networks, given its name."""
@@ -58,16 +59,17 @@ def measure_independence(
     is assumed.
 
     T is a sum of cosines over units and tensors, between the weights of unit i in the first and in the second network.
-    Only groups without common tensors are permuted, such as every second layer of a chain. T is then a sum of one entry
+    Only groups without common tensors are permuted, such as every second layer of a chain. Then T is a sum of one entry
     from each row of a matrix. Therefore random permutations are cheap to evaluate, and the mean and variance of T are
-    known. The test is exact for random elements of a subgroup, as it is for those of the whole group.
+    known. The test is exact for random elements of a subgroup, as it is for random elements of the whole group.
 
     The test is not valid if one network was aligned to the other, because the alignment chose the order of the units.
     Choosing the order makes the p-value small.
 
-    The test cannot detect a copy to which a random element was applied. The order of such a copy contains no
-    information. Only its orbit does. Independent networks may have the same orbit, for example if training has only one
-    solution. No test with random elements can distinguish these cases; see `Comparison.reference_p_value`.
+    The test cannot recognize a copy to which a random element was applied. The order of units in such a copy contains
+    no information. Only the orbit of the copy shows its origin. Independent networks may have the same orbit, for
+    example if training has only one solution. No test with random elements can distinguish these cases; see
+    `Comparison.reference_p_value`.
 
     Args:
         load: A function that returns a tensor of both networks, given its name.
@@ -113,7 +115,9 @@ def measure_independence(
 
 
 def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group, list[tuple[str, Site]]]]:
-    """Return permutation groups without common tensors, and their placements. Groups with most permutations come first.
+    """Return permutation groups that have no tensor in common, and their placements.
+
+    Groups with the most permutations come first.
 
     Tensors in which a group acts on several axes are excluded.
     """

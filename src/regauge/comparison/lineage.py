@@ -24,17 +24,18 @@ class Lineage:
     """The pairwise comparisons of several networks, and the trees of related networks.
 
     Attributes:
-        names: The names of the networks.
+        names: The names of the compared networks.
         pairs: The comparison of each pair that can be compared. The key is the two names in the order of `names`.
-        distances: The distances modulo the group, relative to the norm of the compared part of the first network. NaN
-            for pairs that cannot be compared. If all networks are in memory and have one shape, distances are measured
-            after the first network is balanced. Then they do not depend on how networks are scaled.
-        families: The names of networks that are related directly or through other networks, in their order. Each
+        distances: The distances modulo the group, relative to the norm of the compared part of the first network. The
+            distance is NaN for pairs that cannot be compared. If all networks are in memory and have one shape,
+            distances are measured after the first network is balanced. In this case, the distances do not depend on the
+            scales of the networks.
+        families: The families, each a tuple of networks that are related directly or through other networks. Each
             unrelated network forms a family of one.
         averages: The networks that are averages of other networks, according to their weights or their provenance.
-        trees: A tree for each family with at least two networks when averages are not counted: the branches of the
-            tree. Branch lengths are squares of these relative distances. If norms are known, branches have a support;
-            see `grow_tree`. An average has no place in a tree, because it descends from several networks.
+        trees: For each family with at least two networks that are not averages: the branches of its tree. Branch
+            lengths are squares of the relative distances. If norms are known, branches have a support; see `grow_tree`.
+            An average has no place in a tree, because it descends from several networks.
     """
 
     names: tuple[str, ...]

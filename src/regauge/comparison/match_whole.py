@@ -28,12 +28,12 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 ROTATED = 0.8
-"""A rotation is accepted only if the distance that it leaves is below this share of the distance after permutations.
+"""A rotation is accepted only if the remaining distance is below this share of the distance after permutations.
 
-Any two networks get somewhat closer by a rotation, which says nothing.
+The reason is that a rotation brings any two networks somewhat closer.
 """
 FUNCTION_POINTS = 11
-"""The number of networks on a linear path, including both endpoints. One of them is the midpoint."""
+"""The number of networks on a linear path, including both endpoints. The midpoint is one of these networks."""
 
 
 def match_whole(
@@ -46,10 +46,11 @@ def match_whole(
 ) -> Matched:
     """Align two networks in memory by their weights or by their function.
 
-    Networks that differ only by translations and gains have the same representatives. So the representatives are
+    Networks that differ only by translations and gains have the same representatives. Therefore representatives are
     aligned. If a matrix product does not have full rank, its factors contain components that do not affect the product.
-    Two networks with one function may then differ by no element. So if a distance remains after alignment, the factors
-    are aligned again without these components. Residual streams are rotated if this explains what permutations do not.
+    Two networks with the same function may then not be related by any element. If a distance remains after alignment,
+    the factors are therefore aligned again without these components. Residual streams are rotated if rotations explain
+    differences that permutations do not.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.

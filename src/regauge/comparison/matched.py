@@ -23,16 +23,16 @@ MOVED_ORDER = "the p-value is of the order as stored, which an element changes: 
 
 @dataclass(frozen=True)
 class Matched:
-    """Two networks as one case of `compare` matched them, and further data for their comparison.
+    """Two networks, as one case of `compare` matched them, and further data for the comparison.
 
     Attributes:
         pair: The networks to compare.
         element: The element that aligns the second network of the pair.
-        chance: A function that measures the share that alignment explains of scrambled networks. This function is
+        chance: A function that measures the share of scrambled networks that alignment explains. This function is
             called only if the verdict depends on the share.
-        tested: The networks whose order of units is tested. None if no tensor has an order of units.
+        tested: The networks whose order of units is tested. It is None if no tensor has an order of units.
         stored: The networks as stored, if the pair contains other networks that compute the same functions.
-        noise: A function that measures how much rounding to formats of given precisions increases the distance of the
+        noise: A function that measures how much rounding in formats of given precisions increases the distance of the
             pair.
         is_factorized: Whether the matrix products of the pair lack the components that do not affect the products.
         distances: The distances of fingerprints from that of the first network, for the second network and the

@@ -18,7 +18,7 @@ from regauge.core.families import move_tensor
 from regauge.core.symmetry import Symmetry
 
 CHOOSING = ("align", "canonicalize", "apply", "merge")
-"""Commands whose outputs have an order of units that somebody chose."""
+"""Commands whose outputs have an order of units that was chosen by somebody."""
 NO_PARENTS = ("model", "symmetry", "data", "test", "reference", "matcher", "alignment", "tokenizer", "statistics")
 """Inputs of commands whose weights do not become part of the output."""
 
@@ -110,7 +110,7 @@ class Origins:
         of: The origin of each network.
         undo: For each network, a map that undoes its alignment, if the element is known and the whole network is
             compared.
-        parent: A sentence, if one network's provenance names the other as a parent by its hash.
+        parent: A sentence for the case that one network's provenance names the other network as a parent by its hash.
     """
 
     of: tuple[Origin, Origin]
@@ -119,7 +119,7 @@ class Origins:
 
     @classmethod
     def read(cls, a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint) -> "Origins":
-        """Read the origins of two networks. The origin of a network that is not in a file is empty."""
+        """Read the origins of two networks. A network that is not in a file has an empty origin."""
         first, second = Origin.of(a, "A"), Origin.of(b, "B")
         parent = ""
         for child, label, other in ((second, "A", a), (first, "B", b)):

@@ -1,4 +1,4 @@
-"""Two networks with one symmetry, read tensor by tensor, and the share of each tensor that the other explains."""
+"""Two networks, read tensor by tensor, and the share of each tensor of the first that the second explains."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,8 @@ from regauge.core.symmetry import Symmetry
 COMPARED_BYTES = 1 << 26
 """The number of bytes of a chunk of a tensor, if no group acts on its first axis."""
 FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-"""The formats in which networks are stored, from coarse to fine. Files may contain such numbers in a finer format."""
+"""The formats in which networks are stored, from coarse to fine. A file may contain numbers of a coarse format in a
+finer format."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, rows: tuple[int
 
 
 class _Formats:
-    """The formats that represent the tensor of each network exactly, and those in which both are equal."""
+    """The formats that represent each network's tensor exactly, and the formats in which both tensors are equal."""
 
     def __init__(self) -> None:
         self.own, self.equal = (frozenset(FORMATS), frozenset(FORMATS)), frozenset(FORMATS)

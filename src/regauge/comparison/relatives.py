@@ -46,7 +46,7 @@ class Relatives:
     note: str = ""
 
     def read_other(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Open a checkpoint whose shapes differ from those of the first one, under the tensor names of the symmetry.
+        """Open a checkpoint with other shapes than the first checkpoint, under the tensor names of the symmetry.
 
         Raises:
             ValueError: It has no comparable part in common with the first checkpoint, or lacks single tensors.
@@ -73,7 +73,10 @@ class Relatives:
         exact: bool = False,
         progress: Progress = no_progress,
     ) -> Comparison:
-        """Compare two of the networks as `rg.compare` does. Tensors that are read for this are not kept."""
+        """Compare two of the networks as `rg.compare` does.
+
+        Tensors that are read for this comparison are not kept in memory.
+        """
         return compare(
             copy(a),
             copy(b),

@@ -1,4 +1,4 @@
-"""Samples of two large networks: some layers, and some units of each large group with their counterparts."""
+"""Samples of two large networks: some layers, and some units of each large group together with their counterparts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from regauge.pruning import cut_symmetry
 UNITS = 256
 """The number of sampled units per group.
 
-It is twice the largest matrix group if that is larger, which determines the matrices.
+If twice the size of the largest matrix group is larger, this size is used instead, which determines the matrices.
 """
 LAYERS = 4
 """The number of sampled layers of a stack."""
 ENTRIES = 2048
 """The number of sampled entries along an axis on which no group acts, such as the token axis."""
 TOLD = 8
-"""If a unit has fewer entries than this in one tensor, their direction contains no information."""
+"""If a unit has fewer entries than this in a tensor, the direction of its weights contains no information."""
 
 Indices = Mapping[int, Int[Tensor, " entries"]]
 """The indices of a tensor that are read, for some of its axes."""
@@ -119,8 +119,8 @@ class Sample:
 
         A group is matched by tensors whose other axes belong to groups that are already matched. The first group, such
         as a residual stream, is matched by tensors on which no other group acts. Each sampled unit may match any unit
-        of the second network. So for unrelated networks, a larger share is explained than by a permutation of all
-        units.
+        of the second network. Therefore, between unrelated networks, a larger share is explained than with a
+        permutation of all units.
 
         Returns:
             The units, and the smallest number of entries of a unit that any of these matches uses.

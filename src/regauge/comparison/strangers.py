@@ -22,7 +22,7 @@ from regauge.core.symmetry import Symmetry
 STRANGERS = 4
 """The number of scrambled networks that measure the share by chance for small networks.
 
-For large networks, where chance matters less, one is enough.
+For large networks, where chance matters less, one scrambled network is enough.
 """
 SMALL = 1 << 14
 """The largest number of entries of a small network."""
@@ -46,8 +46,8 @@ def explain(pair: Pair) -> float | None:
 def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> Params:
     """Return a scrambled copy of a network. Each tensor gets another permutation, other signs and other rotations.
 
-    Scrambling removes the correspondence of units between tensors. Therefore any share that is explained after
-    alignment results only from the choice among many elements.
+    Scrambling removes the correspondence of units between tensors. Therefore alignment can explain a scrambled copy
+    only because it chooses among many elements.
     """
     return {name: scramble(symmetry, name, tensor, seed) for name, tensor in params.items()}
 

@@ -11,13 +11,14 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 CERTAIN = 0.9
-"""The support from which a branch is certain: no such branch was wrong in the families used to choose this value."""
+"""From this support on, a branch is certain: no such branch was wrong in the families with which this number was
+chosen."""
 DRAWN = 0.5
-"""The support above which a branch is drawn. Two such branches never contradict each other."""
+"""Above this support, a branch is drawn. Two drawn branches never contradict each other."""
 ROUNDS = 6
 """The maximal number of alternations between fitting the tree and fitting the drift."""
 CURVED = 8
-"""The number of networks from which the shared drift may be curved."""
+"""From this number of networks on, the shared drift may be curved."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Branch:
         parent: The endpoint nearer to the root.
         child: The other endpoint.
         length: The length, in the unit of the distances.
-        support: The share of fitted tree models that contain the branch. None if norms are not known. Also None for
-            branches to a single network, which every tree contains.
+        support: The share of fitted tree models that contain the branch. It is None if norms are not known. It is also
+            None for branches to a single network, which every tree contains.
     """
 
     parent: str
@@ -85,11 +86,12 @@ def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[
     """Return the branches of the consensus of several tree models, and the share of models that contain each branch.
 
     Squared distances add up along a tree if steps are orthogonal. Training runs on one task share a drift. The
-    distances are then `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c of a clock t. Squared norms are one clock,
-    because training increases norms. The first principal coordinate is another clock. A spanning tree of the networks
-    and the drift are fitted in turn. The models differ in the clock, in the degree of the curve, in weights, and in
-    whether a parent must be earlier. The branches that more than half of the models contain form a tree. The root of
-    this tree is the network with the smallest norm. Lengths are path lengths without the drift.
+    distances are then `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c of a training time t. Half of the models
+    measure the time by squared norms, because training increases norms. The other half measure it by the first
+    principal coordinate of the distances. Each model fits a spanning tree of the networks and the drift alternately.
+    The models differ in the measure of time, in the degree of the curve, in weights, and in whether a parent must be
+    earlier. The branches that more than half of the models contain form a tree. The root of this tree is the network
+    with the smallest norm. Lengths are path lengths without the drift.
 
     Args:
         names: The names of four or more networks, without repetition.

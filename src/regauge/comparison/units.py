@@ -1,4 +1,4 @@
-"""The compared units of networks of different widths: units of the wider network that best match the narrower one."""
+"""The compared units of networks of different widths: the wider network's units that best match the narrower one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Verdicts of comparisons, with thresholds chosen on other networks than those that evaluate the verdicts.
+"""Verdicts of comparisons, with thresholds that were chosen on other networks than those that evaluate the verdicts.
 
 `benchmarks/aligned_strangers.py` contains the hard negatives: independent networks that were trained on the same data
 and then aligned, fully or partly, some with further training. `benchmarks/lineage.py` contains the other networks for
@@ -31,16 +31,19 @@ BOTH = "both seem to descend from a third"
 IDENTICAL = 1e-6
 """The relative distance up to which networks count as identical up to rounding, whatever their format."""
 REGAUGED = 1.0
-"""The largest relative distance modulo the group of a transformed copy, in units of the coarser format's precision.
+"""The largest relative distance modulo the group at which a network counts as a transformed copy, in units of the
+coarser format's precision.
 
-It is at least `MOVED`.
+The limit is at least `MOVED`.
 """
 NOISE = 2.0
-"""The largest distance modulo the group of a transformed copy, in units of rounding's effect on representatives."""
+"""The largest distance modulo the group at which a network counts as a transformed copy, in units of the effect of
+rounding on representatives."""
 LEGIBLE = 0.1
-"""If rounding causes at least this relative distance, too little of a network remains to call another one the same."""
+"""If rounding causes at least this relative distance, no other network counts as the same network."""
 BLURRED = 1.0
-"""The relative rounding distance from which nothing is called unrelated, because rounding may have hidden a copy."""
+"""If rounding causes at least this relative distance, no network is called unrelated, because rounding may hide a
+copy."""
 MOVED = 1e-5
 """The smallest bound for the relative distance modulo the group of a transformed copy.
 
@@ -51,25 +54,27 @@ CERTAIN = 6.0
 SURPRISING = 0.001
 """The p-value up to which networks are not called unrelated."""
 RELATED = 0.3
-"""The share beyond chance that a descendant explains at least after alignment.
+"""After alignment, a descendant explains at least this share beyond chance.
 
-No aligned unrelated network reaches it.
+No unrelated network reaches this share by alignment.
 """
 STRANGE = 0.2
 """The share beyond chance that independent networks may explain, because they were trained on the same data."""
 FAINT_SHARE = 0.02
-"""The share beyond chance up to which the order of units decides nothing, because no descendant has so low a share."""
+"""Up to this share beyond chance, the order of units does not change the verdict, because no descendant has so low a
+share."""
 LINE, SIBLINGS = 1.5, 0.25
 """Two values of the lean of a pair.
 
-From the first on, one network descends from the other. Up to the second, both descend from a third network.
+If the lean is at least the first value, one network descends from the other. If the lean is at most the second value,
+both descend from a third network.
 """
 EVERYTHING = 0.85
-"""If scrambled networks explain at least this share, the explained share is no evidence."""
+"""If scrambled networks explain at least this share, the explained share is not evidence."""
 ENOUGH = 200
-"""The minimal dimension that must remain modulo the group.
+"""The minimal number of degrees of freedom that must remain modulo the group.
 
-Below it, unrelated networks resemble one another too often.
+With fewer, unrelated networks resemble one another too often.
 """
 
 
@@ -85,17 +90,18 @@ class Evidence:
         free: The number of compared entries minus the dimension of the group.
         share: The mean share of the first network's matrices that the second network explains after alignment. None if
             there are no matrices.
-        chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. None if it was not
+        chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. It is None if it was not
             measured.
-        p_value: The p-value of independence, from the stored order of units. None if no group can be tested. The
+        p_value: The p-value of independence, from the stored order of units. It is None if no group can be tested. The
             p-value is exact if this order was not chosen, for example by an alignment.
         z_score: The test statistic of the p-value.
-        noise: The relative distance between representatives that rounding of the stored entries causes. Zero if it was
-            not measured.
+        noise: The relative distance between representatives that rounding of the stored entries causes. It is zero if
+            it was not measured.
         is_whole: Whether both networks are compared completely.
         is_factorized: Whether distances modulo the group are distances of matrix products that do not have full rank.
             In this case, zero distance does not imply that an element maps one network to the other.
-        lean: The change of the squared norm relative to the squared distance; see `kinship`. None if it is unknown.
+        lean: The change of the squared norm relative to the squared distance; see `kinship`. It is None if the lean is
+            unknown.
         parent: A sentence, if one network's provenance names the other network as a parent. Otherwise empty.
     """
 
@@ -237,8 +243,8 @@ def kinship(lean: float | None) -> str:
 
     Further training increases the norm: the squared norm grows by more than the squared distance. If the step were
     orthogonal to the weights, both would be equal. Two networks that were trained in the same way from a third network
-    have nearly equal norms. Values between these cases are inconclusive. Such values also occur for pruning, for
-    rounding, and for siblings of which one was trained longer.
+    have nearly equal norms. Values of the lean between these cases are inconclusive. Pruning, rounding, and siblings of
+    which one was trained longer also give such values.
 
     Args:
         lean: The squared norm of the second network minus that of the first, relative to their squared distance, for
@@ -261,9 +267,9 @@ def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
-    """Return an upper estimate of the share by chance: the largest share of a scrambled copy plus the range of all.
+    """Return an upper estimate of the share by chance: the largest share of a scrambled copy plus the shares' range.
 
-    It is at most one. If networks have few units, the shares of scrambled copies vary much.
+    It is at most one. With few units, the shares of scrambled copies vary much.
     """
     known = [share for share in shares if share is not None]
     return min(1.0, 2 * max(known) - min(known)) if known else None

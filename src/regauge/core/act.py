@@ -1,9 +1,9 @@
 """The action of an element on parameters: gather, multiply, rotate, shift.
 
-The index map along an axis is a sum of displacements, one for each placement. So one gather with a broadcast sum as its
-index moves all entries of a parameter. If the displacements along one axis do not depend on the index along another
-axis, the entries can also be gathered axis by axis. Gathering axis by axis needs no index tensor as large as the
-parameter.
+For each entry of an axis, the source index is the destination index plus a sum of displacements, one for each
+placement. So one gather with a broadcast sum as its index applies all permutations to a parameter. If the displacements
+along one axis do not depend on the index along another axis, the entries can also be gathered axis by axis. Gathering
+axis by axis needs no index tensor as large as the parameter.
 """
 
 import math
@@ -27,7 +27,7 @@ FLAT_LIMIT = 1 << 22
 LONGEST_SHARED_AXIS = 1 << 24
 """The longest axis on which several groups are compared index by index."""
 LONG_ROW = 8
-"""Rows with at least this many consecutive entries are gathered as a whole.
+"""Rows with at least this many consecutive entries are gathered row by row.
 
 Shorter rows are gathered entry by entry.
 """
@@ -35,7 +35,7 @@ Shorter rows are gathered entry by entry.
 
 @dataclass(frozen=True)
 class Site:
-    """A placement resolved against the shape of its parameter: the covered axis indices, and the unit that owns each.
+    """A placement for a given parameter shape: the covered axis indices, and the unit that owns each index.
 
     The field `bases` has one pair for each base of the group: the axis from which the base index is read, and the base
     index. The axis is None if the base index is read from the axis of the placement. The base index has shape `[m]` if
@@ -60,7 +60,7 @@ class Site:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether unit i owns index i and no other index."""
+        """Whether each unit i owns the index i and no other index."""
         place = self.placement
         is_dense = place.start == 0 and place.stride == 1 and not place.repeats
         return is_dense and self.positions.numel() == self.group.size  # Within one block, a unit may own several.
@@ -164,7 +164,7 @@ def overlapping(
 
 @dataclass(frozen=True)
 class Moves:
-    """The change that an element makes to one parameter, stored as tables over the axes that the change depends on.
+    """The change that an element makes to one parameter, stored as tables over those axes on which the change depends.
 
     Each table acts along the last of its axes. A displacement is the source index of each entry along this axis, minus
     its destination index. Entries are first multiplied by factors. Then shifts are added. Matrices form linear
@@ -194,7 +194,7 @@ class ReadValues:
         return ReadValues(self.element.item(0))
 
     def replaced(self, name: str, value: Value) -> "ReadValues":
-        """Return a copy in which one group has another value. Results computed from the other groups are kept."""
+        """Return a copy in which one group has another value. Results that other groups determine are kept."""
         result = ReadValues(self.element.replace(name, value))
         result._known = {group: known for group, known in self._known.items() if group != name}
         if "single" in self.__dict__:
@@ -226,9 +226,9 @@ class ReadValues:
         return found if self.element.batch or bool(found.any()) else None
 
     def order(self, site: Site) -> Int[Tensor, " size"] | None:
-        """Return the permutation of the units at a plain site, or None if it is the identity.
+        """Return the permutation of the units at a placement where unit i owns only index i; None for the identity.
 
-        The element has no batch.
+        The element must be a single element, not a batch.
         """
         return self._once(site, "order", _order)
 
@@ -446,7 +446,10 @@ def _merge(
 
 
 def broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, ndim: int) -> Tensor:
-    """Reshape `[*batch, *axes]` to `[*lead, *parameter axes]`. Axes that the values do not depend on get length one."""
+    """Reshape `[*batch, *axes]` to `[*lead, *parameter axes]`.
+
+    Axes on which the values do not depend get length one.
+    """
     if len(axes) > 1:
         order = sorted(range(len(axes)), key=lambda k: axes[k])
         values = values.permute(*range(batch), *(batch + k for k in order))
@@ -507,7 +510,7 @@ def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int
 def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " length"]) -> Shaped[Tensor, "*taken"]:
     """Return `tensor.index_select(axis, index)`, computed on the tensor reshaped to three axes.
 
-    Torch selects along the middle one of three axes up to ten times as fast.
+    Torch selects along the middle of three axes up to ten times as fast.
     """
     outer, inner = math.prod(tensor.shape[:axis]), math.prod(tensor.shape[axis + 1 :])
     if outer == 1 or not tensor.is_contiguous():

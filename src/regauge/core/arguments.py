@@ -26,8 +26,8 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     Arguments with plain annotations (numbers, strings, booleans, paths, lists) are checked against the annotation.
     Arguments named in `CHECKS` are checked for their class. If the function takes a sequence of such arguments, each
-    item is checked. Arguments named in `NEEDED` must be given. If a function takes networks, the networks must come
-    first. Several networks are one list, and a module comes after them.
+    item of the sequence is checked. Arguments named in `NEEDED` must be given. If a function takes networks, they must
+    be the first arguments. Several networks must be given as one list, and a module comes after them.
 
     Raises:
         TypeError: An argument is missing, is an object of another class, or stands in the position of another argument.

@@ -1,4 +1,4 @@
-"""Exact linear assignment: it assigns one source to each target and maximizes the sum of profits."""
+"""Exact linear assignment: a search for the permutation that maximizes the sum of profits."""
 
 import importlib
 import math
@@ -21,7 +21,7 @@ WARM_SIZE = 48
 POTENTIAL_ROUNDS = 2
 """The number of rounds that recover potentials from an optimal assignment.
 
-More rounds do not shorten the next search.
+With more rounds, the next search does not become shorter.
 """
 
 
@@ -29,9 +29,9 @@ def assign(profit: Floats) -> NDArray[np.int64]:
     """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
     First, row and column minima are subtracted from the cost `-profit`. The result is nonnegative and has many zeros.
-    The subtraction changes the cost of every permutation by the same constant. So the optimal permutation stays the
-    same. The profits of trained networks are heavy-tailed. For such profits, the subtraction makes the search several
-    times shorter.
+    The subtraction changes the cost of every permutation by the same constant. Therefore the optimal permutation stays
+    the same. The profits of trained networks are heavy-tailed. For such profits, the subtraction makes the search
+    several times shorter.
 
     Args:
         profit: Square matrix, `[n, n]`.
@@ -63,7 +63,7 @@ def assign_rows(profit: NDArray[np.floating]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Assignments:
-    """The solutions of many assignment problems: the column of each row, and column potentials for similar problems."""
+    """The solutions of many assignment problems: the column of each row, and potentials for similar problems."""
 
     columns: Int[Tensor, "problem target"]
     potentials: Float[Tensor, "problem source"] | None
@@ -80,7 +80,7 @@ def assign_many(
     """Solve many assignment problems of one size at once, in the dtype of the profits; see `assign`.
 
     Reductions, potentials and the optimality test are computed for all problems together, on the device of the profits.
-    Only the remaining search runs on the CPU, one problem after the other. Potentials of similar problems shorten this
+    Only the remaining search runs on the CPU, one problem after another. Potentials of similar problems shorten this
     search. No other permutation exceeds the current columns by more than the sum of their reduced costs (weak duality).
     If this sum is at most `slack`, the current columns are kept.
 
@@ -88,7 +88,7 @@ def assign_many(
         profits: The profits, in float32 or float64.
         potentials: The potentials that a previous call returned for similar problems.
         current: The columns to keep if they are optimal. Default: the identity.
-        slack: Current columns are kept if no other permutation gains more than this. Default: 0.
+        slack: Default: 0. The current columns are kept if no other permutation gains more than this number.
         is_repeated: Whether the caller will solve similar problems later and needs the potentials.
 
     Raises:

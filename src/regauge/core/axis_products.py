@@ -10,11 +10,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 MULTIPLIED_AT_ONCE = 1 << 18
-"""The number of entries that are multiplied at once. A cache holds these entries and their products."""
+"""The number of entries that are multiplied at once. These entries and their products fit in a cache."""
 LONG_ROW = 8
-"""If at least this many entries follow each index of an axis, the axis stays in place.
+"""If at least this many entries follow each index of an axis, products are computed along the axis in place.
 
-Otherwise the axis becomes the last axis.
+Otherwise the axis is first moved to the last position.
 """
 
 

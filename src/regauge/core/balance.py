@@ -26,16 +26,18 @@ EXACT = 1e-12, (1e-13, 1e-11)
 ROUNDED = 1e-7, (1e-11, 1e-6)
 """The tolerance and the eigenvalue limits for parameters in lower precision."""
 LARGEST_LOGARITHM = 30.0
-"""The largest logarithm of a factor. If a logarithm exceeds it, the sum of squares counts as having no minimum."""
+"""The largest logarithm of a factor. If a logarithm would exceed it, the sum of squares is treated as having no
+minimum."""
 JOINED = 1 << 20
-"""Networks with up to this many entries in total are balanced together, which is as fast as balancing one."""
+"""Networks with up to this many entries in total are balanced together, which takes as long as balancing one
+network."""
 
 Exponents = tuple[tuple[int, int], ...]
 """The action of scales on some entries of a tensor: pairs of a family index and an exponent."""
 Terms = tuple[tuple[str, Exponents], ...]
 
 LENGTH_COST = 1e-4
-"""The penalty on the length of a direction, relative to the gain from each row that shrinks."""
+"""The penalty on the length of a direction, relative to the gain from each row that becomes smaller."""
 Buffers = Literal["move", "keep"]
 """Whether balancing may change running statistics."""
 NEWTON_STEPS = 60
@@ -45,16 +47,16 @@ PRODUCTS = 500
 ALL_PRODUCTS = 1500
 """The maximal number of products with the Hessian in all steps together.
 
-Chains of 256 layers take 1,150 products. Uninitialized parameters could take any number.
+Chains of 256 layers take 1,150 products. With uninitialized parameters, any number of products could be needed.
 """
 LONGEST_STEP = 2.0
 """The largest change of a logarithm in one step."""
 FAR = 0.1
-"""A step longer than this begins with exact steps of singular matrices."""
+"""If a step is longer than this, exact steps of singular matrices come first."""
 LARGEST_SHARE, SMALLEST_SHARE = 0.25, 1e-5
-"""The largest and the smallest share of the slopes that may remain after a step."""
+"""The largest and the smallest share of the gradient that may remain after a step."""
 FLOOR = 1e-14
-"""Changes of logarithms below this are lost in rounding."""
+"""Changes of logarithms below this number are lost in rounding."""
 FLAT = 1e-9
 """A direction counts as flat if its curvature is below this share of the preconditioner's curvature."""
 HALVINGS = 30
@@ -67,8 +69,8 @@ class Balance:
 
     Attributes:
         element: The scales and symmetric matrices. All other values are the identity.
-        rigid: For each group of matrices, one boolean for each network. The boolean is true if the matrix stayed the
-            identity because its Gram matrix is singular within rounding.
+        rigid: For each group of matrices, one boolean for each network. It is true if the matrix stayed the identity
+            because its Gram matrix is singular within rounding.
     """
 
     element: Element
@@ -85,10 +87,11 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
 
     `act(balance(p), p)` minimizes the sum of squares of all parameters. The minimum is over the positive factors of
     every unit and the invertible matrices of every linear group. The logarithm of the sum of squares is convex along
-    geodesics of these groups. So all scaled copies of a network are balanced to the same network. Copies that differ by
-    invertible matrices are balanced to networks that agree up to rotations. The matrices returned here are symmetric.
-    In a plain ReLU network, balancing makes the norms of each unit's incoming weights (including the bias) and outgoing
-    weights equal. For an attention head, balancing makes the Gram matrices of queries and keys equal.
+    geodesics of these groups. So all copies of a network that differ by scales are balanced to the same network. Copies
+    that differ by invertible matrices are balanced to networks that agree up to rotations. The matrices returned here
+    are symmetric. In a plain ReLU network, balancing makes the norms of each unit's incoming weights (including the
+    bias) and outgoing weights equal. For an attention head, balancing makes the Gram matrices of queries and keys
+    equal.
 
     Newton's method optimizes all scales and matrices at once (`minimize`).
 
@@ -102,12 +105,12 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
     Args:
         symmetry: The symmetry of the architecture.
         params: One network, or a population with a leading model axis.
-        buffers: How buffers, such as running statistics, are treated. Buffers do not contribute to the norm, except
+        buffers: How balancing treats buffers, such as running statistics. Buffers do not contribute to the norm, except
             gains of frozen normalization (`count_frozen_gains`). For batch normalization in evaluation mode, a filter
-            and its gain can scale oppositely if the running mean scales with the filter. If "move", balancing includes
-            such scalings, and these filters get norm one. In comparisons, the filters then have the same weight as in
-            training, where their norm has no effect. If "keep", balancing uses only combinations of families that leave
-            every buffer unchanged. Changes of statistics would be lost when statistics are recomputed.
+            and its gain can scale oppositely if the running mean scales with the filter. With "move", balancing
+            includes such scalings, and these filters get norm one. Filters then have equal weight in comparisons; in
+            training, their norm has no effect. With "keep", balancing uses only combinations of families that leave
+            every buffer unchanged. The reason is that recomputed statistics would undo changes of statistics.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -125,8 +128,8 @@ def balance_alike(
 ) -> list[Balance]:
     """Balance several networks that are to be compared.
 
-    If the matrices of a group stay the identity in one network, they stay the identity in all networks. The arguments
-    may also be populations. Members with the same index are then balanced for a comparison with one another.
+    If a group's matrices stay the identity in one network, they stay the identity in all networks. The arguments may
+    also be populations. Members with the same index are then balanced for a comparison with one another.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)
@@ -177,7 +180,7 @@ def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -
 def balance_but(
     params: Mapping[str, Tensor], symmetry: Symmetry, buffers: Buffers, rigid: Mapping[str, Tensor]
 ) -> Balance:
-    """Balance a network or a population. Some matrices stay the identity, and all sizes of the symmetry are known."""
+    """Balance a network or a population in which some matrices stay the identity. The symmetry must have all sizes."""
     leads = (tuple(t.shape[: t.ndim - len(symmetry.shapes[n])]) for n, t in params.items() if n in symmetry.sites)
     lead: tuple[int, ...] = next(leads, ())
     element = symmetry.identity(lead)
@@ -231,7 +234,7 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
     """Return the parameters that `balance` needs, as independent sets. All sizes of the symmetry must be known.
 
     Balancing one set alone gives the same factors as balancing all sets together. If buffers are kept, each set also
-    needs all buffers.
+    contains all buffers.
     """
     symmetry = count_frozen_gains(symmetry, buffers)
     scaled = (frozenset(place.name for place in direction.places) for direction in directions(symmetry, buffers))
@@ -244,10 +247,10 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
 
     A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
     limit while the gain grows. So buffers that scale in such a direction must contribute to the norm. The exponents of
-    the scales determine which buffers these are. The entries of the buffers do not matter. Such a direction is a vector
-    t of logarithms, one for each family. Along t no parameter grows, `E t <= 0`, and some parameters shrink. Running
-    statistics of trained normalization do not scale along such a direction. If balancing keeps buffers, no buffer needs
-    to contribute.
+    the scales determine these buffers. The entries of the buffers do not matter. A direction is a vector t of
+    logarithms, one for each family. Along t, no parameter grows (`E t <= 0`), and some parameters shrink. Running
+    statistics of trained normalization do not scale along such a direction. If balancing keeps buffers unchanged, no
+    buffer needs to contribute.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}
@@ -270,16 +273,16 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
 def minimize(
     norm: SquaredNorm, rigid: Mapping[str, Bool[np.ndarray, " batch"]], tolerance: float, limits: Limits
 ) -> None:
-    """Change scales and matrices until the norm is smallest.
+    """Change scales and matrices until the norm has its minimum.
 
-    First, each group alone takes one exact step. This step also detects singular matrices. Newton steps follow until
-    the squared length of the last step is below the tolerance. The squared length estimates the error that remains
-    after the step.
+    First, each group takes one exact step while all other groups are fixed. This step also detects singular matrices.
+    Newton steps follow until the squared length of the last step is below the tolerance. The squared length estimates
+    the error that remains after the step.
 
     Args:
         norm: The norm to minimize.
         rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds a
-            network if its matrix may be singular, or if its norm has no minimum.
+            network to this list if its matrix may be singular, or if its norm has no minimum.
         tolerance: The approximate error to allow in the logarithms of factors.
         limits: Two shares of the largest eigenvalue of a Gram matrix. Eigenvalues below the first share count as zero,
             and eigenvalues above the second count as nonzero.

@@ -1,7 +1,7 @@
 """The symmetry of representatives, whose gains are one, and its embedding into the whole symmetry.
 
-The scales and signs that change gains do not act on representatives. Groups with a value in `behind_gains` may act on
-representatives by rotations, because only the gains distinguished their units.
+Scales and signs that change gains cannot act on representatives. Groups with a value in `behind_gains` may act on
+representatives by rotations, because only gains prevent these rotations.
 
 Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by
 `w -> s (w + 1) - 1`. Functions that read or set gains use the sums `1 + weight`, because the action on the sums is
@@ -29,7 +29,7 @@ class Gained(Scaled, Protocol):
 
     @property
     def gains(self) -> tuple[str, ...]:
-        """The gains that an element may bring to one."""
+        """The gains that an element of the symmetry can bring to one."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
@@ -78,7 +78,7 @@ class _Kept:
     def lower(self, value: Value) -> Value:
         """Return the value for the combinations that corresponds to a value of the whole group.
 
-        That value keeps gains.
+        The value of the whole group must leave gains unchanged.
         """
         scale = sign = None
         if self.scales and value.scale is not None:
@@ -150,7 +150,7 @@ def gains_of(symmetry: Gained, name: str) -> tuple[str, ...]:
 
 
 def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of the whole symmetry that acts on representatives like the given element.
+    """Return an element of the whole symmetry that acts on representatives in the same way as the given element.
 
     The given element belongs to the symmetry that `on_representatives` returns.
     """
@@ -169,7 +169,7 @@ def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of `on_representatives` that acts on representatives like an element of the whole symmetry."""
+    """Return the element of `on_representatives` that acts on representatives as the given whole element does."""
     linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
     for name in linear:
         if name in rotated:
@@ -230,7 +230,9 @@ def turn(
     representative: Mapping[str, Tensor],
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """Return the element with these rotations. Representatives with a zero gain on the rotated axes get the identity.
+    """Return the element with these rotations.
+
+    For a representative with a zero gain on the rotated axes, the rotation is the identity.
 
     Args:
         symmetry: The whole symmetry.
@@ -250,7 +252,7 @@ def turn(
 
 
 def sums(added: Mapping[str, float], params: Mapping[str, Tensor]) -> Params:
-    """Return parameters plus the constants that the model adds to them, computed in at least 32 bits."""
+    """Return the sums of parameters and the constants that the model adds to them, computed in at least 32 bits."""
     there = {name: (params[name], number) for name, number in added.items() if name in params}
     wide = {name: t.to(torch.promote_types(t.dtype, torch.float32)) + number for name, (t, number) in there.items()}
     return {**params, **wide}

@@ -1,10 +1,10 @@
 """The chart in which translations are additive: it describes a network as a representative and coordinates.
 
-First, the gains are brought to one. Then the vector of each translation family is subtracted in turn, first from
-weights and then from biases. No step undoes an earlier step. The coordinates are one vector for each family. Adding
-vectors to the coordinates gives the same network in any order. In the network itself, two families that read each
-other's parameters would not commute. An example is a family that adds to a LayerNorm, and an output bias that absorbs
-the bias of attention values.
+First, the gains are brought to one. Then the vectors of the translation families are subtracted one after another,
+first from weights and then from biases. No step undoes an earlier step. The coordinates are one vector for each family.
+The order in which vectors are added to the coordinates does not matter. If vectors were added to the network itself,
+families that read each other's parameters would not commute. An example is a family that adds to a LayerNorm, and an
+output bias that compensates for the value bias of attention.
 """
 
 import math
@@ -112,9 +112,9 @@ def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Pa
 class Carrier:
     """The action of an element on the coordinates of translation families, `[*batch, *shape]`.
 
-    The coordinate is stored in an otherwise empty home parameter, the element acts on this parameter, and the
-    coordinate is read from the result. Gains are one in a representative. Therefore scales and signs do not act on
-    gains here. Half periods are not added to biases either.
+    The coordinate is written to the home parameter of its family, whose other entries are zero. The element acts on
+    this parameter, and the new coordinate is read from it. Gains are one in a representative. Therefore scales and
+    signs do not act on gains in this module. Half periods are not added to biases either.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:
@@ -159,7 +159,7 @@ def _sites_of(symmetry: Charted, name: str) -> list[Site]:
 
 @remembered
 def chart_gains(symmetry: Charted) -> tuple[str, ...]:
-    """Return the gains that are one in a representative."""
+    """Return the gains that representatives set to one."""
     return tuple(name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites)
 
 
@@ -218,7 +218,7 @@ def _tie(symmetry: Charted, params: Params) -> Params:
 
 
 def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the rotations of a product: the right element's, transformed by the left one, followed by the left's."""
+    """Return the rotations of a product: the right rotations, transformed by the left element, then the left ones."""
     wide = left if left.batch == batch else left.expand(*batch)
     composed = dict(wide.rotation)
     for name, matrix in right.rotation.items():
@@ -247,9 +247,9 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 
 
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
-    """Return the element that maps each network to the image of its representative under the given element.
+    """Return an element that maps each network to the image of its representative under the given element.
 
-    All transformed networks have coordinates zero.
+    All mapped networks have coordinates zero.
     """
     params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
@@ -263,15 +263,15 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 def into_coordinates(
     symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
-    """Return an element that acts on representatives like the given one, and maps networks to given coordinates.
+    """Return an element that acts on representatives as the given element does, and sets the wanted coordinates.
 
     Args:
         symmetry: The whole symmetry.
         element: An element that leaves gains unchanged and does not translate.
         own: The coordinates of the networks before the element acts, `[*batch, ...]`.
         wanted: The coordinates of the networks after the element acts.
-        kept: A boolean for each channel of a gain. If it is true, a network keeps its gain and the bias that is added
-            after the gain.
+        kept: A boolean for each channel of a gain. If it is true, a network keeps the gain of this channel and the bias
+            that is added after the gain.
     """
     gains = chart_gains(symmetry)
     moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
@@ -322,7 +322,7 @@ def random_translation(
 
 
 def count_lead(symmetry: Charted, params: Mapping[str, Tensor]) -> int:
-    """Return the number of model axes before the axes of the parameters."""
+    """Return the number of leading model axes of the parameters."""
     return max((params[n].ndim - len(symmetry.shapes[n]) for n in charted(symmetry) if n in params), default=0)
 
 
@@ -414,5 +414,8 @@ def _require_shapes(symmetry: Charted, element: Element) -> None:
 
 
 def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:
-    """Convert networks to the dtypes of the given networks. Unchanged tensors are the given tensors themselves."""
+    """Convert networks to the dtypes of the given networks.
+
+    Tensors without changes are the given tensors themselves.
+    """
     return {**given, **{name: round_to(wide[name], given[name].dtype, name) for name in changed if name in given}}

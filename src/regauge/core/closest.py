@@ -15,7 +15,7 @@ from regauge.core.groups import Group, Placement, forbid_between_classes
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 
 ENUMERATED_AT_ONCE = 1 << 22
-"""The maximal number of cost entries times sign and parity patterns that are enumerated at once."""
+"""The maximal number of entries that are enumerated at once: cost entries times sign and parity patterns."""
 PULL = 1e-9
 """The weight of a term that favors the identity among rotations, as a share of the cost's norm.
 
@@ -45,7 +45,7 @@ class ShiftCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """A linear objective over a group: the profit of assigning source unit j to target unit i.
+    """A linear objective over the elements of a group: the profit of assigning source unit j to target unit i.
 
     For every character at the sites of the group, `matrices` holds the inner products `[..., target, source]`. If the
     group does not permute units, `matrices` holds only the inner product of each unit with itself, `[..., target, 1]`.
@@ -92,7 +92,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Closest:
-    """The best value of a group, its objective `<g, C>`, and potentials that speed up a later, similar assignment."""
+    """The best element of a group, its objective `<g, C>`, and potentials that speed up a later, similar assignment."""
 
     value: Value
     objective: Float64[Tensor, "*lead"]
@@ -126,7 +126,7 @@ def closest(
     | linear | the same: the best *orthogonal* matrix, since the objective is unbounded over all invertible ones |
 
     If a group has several families of signs, the characters are split into independent components (`SignCode`). Each
-    component is enumerated if that is feasible. If groups are nested, `align` solves the inner groups for every pair of
+    component is enumerated if this is feasible. If groups are nested, `align` solves the inner groups for every pair of
     outer blocks.
 
     Args:
@@ -134,7 +134,7 @@ def closest(
         cost: The objective, or a single matrix `[..., n, n]` if all placements share one character.
         potentials: The potentials that a previous call returned for similar problems.
         current: The permutations to keep if they are optimal within `slack`.
-        slack: Current permutations are kept if no other gains more than this. Default: 0.
+        slack: Current permutations are kept if no other permutation gains more than this number. Default: 0.
         is_repeated: Whether potentials should be returned.
 
     Raises:
@@ -202,7 +202,7 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """Return the best profit of each pair of units over signs and shifts; a large loss for pairs across classes."""
+    """Return each pair's best profit over signs and shifts; pairs of units in different classes get a large loss."""
     if group.shifts:
         found = _best_profits(group, cost)
     elif group.signs:

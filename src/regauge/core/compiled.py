@@ -1,4 +1,7 @@
-"""Elements without matrices, compiled to one gather. This is fast if many small networks are transformed many times."""
+"""Elements without matrices, compiled to one gather.
+
+Compiling is worthwhile if many small networks are transformed many times.
+"""
 
 import math
 from collections.abc import Mapping
@@ -63,7 +66,7 @@ class CompiledElement:
 def compile_element(
     sites: Mapping[str, list[Site]], element: Element, shapes: Mapping[str, tuple[int, ...]]
 ) -> CompiledElement:
-    """Compile an element without matrices, given the sites on the parameters."""
+    """Compile an element without matrices; the sites of the groups on the parameters are given."""
     sizes = [math.prod(shapes[name]) for name in sites]
     lead = (*element.batch, sum(sizes))
     index, factor, shift = torch.empty(lead, dtype=torch.int64), torch.ones(lead, dtype=torch.float64), None

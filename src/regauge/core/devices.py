@@ -31,7 +31,10 @@ def find_device(name: str, *, is_here: bool = True) -> torch.device:
 
 
 def to_device(values: Any, device: torch.device | str) -> Any:
-    """Return tensors and modules, or tuples and mappings that contain them, on a device. Modules are moved in place."""
+    """Return tensors and modules, or tuples and mappings that contain them, on a device.
+
+    Modules are moved to the device in place.
+    """
     if isinstance(values, Mapping):
         return {name: to_device(value, device) for name, value in values.items()}
     if isinstance(values, tuple | list):

@@ -4,8 +4,8 @@ All values are indexed by target units. For bases b and unit i, `act(g, x)` is
 
     x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
 
-Therefore the product of two elements gathers the right element by the indices of the left one, and then combines the
-two entry by entry.
+Therefore a product first gathers the right element by the indices of the left element, and then combines both entry by
+entry.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ ALL_PARTS = (*PARTS, TRANSLATION, ROTATION)
 
 @dataclass(frozen=True)
 class Value:
-    """The value of an element for one group. Batch axes come first. One axis per base of the group follows.
+    """The value of an element for one group. Batch axes come first, followed by one axis for each base of the group.
 
     Attributes:
         perm: For each unit, the source unit from which it takes its entries, int64.
@@ -44,7 +44,7 @@ class Value:
         sign: Plus or minus one for each family of signs, int8.
         shift: The number of half periods for each family of shifts, int64.
         matrix: The rotation or invertible matrix of orthogonal and linear groups, float64.
-        product: The matrix as a product of factors, if `of_product` made the value. Multiplying by the factors takes
+        product: The matrix as a product of factors, if `of_product` made the value. Multiplying by these factors takes
             fewer operations than multiplying by the matrix. `map`, `zip` and `replace` drop this field.
     """
 
@@ -79,7 +79,10 @@ class Value:
         return Value(**{name: function(tensor, theirs[name]) for name, tensor in self.items() if name in theirs})
 
     def where(self, mask: Tensor, other: "Value") -> "Value":
-        """Return this value where the mask is true, and the other value elsewhere. The mask covers the leading axes."""
+        """Return this value where the mask is true, and the other value elsewhere.
+
+        The mask covers the leading axes of the values.
+        """
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Value") -> "Value":
@@ -99,7 +102,7 @@ class Element(Mapping[str, Value]):
         translation: For each family of translations, the vector that is added to the coordinate: `[*batch, *shape]`,
             float64. A family without an entry adds nothing.
         rotation: For each group with `behind_gains`, the matrix that rotates representatives: `[*batch, size, size]`,
-            float64. The rotations act after the values of the groups. A group without an entry does not rotate.
+            float64. The rotations are applied after the values of the groups. A group without an entry does not rotate.
     """
 
     def __init__(
@@ -154,11 +157,11 @@ class Element(Mapping[str, Value]):
         return Element({**self._values, name: value}, self.batch, self.translation, self.rotation)
 
     def translated(self, translation: Mapping[str, Tensor]) -> "Element":
-        """Return a copy of the element with these translations in place of its own."""
+        """Return a copy of the element with these translations instead of its own translations."""
         return Element(self._values, self.batch, translation, self.rotation)
 
     def rotated(self, rotation: Mapping[str, Tensor]) -> "Element":
-        """Return a copy of the element with these rotations of representatives in place of its own."""
+        """Return a copy of the element with these rotations of representatives instead of its own rotations."""
         return Element(self._values, self.batch, self.translation, rotation)
 
     def item(self, *index: int) -> "Element":
@@ -205,9 +208,7 @@ class Element(Mapping[str, Value]):
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Element") -> "Element":
-        """Return this element with its missing groups and fields taken from `blank`, an element of the same batch
-        shape.
-        """
+        """Return this element with its missing groups and fields taken from `blank`, which has the same batch shape."""
         values = {name: self[name].fill(value) if name in self else value for name, value in blank.items()}
         translation, rotation = {**blank.translation, **self.translation}, {**blank.rotation, **self.rotation}
         return Element(values, blank.batch, translation, rotation)
@@ -398,7 +399,7 @@ def _neutral(part: str, like: Tensor) -> Tensor:
 
 
 class _Pull:
-    """A gather: the index maps of one element select from the value of another element for the same group."""
+    """A gather: the permutations of one element select entries of another element's value for the same group."""
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:
         by_name = {g.name: g for g in groups}
@@ -495,7 +496,7 @@ Make = Callable[[tuple[Group, ...]], Element]
 
 
 class DeferredElement(Element):
-    """An element that is computed once the groups are known, as a function of the groups.
+    """An element that is computed from the groups as soon as the groups are known.
 
     The groups are known when parameters have determined the sizes and classes of units.
     """

@@ -1,4 +1,4 @@
-"""Text from files, escaped so that it cannot move a cursor, start a line, become markup, or leave a table cell."""
+"""Text from files, escaped so that it cannot move the cursor, begin a new line, act as markup, or end a table cell."""
 
 import json
 import re
@@ -71,7 +71,9 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, is_numeric: bool = False) -> list[str]:
-    r"""Return the lines of a Markdown table with escaped cells. If numeric, all columns but the first align right.
+    r"""Return the lines of a Markdown table with escaped cells.
+
+    If `is_numeric`, all columns except the first are right-aligned.
 
     >>> print("\n".join(markdown_table(["", "loss"], [["a|b", "0.1"]], is_numeric=True)))
     |  | loss |

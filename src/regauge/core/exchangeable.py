@@ -18,9 +18,9 @@ def classes_of(
 ) -> tuple[int, ...]:
     """Return the class of each unit.
 
-    Exchanging two units of one class leaves every structure tensor unchanged bit by bit. Exchangeability is an
-    equivalence relation on the units. Exchanges in several groups can be combined, because each exchange alone leaves
-    the structure unchanged.
+    Exchanging two units of one class leaves every structure tensor unchanged bit by bit. Being exchangeable is an
+    equivalence relation on the units. Exchanges in several groups can be combined, because each exchange leaves the
+    structure unchanged.
 
     Args:
         group: A group that permutes units.

@@ -1,4 +1,4 @@
-"""Regular expressions from files. Matching time depends only on the lengths of the pattern and the name.
+"""Regular expressions from files, matched in a time that depends only on the lengths of the pattern and the name.
 
 Python's `re` backtracks: matching `(a|aa)+x` against a name of 60 letters takes impractically long. This module tracks
 all possible matches at once.
@@ -17,7 +17,7 @@ MOST_STATES = 5_000
 KEPT = 10_000
 """The maximal number of steps that are cached."""
 PLAIN = re.compile(r"(?:[\w.-]|\\\.)*")
-"""Patterns that `re` can match without backtracking."""
+"""Patterns that Python's `re` can match without backtracking."""
 Step = re.Pattern[str] | Literal["", "^", "$"]
 """The condition of a transition between two states: a character, nothing, or the beginning or end of the name."""
 States = frozenset[int]

@@ -1,4 +1,4 @@
-"""Algebra of a symmetry on tensors: families of groups, reading tensors in chunks, unfolding, averages over groups."""
+"""Algebra of a symmetry on tensors: families of groups, chunks of tensors, unfolding, averages over groups."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,8 +30,8 @@ class Family:
     """A group that is not repeated within another group, and all groups that are repeated within it.
 
     Coordinate ascent optimizes one family at a time. The groups of a family may also be repeated within groups outside
-    the family. The groups outside the family stay fixed during its step. `fixed` holds these outside groups in a form
-    without degrees of freedom.
+    the family. The groups outside the family are fixed during a step of the family. `fixed` holds these outside groups
+    in a form without degrees of freedom.
     """
 
     root: Group
@@ -103,12 +103,12 @@ def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
 
 
 def has_choice(group: Group) -> bool:
-    """Return whether matching optimizes a group. Positive factors alone do not count, because they stay at one."""
+    """Return whether matching optimizes a group; groups with only positive factors are not optimized."""
     return group.has_order or bool(group.signs or group.shifts) or group.matrix != "none"
 
 
 def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, Tensor]]:
-    """Return the parameters of each network that a symmetry acts on and matching compares, as floats on one device."""
+    """Return the parameters on which a symmetry acts and which matching compares, as floats on one device."""
     result: list[dict[str, Tensor]] = [{} for _ in networks]
     for name in symmetry.sites:
         tensors = [params[name] for params in networks]
@@ -134,7 +134,7 @@ def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
 def row_ranges(
     symmetry: Symmetry, name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
 ) -> list[tuple[int, int] | None]:
-    """Return ranges of axis 0 that can be read and transformed separately, or `[None]` if only the whole tensor can.
+    """Return ranges of axis 0 that can be read and transformed separately, or `[None]` if only the whole tensor can be.
 
     Each range has about `chunk` bytes as float32. The shape is needed only if the symmetry does not act on the tensor.
     """
@@ -208,11 +208,11 @@ def add_term(
 
 
 def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
-    """Return the average of a tensor over all elements of the groups of `sites`: the part that they cannot change.
+    """Return the average of a tensor over all elements of the groups of `sites`: the part that these cannot change.
 
     The average over permutations gives all units the same entries. The average over signs or rotations is zero. The
-    inner product of two averaged tensors is their expected inner product under a uniformly random element. So this
-    inner product is the part of an objective that is known before these groups are known. If the average covers a whole
+    inner product of two averaged tensors is the expected inner product under a uniformly random element. So this inner
+    product is the known part of an objective before elements of these groups are chosen. If the average covers a whole
     axis, one entry for each class of units is kept. This entry is scaled to keep inner products correct. Return None if
     the average is zero.
     """
@@ -258,7 +258,10 @@ def _held(site: Site, fixed: Mapping[str, Group]) -> Site:
 
 
 def dot(x: Tensor, y: Tensor) -> float:
-    """Return the inner product of two tensors: rows in the precision of the tensors, and their sum in float64."""
+    """Return the inner product of two tensors.
+
+    Rows are summed in the precision of the tensors, and the sum over rows in float64.
+    """
     if x.ndim < 2:
         return float(torch.dot(x.flatten(), y.flatten()))
     return float(torch.linalg.vecdot(x.flatten(1), y.flatten(1)).sum(dtype=torch.float64))
@@ -267,7 +270,7 @@ def dot(x: Tensor, y: Tensor) -> float:
 def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units values"]:
     """Return the flat indices, in a parameter, of the entries of each unit in every copy of a site's group.
 
-    Units are ordered copy by copy. So the first axis can be reshaped to `[*bases, size]`.
+    Units are ordered copy by copy. Therefore the first axis can be reshaped to `[*bases, size]`.
     """
     shape, axis, group = symmetry.shapes[name], site.placement.axis, site.group
     flat = torch.arange(torch.Size(shape).numel()).reshape(shape)

@@ -23,7 +23,7 @@ WORDS: dict[Any, str] = {
     NoneType: "None",
     **dict.fromkeys(LISTS, "a list"),
 }
-"""The words for plain types in error messages."""
+"""Words for plain types in error messages."""
 
 
 def as_params(network: Any, what: str = "the network") -> Params:
@@ -231,7 +231,7 @@ def require_plain(name: str, value: object, annotation: Any) -> None:
 
 
 def given_or_seed(generator: torch.Generator | None) -> torch.Generator:
-    """Return the given generator. If None, return a new generator with seed 0, which makes results reproducible."""
+    """Return the given generator. If None, return a new generator with seed 0, so results are reproducible."""
     return torch.Generator().manual_seed(0) if generator is None else generator
 
 

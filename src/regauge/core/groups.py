@@ -78,8 +78,8 @@ class Group:
         behind_gains: The kind of rotations, "orthogonal" or "centered", that act on representatives but not on other
             networks. Such rotations require gains of one, which representatives have.
         classes: The class of each unit, which is the same in every copy. Only units of the same class are exchanged.
-            Empty if all units belong to one class, or if the classes depend on structure tensors that are not known
-            yet.
+            The tuple is empty if all units belong to one class, or if the classes depend on structure tensors that are
+            not known yet.
     """
 
     name: str
@@ -170,7 +170,7 @@ class Group:
 
     @property
     def class_sizes(self) -> tuple[int, ...]:
-        """Return the number of units of each class. Units can be exchanged within a class."""
+        """Return the number of units of each class. Units of one class can be exchanged."""
         if not self.is_permuted and self.matrix == "none":
             return (1,) * self.size
         return tuple(Counter(self.classes).values()) if self.classes else (self.size,)
@@ -302,7 +302,10 @@ def within_classes(group: Group, orders: Int[Tensor, "*lead size"]) -> Int[Tenso
 def forbid_between_classes(
     group: Group, profits: Float[Tensor, "*lead target source"]
 ) -> Float[Tensor, "*lead target source"]:
-    """Lower the profits of pairs across classes. One such pair then costs more than all other pairs can gain."""
+    """Lower the profits of pairs across classes.
+
+    One such pair then costs more than all other pairs together can gain.
+    """
     if not group.classes:
         return profits
     labels = class_labels(group).to(profits.device)

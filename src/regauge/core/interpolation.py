@@ -31,8 +31,8 @@ def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], 
 def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | Tensor]) -> Params:
     """Return `sum_k weights[k] networks[k]`.
 
-    If one weight is one and the others are zero, the result is exactly that network. Raises a ValueError that names a
-    parameter that only one network has, or an integer tensor that differs.
+    If one weight is one and all others are zero, the result is exactly the network with weight one. Raises a ValueError
+    that names a parameter that only one network has, or an integer tensor that differs.
     """
     used = [(network, w) for network, w in zip(networks, weights, strict=True) if isinstance(w, Tensor) or w != 0]
     if len(used) == 1 and not isinstance(used[0][1], Tensor) and used[0][1] == 1:
@@ -79,10 +79,10 @@ def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buf
     """Return the Euclidean distance of two networks, computed in float64.
 
     Args:
-        params_a: The first network. Its floating-point tensors are compared.
+        params_a: The first network, whose floating-point tensors are compared.
         params_b: The second network.
         buffers: The names of tensors to leave out. `regauge align`, `regauge merge` and model cards leave out
-            `symmetry.buffers`. Otherwise, running statistics would dominate the distance.
+            `symmetry.buffers`, because running statistics would dominate the distance.
     """
     squares = 0.0
     for name, tensor in params_a.items():
@@ -101,8 +101,8 @@ class ExplainedTensor:
         name: The name of the tensor.
         shape: The shape of the tensor.
         before: The share of the first network's tensor that the second network's tensor explains before alignment. The
-            share is the squared correlation, or zero if the correlation is negative. None if one of the tensors is the
-            same for all units.
+            share is the squared correlation, or zero if the correlation is negative. It is None if one of the tensors
+            is the same for all units.
         after: The same share after an element was applied to the second network.
         weight: The squared norm of the first network's tensor, without the part that no element changes.
         squares: The squared distances before and after alignment, and the squared norm of the first network's tensor.
@@ -119,8 +119,8 @@ class ExplainedTensor:
 class ExplainedSums:
     """Sums of squares and products for one tensor of two networks, with and without the part that no element changes.
 
-    The sums use the second network twice: before and after alignment. The part that no element changes, such as the
-    mean over units, contains no information about units. Networks trained for the same purpose share this part.
+    The sums contain the second network twice: before and after alignment. The part that no element changes, such as the
+    mean over units, contains no information about units. Networks that were trained on similar data share this part.
     Examples are gains around one, or token frequencies. So correlations are computed after this part is subtracted.
     """
 
@@ -152,7 +152,7 @@ class ExplainedSums:
 
 
 def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> float | None:
-    """Return the unweighted mean of the shares of all matrices.
+    """Return the unweighted mean of the explained shares of all matrices.
 
     If there are no matrices, return the mean over vectors. If there are no vectors either, return None.
     """

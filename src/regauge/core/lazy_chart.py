@@ -1,7 +1,7 @@
-"""The chart of a network whose tensors are read one at a time: the representative, and the image under an element.
+"""A network whose tensors are read one at a time: its representative, its coordinates, and its image under an element.
 
-Memory holds only the coordinates and the vectors that families add. Tensors that images are computed from are read
-twice.
+Memory holds only the coordinates and the vectors that families add. If an image is computed from a tensor, this tensor
+is read twice.
 """
 
 import math

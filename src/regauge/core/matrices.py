@@ -15,17 +15,17 @@ Gram = Float64[Tensor, "*lead n n"]
 
 
 def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tuple[Gram, Bool[Tensor, "*lead"]]:
-    """Return the matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and whether A is beyond doubt.
+    """Return the matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and whether A is certain.
 
-    A is in doubt if rounding hides the rank of F or G.
+    A is uncertain if rounding hides the rank of F or G.
 
     F is the Gram matrix of the entries that A multiplies. G is the Gram matrix of the entries that the inverse
     transpose of A multiplies. With `F = L L'` and `L' G L = V D^2 V'`, the matrix is `sqrt(D) V' L^-1`. This matrix
     minimizes `tr A F A' + tr A^-T G A^-1`.
 
-    If F or G is singular, no such matrix exists. Then consider a subspace that one Gram matrix annihilates and the
-    other does not. On it, the nonzero Gram matrix becomes the identity, and it becomes orthogonal to the remaining
-    subspace. The remaining subspace is balanced. In this case, A is unique up to a rotation.
+    If F or G is singular, no such matrix exists. Then consider a subspace on which only one of the two Gram matrices is
+    nonzero. On this subspace, the nonzero Gram matrix becomes the identity, and the subspace becomes orthogonal to the
+    remaining subspace. The remaining subspace is balanced. In this case, A is unique up to a rotation.
     """
     n = forward.shape[-1]
     forward, inverse = _flushed(forward), _flushed(inverse)

@@ -37,7 +37,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Pool:
-    """Entries `[batch, copies, n, columns]` that matrices of one group multiply. Scales multiply their columns.
+    """Entries `[batch, copies, n, columns]` that matrices of one group multiply.
+
+    Scales multiply the columns of these entries.
 
     Attributes:
         group: The name of the group.
@@ -94,7 +96,7 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Filters:
-    """A normalizer: how its steps change all rows, and how they change the rows that no other scale affects."""
+    """A normalizer: how its steps change all rows, and how they change rows that no other scale affects."""
 
     direction: Direction
     moves: Incidence
@@ -131,7 +133,7 @@ class NormPlan:
 
 @remembered
 def plan_of(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> NormPlan:
-    """Return the plan for a symmetry. All its sizes must be known."""
+    """Return the plan for a symmetry. All sizes of the symmetry must be known."""
     shapes, linear, scaled = symmetry.shapes, balanced_matrices(symmetry), directions(symmetry, buffers)
     rows = _Rows(symmetry)
     placed: dict[str, list[ScaleSite]] = {}

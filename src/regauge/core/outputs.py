@@ -1,4 +1,4 @@
-"""A model in the state for comparisons: in evaluation mode, and with only the selected outputs."""
+"""A wrapper of a model for comparisons: in evaluation mode, and with only the selected outputs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

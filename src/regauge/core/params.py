@@ -14,7 +14,7 @@ Params = dict[str, Tensor]
 VALUES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 """Dtypes whose numbers are the weights of a network.
 
-Float8 dtypes are missing because they store codes, and other tensors store the scales.
+Float8 dtypes are excluded because they store codes, whose scales are in other tensors.
 """
 INTEGERS = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 """Dtypes of masks, indices and counters. Quantized weights may also have these dtypes."""
@@ -40,12 +40,12 @@ def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
 
 
 def are_copies(population: Mapping[str, Tensor]) -> bool:
-    """Return whether a population is one network, expanded along the model axis without copying."""
+    """Return whether all networks of a population are one network, expanded along the model axis without copying."""
     return all(len(tensor) > 1 and tensor.stride(0) == 0 for tensor in population.values())
 
 
 def below(prefix: str, params: Mapping[str, Tensor]) -> Params:
-    """Return the tensors whose names begin with a prefix, and remove the prefix from the names."""
+    """Return the tensors whose names begin with a prefix, and remove this prefix from their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in params.items() if name.startswith(prefix)}
 
 
@@ -117,7 +117,7 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
 
 
 def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
-    """Return a hint for an error message if two networks' names differ only by a prefix.
+    """Return a hint for an error message if the names of two networks differ only by a prefix.
 
     Otherwise return an empty string.
     """
@@ -177,11 +177,10 @@ def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Para
 
 
 def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
-    """Raise an error if a computed tensor has more nonfinite entries than the tensors from which it was computed.
+    """Raise an error if a computed tensor has more entries NaN or Inf than the tensors from which it was computed.
 
-    Entries that were Inf or NaN before may stay nonfinite, for example in a permuted attention mask. All other
-    nonfinite entries exceed the range of the dtype. The given tensors are read only if the computed tensor has
-    nonfinite entries.
+    Entries that were Inf or NaN before may stay so, for example in a permuted attention mask. All other such entries
+    exceed the range of the dtype. The given tensors are read only if the computed tensor contains NaN or Inf.
 
     Raises:
         ValueError: The dtype cannot represent the computed entries.

@@ -1,4 +1,4 @@
-"""Exact evaluation of a model as a function of its parameters, and results of numerical verifications."""
+"""Evaluation of a model as a function of its parameters, as exact as possible, and results of numerical checks."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -22,15 +22,15 @@ TOLERANCE_SINGLE = 1e-5
 TOLERANCE_FLOAT32 = 1e-4
 """The largest relative error that is allowed if a model cannot run in float64 at all."""
 ROUNDED = 4
-"""The size of the parameter errors, in rounding errors, whose effect on the outputs is tested."""
+"""The size of the parameter errors whose effect on the outputs is tested, in rounding errors."""
 STEADY = 1e-2
-"""The change of the outputs that such parameter errors may cause, as a share of the tolerance."""
+"""The largest change of the outputs that such parameter errors may cause, as a share of the tolerance."""
 
 
 NOISE = 65_537
 """The number of random numbers that are sampled to perturb a tensor.
 
-A larger tensor repeats them. The number is prime, and therefore no two rows of a tensor get the same noise.
+A larger tensor repeats them. The number is prime, so no two rows of a tensor get the same noise.
 """
 
 
@@ -99,7 +99,7 @@ def first_trial(
     fixed: Mapping[str, float],
     generator: torch.Generator,
 ) -> tuple["Probe", float, Trial] | None:
-    """Return a float64 probe, the relative error to allow for its rounding, and a point, after a single evaluation.
+    """Return a float64 probe, the relative error to allow for its rounding, and a point, after only one evaluation.
 
     In most cases the results equal those of `exact_probe` and `away`. However, the sensitivity to rounding errors at
     this point is unknown. Return None if the model cannot run in float64 or if the outputs are not finite.
@@ -197,9 +197,9 @@ def perturb(
 ) -> Params:
     """Return parameters away from initialization, without zero biases, gains of one, or vanishing weights.
 
-    Buffers without negative entries, such as running variances, keep their signs. Tied names stay tied. The noise is
-    relative to the entries. If `is_raised`, small weights are enlarged until each layer's outputs are about as large as
-    its inputs. Parameters with a fixed value get this value.
+    Buffers without negative entries, such as running variances, keep their signs. Tied names stay tied. The size of the
+    noise is proportional to the size of the entries. If `is_raised`, small weights are enlarged until each layer's
+    outputs are about as large as its inputs. Parameters with a fixed value get this value.
     """
     seen: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
     result = {}
@@ -221,7 +221,7 @@ def _is_finite(outputs: list[Tensor]) -> bool:
 def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
     """Return the largest absolute difference between two lists of outputs, relative to each output's largest entry.
 
-    If the shapes of an output differ, the change is infinite. For example, an output length may depend on parameters.
+    If the shapes of an output differ, the change is infinite. For example, the output length may depend on parameters.
     """
     worst = 0.0
     for a, b in zip(before, after, strict=True):
@@ -299,7 +299,7 @@ class _Precision(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """A context that keeps intermediate results of a float64 model in float64 where the model converts them to float32.
+    """A context in which a float64 model keeps intermediate results in float64 that it would convert to float32.
 
     Many normalization layers convert their inputs to float32.
     """
@@ -320,9 +320,9 @@ class Check:
 
     Attributes:
         max_error: The largest change, whether caused by all groups together or by one group alone.
-        per_group: The change caused by each group and each translation family. For a group or family that was not
-            tested alone, this is the change caused by all of them together. Empty if the caller asked to test only all
-            groups together.
+        per_group: The change caused by each group and each translation family. If a group or family was not tested
+            alone, its entry is the change caused by all of them together. The dictionary is empty if the caller asked
+            to test only all groups together.
         tolerance: The largest accepted change.
         alone: The groups and families that were tested alone.
         evaluations: The number of evaluations of the model.

@@ -2,15 +2,15 @@
 
 In single precision, torch multiplies matrices with its BLAS, which is MKL on x86 processors. With the setting
 `"onednn"`, oneDNN multiplies large matrices. Torch uses oneDNN for convolutions. The two libraries round differently,
-and rounding differences grow during long training. So the library is not chosen by measuring speed. The default depends
-only on the processor. `REGAUGE_PRODUCTS` or `set_library` override the default. Outputs that are computed in several
-runs record the library. The training of convolutional networks uses the same setting
+and rounding differences grow during long training. Therefore the library is not chosen by measuring speed. The default
+depends only on the processor. `REGAUGE_PRODUCTS` or `set_library` override the default. If an output is computed in
+several runs, it records the library. The training of convolutional networks uses the same setting
 (`training/chains/image_chain.py`).
 
 MKL does not use AVX-512 on processors of other makers than Intel. On an AMD EPYC, MKL reached 98 GFLOP/s with 1,024 x
-1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. There it
-reached 0.91 of MKL's throughput with such matrices, and 0.48 to 1.01 with other shapes. Therefore the default on Intel
-processors is the BLAS.
+1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. On the Xeon,
+oneDNN reached 0.91 of MKL's throughput with such matrices, and 0.48 to 1.01 with other shapes. Therefore the default on
+Intel processors is the BLAS.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,8 @@ Library = Literal["blas", "onednn"]
 VARIABLE = "REGAUGE_PRODUCTS"
 """The environment variable that names a library."""
 LARGE_PRODUCT = 2**21
-"""The number of multiplications in one product from which on oneDNN pays despite its overhead of some microseconds."""
+"""The number of multiplications from which oneDNN is faster for one product, despite its overhead of some
+microseconds."""
 
 _chosen: Library | None = None
 _used: ContextVar[Library | None] = ContextVar("used library", default=None)
@@ -48,14 +49,17 @@ def chosen_library() -> Library | None:
 
 
 def set_library(name: Library | None) -> None:
-    """Use this library in this process from now on. None restores the choice of the environment or the default."""
+    """Use this library in this process from now on.
+
+    None restores the library that the environment names, or the default.
+    """
     global _chosen
     _chosen = None if name is None else require_library(name, "the library of matrix products")
 
 
 @contextmanager
 def use_library(name: Library | None) -> Iterator[None]:
-    """Use this library within a context, in this thread. None changes nothing."""
+    """Use this library within a context, in this thread. If None, the library is not changed."""
     found = _used.get() if name is None else require_library(name, "the library of matrix products")
     token = _used.set(found)
     try:
@@ -74,7 +78,7 @@ def default_library() -> Library:
 
 
 def require_library(name: str, what: str) -> Library:
-    """Return the library with the given name.
+    """Return the name of the library if it is available.
 
     Raise a ValueError if the name is unknown or this torch lacks the library.
     """
@@ -93,7 +97,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def scaled_matmul(a: Tensor, b: Tensor, *, buffer: Tensor, shift: Tensor | None = None, factor: float = 1.0) -> Tensor:
-    """Return `factor * (a @ b + shift)` for two matrices or two stacks of matrices, without new memory if possible.
+    """Return `factor * (a @ b + shift)` for matrices or stacks of matrices, without allocating memory if possible.
 
     The result is stored in `buffer`, or in memory that oneDNN allocated. `buffer` must not share memory with the other
     arguments. `shift` must have as many axes as the product, or one entry for each column.
@@ -141,7 +145,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map of rows. The same library computes its gradients, which can be differentiated again."""
+    """A linear map of rows as an autograd function.
+
+    Its gradients use the same library for products, and can be differentiated again.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -28,7 +28,7 @@ class Progress(Protocol):
 
 
 def no_advance(amount: float = 1, /, *, loss: float | None = None) -> None:
-    """Show nothing."""
+    """Show nothing: a progress function without effect."""
 
 
 def no_progress(label: str, total: float, /) -> Advance:
@@ -37,10 +37,10 @@ def no_progress(label: str, total: float, /) -> Advance:
 
 
 class Unit:
-    """A `Progress` for one unit of a piece of work.
+    """A `Progress` for one unit, which is a part of a longer piece of work.
 
-    As the parts of the unit progress, it reports progress on the piece. The last hundredth of the unit counts as done
-    only when the caller finishes the unit.
+    While the unit progresses, it reports progress on the whole piece of work. The last hundredth of the unit counts as
+    done only when the caller finishes the unit.
 
     Args:
         advance: The function that reports progress on the piece of work.
@@ -73,11 +73,11 @@ class Crew:
         return make()
 
     def map(self, make: Callable[[T], Made], items: Iterable[T]) -> list[Made]:
-        """Call a function for every item, each in one of the processes, and send all results to all processes."""
+        """Call a function for every item, each item in one of the processes, and send all results to all processes."""
         return [make(one) for one in items]
 
     def sum(self, tensors: "Mapping[Any, Tensor]") -> "dict[Any, Tensor]":
-        """Sum tensors that have the same key over all processes. If a process lacks a tensor, it contributes zero."""
+        """Sum tensors that have the same key over all processes. A process that lacks a tensor contributes zero."""
         return dict(tensors)
 
 

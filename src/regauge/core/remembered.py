@@ -21,7 +21,7 @@ Given = ParamSpec("Given")
 def remembered(compute: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
     """Cache the results of a function of a symmetry and hashable arguments, as long as the symmetry exists.
 
-    Resolving the sites where groups act can take longer than aligning small networks. All callers share the results, so
+    Finding the sites where groups act can take longer than aligning small networks. All callers share the results, so
     callers must not modify them.
     """
     name = f"{compute.__module__}.{compute.__qualname__}"

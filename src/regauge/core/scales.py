@@ -1,4 +1,4 @@
-"""Directions of positive scales: combinations of families that balancing treats as one, and their sites."""
+"""Directions of positive scales: combinations of families that balancing treats as one family, and their sites."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from regauge.core.symmetry import Symmetry
 class ScaleSite:
     """One site of a direction. A step t multiplies the squares of a tensor at this site by `exp(exponent * t)`.
 
-    The direction acts on the tensor along `shared` axes. The unit that owns an entry depends on the indices along
-    `axes`, where the batch axis does not count. The last of these axes is the axis of the site. `index` maps each
-    position on the axis of the site to an entry of the step.
+    The direction acts on the tensor along `shared` axes. The indices along `axes` determine the unit that owns an
+    entry; the batch axis is not counted. The last of these axes is the axis of the site. `index` maps each position on
+    the axis of the site to an entry of the step.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ScaleSite:
 class Direction:
     """A combination of one group's families that balancing treats as one: the weight of each family, and the sites.
 
-    For a normalizer, `own` holds the sites whose entries no other scale affects.
+    For a normalizer, `own` holds the sites whose entries are scaled only by this direction.
     """
 
     group: str
@@ -49,7 +49,10 @@ class Direction:
 
 @remembered
 def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Direction, ...]:
-    """Return the scale families of every group. To keep buffers, return the combinations that do not change buffers."""
+    """Return the scale families of every group.
+
+    If buffers must not change, return the combinations that do not change buffers.
+    """
     result = []
     for group in symmetry.groups:
         kept = kept_scales(symmetry, group) if buffers == "keep" else null_space([], group.scales)
@@ -70,7 +73,7 @@ def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
 
 @remembered
 def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
-    """Return combinations of families that change buffers, and for each one the entries that no other scale affects.
+    """Return combinations of families that change buffers, each with the entries that only this combination scales.
 
     These entries are the filters before batch normalization, one set for each layer. See `SquaredNorm.normalize`.
     """

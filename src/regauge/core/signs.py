@@ -1,7 +1,7 @@
 """The best pattern of signs for each pair of units of a group with several families of signs.
 
 Each family k has a sign s_k for each unit. At each placement, the units are multiplied by the product of s_k over a
-subset of the families. This product is the *character* of the subset. Different placements can have different
+subset of the families. This product is called the *character* of the subset. Different placements can have different
 characters. For one pair of units, the objective is `sum_chi chi(s) c_chi`, which is maximized over the signs s. A
 character that is independent of all others over GF(2) contributes `|c_chi|`. The remaining characters split into
 independent components.

@@ -1,8 +1,8 @@
 """The unit sphere: distances, the exponential and logarithm maps, geodesics and means, exact in float32.
 
 Points and tangent vectors lie along the last axis; leading axes are batch axes. Angles are in radians. No function in
-this module clamps an arc cosine. So angles far below the square root of the precision are correct, and all gradients
-are finite even if points coincide.
+this module computes an arc cosine, which would have to be clamped. Therefore angles far below the square root of the
+precision are correct, and all gradients are finite even if points coincide.
 """
 
 import math
@@ -19,7 +19,7 @@ MAX_STEPS = 100
 
 
 def normalize(x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
-    """Return the nearest point on the sphere. Zero has no nearest point and returns NaN."""
+    """Return the nearest point on the sphere. The zero vector has no nearest point, and the result is NaN."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norms
 
@@ -51,8 +51,8 @@ def exp(x: Points, v: Points) -> Points:
 def log(x: Points, y: Points) -> Points:
     """Return the velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
 
-    The length of the velocity is `distance(x, y)`. No unique shortest geodesic connects antipodal points, and the
-    result is then meaningless; see `is_antipodal`.
+    The length of the velocity is `distance(x, y)`. Antipodal points have no unique shortest geodesic, and the result is
+    then meaningless; see `is_antipodal`.
     """
     angle = distance(x, y).unsqueeze(-1)
     # The tangent part of y - x is that of y, without the cancellation of nearly equal points; its length is sin(angle).

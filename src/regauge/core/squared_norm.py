@@ -25,7 +25,7 @@ NOTHING = 1e-13
 Limits = tuple[float, float]
 """Two shares of the largest eigenvalue of a Gram matrix.
 
-Eigenvalues below the first are zero, and above the second nonzero.
+Eigenvalues below the first share count as zero, and eigenvalues above the second as nonzero.
 """
 Gram = Float64[np.ndarray, "batch copies n n"]
 
@@ -147,7 +147,7 @@ class SquaredNorm:
     def objective(self) -> Float64[np.ndarray, " batch"]:
         """Return the squared norm plus linear terms.
 
-        Units and singular matrices that have only one side have such terms.
+        Units and singular matrices of which only one side is nonzero have such terms.
         """
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found
@@ -192,7 +192,7 @@ class SquaredNorm:
         return steps
 
     def grams(self, group: str) -> tuple[Gram, Gram]:
-        """Return the Gram matrices of all entries that a group multiplies, and of those that its inverse multiplies."""
+        """Return the Gram matrices of the entries that a group multiplies, and of those that its inverse multiplies."""
         sums = self._alone[group].copy()
         for sign, values in self._acted_on(group):
             sums[int(sign < 0)] += values @ values.swapaxes(-1, -2)
@@ -240,7 +240,7 @@ class SquaredNorm:
     def balance(
         self, group: str, is_rigid: Bool[np.ndarray, " batch"], is_chosen: Bool[np.ndarray, " batch"], limits: Limits
     ) -> None:
-        """Take the best step of one group's matrices alone.
+        """Take the best step of one group's matrices while all others are fixed.
 
         Networks that are not chosen, or in which the group is rigid, do not change. If the group acts on d axes of one
         tensor, the step is computed as if it acted on only one of them. Then the d-th root of the step does not

@@ -1,4 +1,4 @@
-"""Structure: tensors that a network does not learn (masks, permutations, tables). A symmetry keeps them bit by bit.
+"""Structure: tensors that a network does not learn (masks, permutations, tables) and that a symmetry does not change.
 
 Units can be exchanged if their entries are equal in all structure tensors: see `regauge.core.exchangeable`. If two
 networks differ in structure, alignment allows only elements that map one structure to the other: see `carry`.
@@ -45,11 +45,11 @@ def require_same(name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element | None:
-    """Return an element that maps the structure of network `b` to that of `a`. Return None if they are already equal.
+    """Return an element that maps the structure of network `b` to the structure of `a`, or None if they are equal.
 
-    The search refines colors of units until units with different structure have different colors (one-dimensional
-    Weisfeiler-Leman test). If several units share a color, the search tries pairs of them. The resulting element is
-    checked bit by bit.
+    The search assigns colors to units and refines them until units with different structure have different colors
+    (one-dimensional Weisfeiler-Leman test). If several units have the same color, the search tries pairs of them. The
+    resulting element is checked bit by bit.
 
     Raises:
         ValueError: No element was found; the message names a buffer that differs.

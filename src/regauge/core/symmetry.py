@@ -63,8 +63,8 @@ class Symmetry:
             tensor under only one of them.
         ones: The gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` sets gains to one). No
             group acts on these gains. Some groups of the symmetry exist only because these gains are one.
-        readers: The axes (parameter, axis) on which groups act and along which a layer sums over units. There, the
-            layer multiplies its input by the parameter. Empty if unknown.
+        readers: The axes (parameter, axis) on which groups act and along which a layer sums over units. Along such an
+            axis, the layer multiplies its input by the parameter. The set is empty if these axes are unknown.
         gains: The parameters that multiply activations unit by unit, in graph order.
         translations: The families of vectors that can be added to parameters, in the order in which `split` subtracts
             them.
@@ -183,15 +183,15 @@ class Symmetry:
     ) -> Element:
         """Return a random element of the whole symmetry.
 
-        Every part of the element keeps the function, whatever the running statistics are. Permutations, signs and
-        rotations are uniformly random. Scales and singular values lie in [1/2, 2]. The vectors that translations add
-        are sampled from a normal distribution with the scale of typical weights.
+        Every part of the element preserves the function for any running statistics. Permutations, signs and rotations
+        are uniformly random. Scales and singular values lie in [1/2, 2]. The vectors that translations add are sampled
+        from a normal distribution with the scale of typical weights.
 
         Args:
             generator: The source of randomness.
             parts: The parts that may differ from the identity: some of "permutation", "sign", "scale", "shift",
-                "linear", "translation" and "rotation". Default: all parts. Translations and rotations make 16-bit
-                networks less precise. Neither `compile` nor the transformation of single tensors supports these two
+                "linear", "translation" and "rotation". Default: all parts. In 16-bit networks, translations and
+                rotations lose precision. `compile` and the transformation of single tensors do not support these two
                 parts.
             batch: The leading batch shape of the element.
 
@@ -272,14 +272,14 @@ class Symmetry:
     def act(self, element: Element, params: Mapping[str, Tensor], *, skip: Collection[str] = ()) -> Params:
         """Apply an element to a network. The resulting network lies on the same orbit and computes the same function.
 
-        This is a left action. If the element has a batch shape, each element acts on one network of a population (one
-        leading model axis on every tensor). A single element acts on all networks of a population.
+        The action is a left action. If the element has a batch shape, each element acts on one network of a population
+        (one leading model axis on every tensor). A single element acts on all networks of a population.
 
         Args:
             element: The element, with one value per group.
             params: Parameters and buffers, which are not modified. Tensors on which no group acts are returned
                 unchanged.
-            skip: Names of tensors to leave out, because the caller already has the transformed tensors.
+            skip: The names of tensors to leave out, because the caller already has the transformed tensors.
 
         Returns:
             New parameters with the same names, shapes, dtypes and devices. Tensors on which no group acts share memory
@@ -306,15 +306,16 @@ class Symmetry:
         """Split a network into its representative and its coordinates.
 
         The representative computes the same function as the network. In the representative, the entries of each
-        translation family are zero or centered. A gain is one if all later layers are linear in it. Networks that
-        differ only by translations and gains have the same representative. The coordinates of such networks differ.
+        translation family are zero or centered. A gain is set to one if all later layers are linear in it. Networks
+        that differ only by translations and gains have the same representative. The coordinates of such networks
+        differ.
 
         Args:
             params: One network, or a population (one leading model axis on every tensor). The tensors are not modified.
 
         Returns:
             The representative and the coordinates. The representative has the dtypes of the network. However, 16-bit
-            dtypes become float32, because rounding the representative to 16 bits would change its function. The
+            tensors become float32, because rounding the representative to 16 bits would change its function. The
             coordinates map names to tensors in the next wider dtype. These tensors are the vector that was subtracted
             for each family, and the original entries of each gain.
 
@@ -349,7 +350,7 @@ class Symmetry:
     def on_representatives(self, *, rotate: bool = False) -> "Symmetry":
         """Return the symmetry of the representatives that `split` returns.
 
-        They have gains of one, and no translations act.
+        Representatives have gains of one, and no translations act on them.
 
         Args:
             rotate: Whether groups with a value in `behind_gains` act by rotations instead of permutations. Rotations
@@ -360,7 +361,7 @@ class Symmetry:
     def stored_in(self, names: Collection[str]) -> "Symmetry":
         """Return this symmetry without translation families whose parameters are not all in `names`.
 
-        Models recompute some tensors that checkpoints do not store, for example tables of sines.
+        Reason: models recompute some tensors that checkpoints do not store, for example tables of sines.
         """
         kept = tuple(
             family
@@ -389,7 +390,7 @@ class Symmetry:
         raise KeyError(f"there is no translation {name!r}; they are {[one.name for one in self.translations][:20]}")
 
     def act_(self, element: Element, params: Params) -> None:
-        """Apply an element in place, one tensor at a time. This suits models that barely fit in memory.
+        """Apply an element in place, one tensor at a time. This method suits models that barely fit in memory.
 
         Raises the same errors as `act`.
         """
@@ -594,10 +595,10 @@ class Symmetry:
         The check runs in float64 on a copy of the module in evaluation mode. First, parameters and buffers are
         perturbed away from their initial values, because zero biases and unit gains make many tests vacuous.
 
-        Then all groups act together, with independent random values. A correct group keeps the outputs. So a wrong
-        group changes the outputs even if it acts together with correct groups. Two wrong groups can cancel only if
-        their random values match. Therefore every group that has few possible values is also tested alone. If the
-        outputs change, every group is tested alone.
+        Then all groups act together, with independent random values. A correct group keeps the outputs. A wrong group
+        therefore changes the outputs even if it acts together with correct groups. Two wrong groups can cancel only if
+        their random values match. Groups with few possible values are therefore also tested alone. If the outputs
+        change, every group is tested alone.
 
         Args:
             module: The model. The model must not be on the meta device.

@@ -61,7 +61,7 @@ def render(
 
 
 def name_families(group: Group) -> str:
-    """Return words for the parts of a group's symmetry: order, scale, sign, rotation."""
+    """Return words for the parts of a group's symmetry: permutation, scale, sign, rotation."""
     if group.keeps_ones:
         return "rotation, ones kept"
     if group.is_proper:

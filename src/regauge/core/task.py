@@ -55,7 +55,7 @@ class Task:
         module: The module that is called with the parameters of each network. The module is always in evaluation mode.
             The parameters stored in the module are not used.
         batches: Pairs (inputs, targets). Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword
-            arguments. Batches are iterated several times. So pass a list, a data loader, or another collection.
+            arguments. Batches are iterated several times. Therefore pass a list, a data loader, or another collection.
         criterion: A differentiable function of output and targets that returns the mean loss of a batch.
         outputs: The output that is compared with the targets: a field name of the module's result, or a function of the
             result. Default: the first tensor of the result.
@@ -92,7 +92,7 @@ class Task:
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
         """Split the examples at random into one task for making a choice and one task for evaluating the choice.
 
-        Both tasks keep the `prepare` function of this task. That function computes statistics from its own data, not
+        Both tasks have the `prepare` function of this task. This function computes statistics from its own data, not
         from the split. If the first axes of a batch's tensors differ in length, examples cannot be separated. Then
         whole batches are assigned at random.
 
@@ -225,7 +225,7 @@ def choose_and_judge(
     """Return the tasks for choosing and for evaluating: both given tasks, or two halves of one given task.
 
     Args:
-        task: The task for choosing. Methods match, compute or train on its data.
+        task: The task for choosing. Methods use its data to match, to compute statistics, or to train.
         test: The task that evaluates the choice. If None, half of the examples of `task` evaluate the choice and are
             not used to make it.
         generator: The source of randomness that samples the halves. Default: a generator with seed 0.

@@ -12,7 +12,7 @@ from regauge.core.typed_json import require_fields
 
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
-    """Return lines that describe families: the parameters to which each adds, and the condition on a representative."""
+    """Return lines that describe families: the parameters to which each adds, and the condition on representatives."""
     if not families:
         return []
     rows = []

@@ -1,9 +1,9 @@
 """Translations: vectors that can be added to parameters without changing the function.
 
-A translation family adds a vector t to some entries of one parameter, the home of the family. To keep the function, the
-family also adds images of t to other parameters. For example, it adds to the next layer's bias minus the next layer's
-weights times t. The steps that compute an image from t are stored as data. Therefore a symmetry can be saved, and can
-act on networks without their module.
+A translation family adds a vector t to some entries of one parameter, the home of the family. To preserve the function,
+the family also adds images of t to other parameters. For example, it adds to the next layer's bias minus the next
+layer's weights times t. The steps that compute an image from t are stored as data. Therefore a symmetry can be saved,
+and can act on networks without their module.
 """
 
 import math
@@ -29,7 +29,7 @@ class Entries:
         parameter: The parameter. The entries of the parameter are indexed in row-major order. Empty if the entries
             belong to the vector of a step.
         sizes: The shape of the array.
-        strides: One stride for each axis of the array. A stride of zero repeats entries.
+        strides: The number of index steps along each axis of the array. A stride of zero repeats entries.
         start: The index of the first entry.
     """
 
@@ -83,7 +83,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class ImageStep:
-    """A linear map between two vectors, whose coefficients are parameters.
+    """A linear map of a vector, whose coefficients are parameters.
 
     Attributes:
         kind: The operation. "take" selects entries of the vector. "through" multiplies by weights
@@ -167,17 +167,17 @@ class TranslationFamily:
         name: The name. The name is unique within a symmetry.
         entries: The entries of the home parameter to which the vector is added.
         constant: The axes of these entries along which the added vector is constant. The coordinate of a network is the
-            mean of the entries over these axes. Without such axes, it is the entries themselves. For a representative,
-            the coordinate is zero.
+            mean of the entries over these axes. Without such axes, the coordinate is the entries themselves. For a
+            representative, the coordinate is zero.
         gain: Entries of a gain, or None. The added vector is divided by this gain along the one constant axis, because
             the next operation reads the home multiplied by the gain. The coordinate is then the mean of the products of
-            entries and gain. If one of the gains is zero, nothing is added.
+            entries and gain. If one of these gains is zero, nothing is added.
         centered: The axes along which the vector sums to zero, because an earlier family adds the remaining component.
             The last entry along each of these axes is not stored.
         images: The vectors that are added to other parameters.
         is_stored_only: Whether the function stays the same only with the stored running statistics, and changes if they
-            are recomputed. A family for which this is true helps to compare networks. Such a family is never applied to
-            a network that is used afterwards.
+            are recomputed. Such a family helps to compare networks. It is never applied to a network that is used
+            afterwards.
         eps: A constant if the family multiplies. None if the family adds. In a multiplying family, the home is a
             variance, and the coordinate is the logarithm of the home plus eps. Vectors that are added to this
             coordinate are logarithms of factors. The factors multiply the home plus eps, and the entries of the images.
@@ -252,7 +252,7 @@ class TranslationFamily:
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
-        """Return the vector that a home contains, for the given gains: `[*lead, *vector_shape]`."""
+        """Return the vector that the home of a network contains, for the given gains: `[*lead, *vector_shape]`."""
         values = self.entries.of(home, lead)
         if gains is not None:
             values = values * self._spread(gains, lead)
@@ -270,19 +270,22 @@ class TranslationFamily:
         return values.reshape((*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes)))))
 
     def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
-        """Return a vector without the entries that follow from its other entries."""
+        """Return a vector without the entries that its other entries determine."""
         for axis in self.centered:
             vector = vector.narrow(lead + axis, 0, vector.shape[lead + axis] - 1)
         return vector.clone()
 
     def lengthen(self, coordinate: Tensor, lead: int = 0) -> Tensor:
-        """Return the full vector that belongs to a coordinate, including the entries that are not stored."""
+        """Return the full vector of a coordinate, including the entries that are not stored."""
         for axis in self.centered:
             coordinate = torch.cat([coordinate, -coordinate.sum(lead + axis, keepdim=True)], lead + axis)
         return coordinate
 
     def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
-        """Add a coordinate to networks, with compensation, and return the networks. Tensors that change are new."""
+        """Add a coordinate to networks, together with the images in other parameters, and return the networks.
+
+        Tensors that change are new.
+        """
         result = dict(params)
         for one in self.additions(params, coordinate, lead, sign):
             result[one.entries.parameter] = one.to(result[one.entries.parameter], lead)
@@ -304,7 +307,7 @@ class TranslationFamily:
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
-        """Return a tensor in the shape of the home whose only content is this coordinate."""
+        """Return a tensor in the shape of the home that is zero except for this coordinate."""
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)
 
@@ -332,8 +335,8 @@ class Addition:
         constant: The axes of the entries along which the added vector is constant, apart from `factor`.
         flat: The vectors for networks, `[*lead, n]`, flattened along the other axes.
         factor: A factor of the vectors, in the shape of the entries. Axes may have length one.
-        eps: A constant if the vectors are logarithms of factors. Otherwise None. In the first case, the factors
-            multiply the entries plus eps.
+        eps: A constant if the vectors are logarithms of factors. It is None if the vectors are added. If it is given,
+            the factors multiply the entries plus eps.
     """
 
     entries: Entries

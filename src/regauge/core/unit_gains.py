@@ -14,7 +14,7 @@ from regauge.core.groups import Group
 from regauge.core.remembered import Remembering, remembered
 
 ROUNDING = 1e-6
-"""Singular values below this count as zero.
+"""Singular values below this number count as zero.
 
 These are singular values of a matrix of exponents in an orthonormal basis.
 """

@@ -30,7 +30,7 @@ class UnitPlan:
     sign: Tensor
 
     def signed(self, exponents: SignCharacter) -> Tensor:
-        """Return the masses multiplied by the signs of the families that act at a placement."""
+        """Return the masses, multiplied by the signs of the families that act at a placement."""
         result = self.mass
         for family, exponent in enumerate(exponents):
             if exponent:
@@ -45,7 +45,7 @@ def map_tensor(
     plans: Mapping[str, UnitPlan],
     readers: Collection[Axis],
 ) -> Tensor:
-    """Convert a tensor of the second network, axis by axis, to the shape that it has in the first network."""
+    """Convert a tensor of the second network, axis by axis, to the shape of the first network's tensor."""
     for axis in sorted({site.placement.axis for site, _ in pairs}):
         own = [pair for pair in pairs if pair[0].placement.axis == axis]
         there = uncovered([b for _, b in own], axis, tensor.shape[axis]).to(tensor.device)

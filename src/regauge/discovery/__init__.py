@@ -1,4 +1,4 @@
-"""Discovery by tracing: finds the transformations of a model's parameters that leave its function unchanged.
+"""Discovery by tracing: a search for transformations of a model's parameters that leave its function unchanged.
 
 Discovery takes the following steps. Each step is implemented in the file of the same name.
 
@@ -9,7 +9,7 @@ Discovery takes the following steps. Each step is implemented in the file of the
 - **laws**: the constraints of an operator call are stored as a *record* until no later call refines its axes further.
 - **slots** (`write_out`): every record is expanded into *ties* between *slots*, index by index and block by block.
 - **solve**: the ties of each atom form equations. The solutions of these equations are the *freedom* of the atom.
-- **angles**: pairs of coordinates that rotary embeddings rotate by fixed angles are tested on random numbers.
+- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Such pairs are tested on random numbers.
 - **emit**: freedoms are converted to named groups with placements. Every axis that stays frozen gets a reason.
 - **verify** (`regauge.core`): a random element of all groups is applied, and the outputs are compared.
 
@@ -19,18 +19,18 @@ The terms, in the order in which they appear:
   parameter influences it. A value is *uniform* along the axes on which it is constant.
 - A *layout* describes the meaning of the indices of one axis, as a row-major product of atoms.
 - An *atom* is a factor of an axis: a leaf, a product of smaller atoms, or a direct sum of layouts (a concatenation).
-- A *leaf* is an atom whose units are not distinguished by any operator so far. When an operator ties two axes, leaves
-  are split, cut and merged until both axes have the same structure.
+- A *leaf* is an atom whose units no operator has distinguished so far. If an operator ties two axes, leaves are split,
+  cut and merged until both axes have the same structure.
 - A *unit* is one index of a leaf: a neuron, a channel, a head. A leaf of size one has a single unit.
-- An atom is *frozen* if its units cannot be permuted. The result is sound because every axis that no rule covers is
+- An atom is *frozen* if its units cannot be permuted. Discovery is sound because every axis that no rule covers is
   frozen.
 - A *stacked* value consists of several tensors along an axis whose indices have different meanings, such as query, key
   and value. The tensors stay separate as long as possible.
-- A value can have a *virtual* axis: an axis that the value lacks, but from which one of its own axes selects. For
-  example, if each token selects an expert, the expert axis is virtual.
-- In a law, an *axis* is one axis of a value, several axes that are treated as one, or a range of one axis.
-- A *law* constrains the transformations of all axes that one index of an operator runs along. A law determines which
-  scales, signs, matrices and translations of these axes must agree. A *record* contains the laws of one operator call.
+- A value can have a *virtual* axis. The value lacks this axis, but one of its own axes selects indices from it. For
+  example, if each token selects an expert, the values of the tokens have a virtual expert axis.
+- In a law, an *axis* is one axis of a value, several axes that are treated as one axis, or a range of one axis.
+- A *law* constrains the transformations of all axes that share one index of an operator. A law determines which scales,
+  signs, matrices and translations of these axes must agree. A *record* contains the laws of one operator call.
 - A *term* is one block of an axis that is written as a sum of products: the block's first index, and its leaves with
   their strides.
 - A *slot* is one occurrence of a leaf in one term of one axis of one value.

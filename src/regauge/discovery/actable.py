@@ -1,8 +1,8 @@
-"""A test of whether groups can act: a random element is applied to random tensors shaped like the parameters.
+"""A test of whether groups can act: a random element acts on random tensors with the shapes of the parameters.
 
-Parameters are tested one at a time. For a large parameter, the test uses only the axes that affect each other.
-Therefore a model on the meta device needs no memory for its parameters. If groups act in the same way on several
-parameters, such as layers of one shape, only one of these is tested.
+Parameters are tested one at a time. For a large parameter, the test uses only those axes whose groups depend on one
+another. Therefore a model on the meta device needs no memory for its parameters. If groups act in the same way on
+several parameters, such as layers of one shape, only one of these is tested.
 """
 
 import math
@@ -21,10 +21,10 @@ LARGE_PARAMETER = 1 << 20
 LARGEST_MATRIX = 1024
 """Matrices larger than this are not sampled, because sampling would take most of the time.
 
-The identity replaces such matrices.
+The identity is used in place of such matrices.
 """
 RETURN_TOLERANCE = 1e-8
-"""The largest relative error, in float64, after an element and its inverse were applied to a tensor."""
+"""The largest relative error, in float64, after an element and then its inverse acted on a tensor."""
 
 
 def cannot_act(symmetry: Symmetry) -> dict[str, str]:
@@ -42,7 +42,9 @@ def cannot_act(symmetry: Symmetry) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One parameter, or some of its axes, and the groups that act on it. Bases come before the groups within them.
+    """One parameter, or some of its axes, and the groups that act on it.
+
+    A group comes after the groups within which it is repeated.
 
     Attributes:
         groups: The groups, restricted to their placements on the parameter.
@@ -57,7 +59,7 @@ class _Part:
     def geometry(self) -> Hashable:
         """Return a key of groups, placements and shape without names.
 
-        If keys are equal, the groups act in the same way.
+        If two keys are equal, the groups act in the same way.
         """
         numbers = {group.name: str(k) for k, group in enumerate(self.groups)}
 

@@ -31,13 +31,14 @@ from regauge.discovery.solve import solve
 from regauge.discovery.trace import Program
 
 Change = Callable[[Tensor], Tensor]
-"""A function that changes a value before operators read it. Pass the same function object each time to reuse graphs."""
+"""A function that changes a value before operators read it. Pass the same function object each time, so that cached
+graphs can be reused."""
 SELECTIONS = words("index index_select gather embedding")
 """Operators that select entries of their first operand."""
 ROUNDING = 0.25
-"""The exponent of the machine epsilon in the tolerance.
+"""The tolerance is the machine epsilon to the power of this exponent.
 
-Networks amplify errors, but wrong placements err by about one.
+Networks amplify rounding errors, but wrong placements cause errors of about one.
 """
 
 
@@ -108,7 +109,7 @@ class IntermediateValues:
         return tuple(found)
 
     def source(self, parameter: str, among: Collection[str]) -> str | None:
-        """Return which of these values a layer with this parameter reads; None if there is none or more than one."""
+        """Return the value that is the input of the layer with this parameter; None if it is not unique."""
         nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
         found: set[str] = set()
         waiting = [nodes[name] for name in self.products({parameter})]
@@ -159,7 +160,8 @@ class IntermediateValues:
 class Activations:
     """The intermediate values of one model on which groups act. The values are valid for inputs of one shape.
 
-    For every element g and parameters p, `values(symmetry_of_the_model.act(g, p), x) == symmetry.act(g, values(p, x))`.
+    Let g be an element and p the parameters. Then `values(symmetry_of_the_model.act(g, p), x) == symmetry.act(g,
+    values(p, x))`.
 
     Attributes:
         symmetry: The groups of the model's symmetry under the same names, but placed on intermediate values instead of
@@ -202,7 +204,7 @@ def activations(
     outputs: Outputs = None,
     only_read: bool = False,
 ) -> Activations:
-    """Find the intermediate values on which the groups of a symmetry act, and how the groups act on them.
+    """Find the intermediate values on which the groups of a symmetry act, and the action of the groups on them.
 
     The module is traced and discovered again for these inputs. Operators tie axes of intermediate values to axes of
     parameters. The tied axes get placements from the same solution as the parameters. If the module is not on the meta
@@ -215,7 +217,7 @@ def activations(
         example_kwargs: Keyword arguments of the model.
         outputs: The outputs that must not change, as passed to `discover`.
         only_read: Whether to report only the values that layers read (see `Activations.read`). Values that layers read
-            are a fraction of all values. So the check needs less time and memory.
+            are a fraction of all values. Therefore the check of these values needs less time and memory.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.

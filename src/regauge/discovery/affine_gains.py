@@ -10,12 +10,13 @@ from regauge.discovery.operators import NORMS, PRODUCTS, SAME, operator_name
 def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> dict[str, float]:
     """Replace each product with the sum of a parameter and a constant by a product with the parameter alone.
 
-    The replacement applies only to parameters with one axis. Every use must add the same constant, and every use of the
-    sum must be a multiplication.
+    The replacement applies only to parameters with one axis. Every use of the parameter must add the same constant, and
+    every use of the sum must be a multiplication.
 
     Args:
         graph: A traced program, which is modified.
-        names: The names of parameters, by placeholder.
+        names: The sum of the parameter and the constant may have no other use than multiplications, and every use must
+            add the same constant.
         shapes: The shapes of the parameters.
 
     Returns:

@@ -2,11 +2,11 @@
 
 The solver treats each axis index separately. If a rotary embedding rotates a pair of coordinates by fixed angles, the
 solver finds only a common scale and a common sign for the pair. In fact, all rotations of the pair commute with the
-fixed rotations. So queries and keys may be rotated by any common angle. No operator name reveals which axes hold such
-pairs. Models write pairs as halves, neighbors or complex numbers, in many forms. Therefore every pair that shares a
-sign is tested. The test evaluates the operators from the parameters up to the first values that lack the axis. The test
-runs in float64 with random parameters and the constants of the trace, before and after random rotations. All other
-operands are random. If a rotation does not change these values, it changes no output.
+fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not reveal the
+axes with such pairs. Models implement pairs as halves, neighbors or complex numbers, in many ways. Therefore every pair
+that shares a sign is tested. The test evaluates the operators from the parameters up to the first values that lack the
+axis. The test runs in float64 with random parameters and the constants of the trace, before and after random rotations.
+All other operands are random. If a rotation does not change these values, it changes no output.
 """
 
 import math
@@ -39,7 +39,8 @@ def free_angles(
 ) -> tuple[list[Freedom], tuple[str, ...]]:
     """Return the freedoms with those rotations of pairs that pass the test, and a message for each undecided pair.
 
-    The example inputs, listed leaf by leaf, may be on the meta device. In that case their values are unknown.
+    The example inputs, listed leaf by leaf, may be on the meta device. In that case the entries of the inputs are
+    unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     turned = dict(enumerate(freedoms))
@@ -51,7 +52,7 @@ def free_angles(
 
 
 class _Trial:
-    """Rotations of pairs, which are tested one after the other."""
+    """Rotations of pairs, which are tested one after another."""
 
     def __init__(
         self, freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]

@@ -1,7 +1,7 @@
 """Primitives for operator rules, which tie axes and record the laws of an operator.
 
-Every primitive is sound. A rule is therefore sound if it composes primitives that together compute the same function as
-the operator. `movement.py` contains the primitives that record laws and rearrange entries.
+Every primitive is sound. A rule is sound if it composes primitives that together compute the same function as the
+operator. `movement.py` contains the primitives that record laws and rearrange entries.
 """
 
 import math
@@ -70,7 +70,10 @@ class Builder(Movement):
         return result
 
     def add(self, operands: Sequence[Operand], shape: Sequence[int], *, select: Value | None = None) -> Value:
-        """Return a sum with broadcasting. If the mask `select` is given, return a choice among the operands (where)."""
+        """Return a sum with broadcasting.
+
+        If the mask `select` is given, return a selection among the operands instead (where).
+        """
         return self._pointwise(operands, shape, "add", select)
 
     def maximum(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
@@ -82,7 +85,10 @@ class Builder(Movement):
         return self._pointwise(operands, shape, "mul", exponents=exponents)
 
     def joint(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
-        """Return any function of the entries at the same index. Only permutations leave such a function equivariant."""
+        """Return any function of the entries at the same index of all operands.
+
+        Such a function is equivariant only to permutations.
+        """
         return self._pointwise(operands, shape, "joint")
 
     def reduce(

@@ -21,7 +21,7 @@ AxisKey = tuple[str, int]
 def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return the groups of a symmetry, placed on the values on which discovery placed its own groups.
+    """Return the groups of a symmetry with placements on the values on which discovery placed its own groups.
 
     A group corresponds to the discovered group that has the same units on the same parameters. The families of the
     group are expressed as combinations of the discovered families. The same combinations act on the values. `shapes`

@@ -69,13 +69,13 @@ def discover(
     The module is traced in evaluation mode with `torch.export`. Operators tie axes together, and tied axes become one
     group. The operators that use a group's axes determine which transformations may act. An operator without a rule
     freezes the axes that it uses. The result holds for the shapes, branches and outputs of this trace. As a test, a
-    random element is applied to random tensors, one parameter at a time. A group that fails this test is frozen, and
-    the reason is recorded.
+    random element acts on random tensors, one parameter at a time. A group that fails this test is frozen, and the
+    reason is recorded.
 
     Buffers that a normalization fills (running means and variances) are statistics. Groups act on them as on
     parameters. All other buffers that influence the outputs are structure: masks, permutations, tables. No group scales
-    structure, and two units are exchanged only if their entries in it are equal. The graph determines which buffers are
-    structure, and `symmetry.structure` names them.
+    structure, and two units are exchanged only if their entries in the structure are equal. The graph determines which
+    buffers are structure, and `symmetry.structure` names them.
 
     Args:
         module: Any module that `torch.export` can trace. The module may be on the meta device. The module is not
@@ -85,10 +85,10 @@ def discover(
         example_kwargs: Keyword arguments of the module.
         outputs: The outputs that must not change: one or several field names, or a function of the output. Default: all
             tensors in the output. Objects such as key-value caches are ignored.
-        ones: The names of gains that are exactly one and stay one. `rg.discovery.fold` makes gains one. Rotations can
-            then act on a residual stream that is read through RMSNorm. If a residual stream is read through LayerNorm,
-            the rotations must also keep the vector of ones. The symmetry holds only for networks in which these gains
-            are one.
+        ones: The names of gains that are exactly one, and that elements of the symmetry keep at one.
+            `rg.discovery.fold` sets gains to one. If a residual stream is read through RMSNorm with such gains,
+            rotations can act on the stream. If a residual stream is read through LayerNorm, the rotations must also
+            keep the vector of ones. The symmetry holds only for networks in which these gains are one.
         keep: Names, or patterns such as "*.position", of further tensors that are structure. Examples are frozen
             parameters that are equal in all networks, such as tables of sines or fixed filters.
         move: Names or patterns of buffers on which groups act although no normalization fills them. "*" matches all

@@ -212,7 +212,7 @@ class _Emitter:
 
 
 def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
-    """Return the atoms within which a group is repeated that acts on something."""
+    """Return the atoms within whose units some group with an effect is repeated."""
     needed: set[Atom] = set()
     for freedom in freedoms:
         if _can_permute(freedom) or freedom.shifts:

@@ -1,4 +1,6 @@
-"""A test of whether entries of a tensor can be equal. Among equal entries, their order decides which comes first.
+"""A test of whether entries of a tensor can be equal.
+
+If entries are equal, their order decides which of them comes first.
 
 A ReLU makes entries zero with positive probability, and zeros are equal. A linear layer after the ReLU makes the
 entries different again. If nothing is known about a tensor, the test assumes that its entries can be equal.

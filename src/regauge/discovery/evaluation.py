@@ -141,7 +141,7 @@ def like(value: Any) -> tuple[object, ...]:
 
 
 def comparable(value: Any, told: Callable[[Node], Hashable] = id) -> Hashable:
-    """Return the arguments of an operator as a hashable key in which `told(node)` replaces each node."""
+    """Return the arguments of an operator as a hashable key in which each node is replaced by `told(node)`."""
     if isinstance(value, Node):
         return ("node", told(value))
     if isinstance(value, list | tuple):

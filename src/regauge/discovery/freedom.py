@@ -19,8 +19,8 @@ Family = tuple[Vector, frozenset[Atom]]
 class PairedAxis:
     """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
 
-    The two slots belong to the first and the second coordinate. The two slots are the same if one leaf of the axis
-    indexes the two coordinates. `others` contains the sizes and strides of the other leaves of the block.
+    The two slots belong to the first and the second coordinate. If one leaf of the axis indexes the two coordinates,
+    both slots are the same. `others` contains the sizes and strides of the other leaves of the block.
     """
 
     slots: tuple[int, int]
@@ -92,8 +92,8 @@ class Freedom:
         slots: The slots of the atom in parameters.
         watched: The slots of the atom in the intermediate values for which the caller requested placements.
         is_permuted: Whether the units of the atom can be permuted.
-        bases: Atoms whose index may determine the permutation. If there is no permutation, atoms whose index may
-            determine a family.
+        bases: Atoms whose index may determine the permutation. Without a permutation, these are the atoms whose index
+            may determine a family.
         scales: The families of positive scales.
         signs: The families of signs.
         shifts: The families of half-period shifts.
@@ -118,7 +118,7 @@ KINDS: tuple[tuple[Callable[[Freedom], list[Family]], int], ...] = ((attrgetter(
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases that do not exist or have matrices, and break cycles between bases.
+    """Remove bases that do not exist or that have matrices, and break cycles between bases.
 
     If two atoms are bases of each other, the first atom remains a base of the second.
     """
@@ -177,9 +177,9 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop a single unit's family that multiplies whole parameters if a larger group has the same transformation.
+    """Drop the family of a single unit if a larger group contains the same transformation of whole parameters.
 
-    A family of a larger group has it if all units get the same factor.
+    The larger group contains it if all of its units get the same factor.
     """
 
     def whole(exponents: Vector) -> Vector | None:

@@ -28,7 +28,7 @@ from regauge.discovery.traceable import TraceError
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 """Low-precision dtypes.
 
-When an operator converts finer parameters to such a dtype, it rounds them, and no scale passes.
+When an operator converts parameters to a coarser dtype, it rounds them, and no scale commutes with the operator.
 """
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
@@ -50,18 +50,19 @@ REFERS = SAME | words("view_as reshape_as expand_as")
 EXPANDS = words("expand expand_as broadcast_to")
 DIVISIONS = words("div divide true_divide")
 JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
-"""Operators that place values, or zeros, next to one another."""
+"""Operators that write several values, or zeros, next to one another."""
 KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
 """Operators that move blocks of equal entries together with other values."""
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
 """Operators that return zero if all operands are zero."""
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
-"""Operators that rearrange positions, or look up entries at positions. All other operators use positions as numbers."""
+"""Operators that rearrange positions, or look up entries at positions. All other operators use positions as plain
+numbers."""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """The factors of a square, or of a product of two tensors, if all later operators sum it over one axis.
+    """Two tensors whose product all later operators sum over one axis; both are the same tensor for a square.
 
     Rotations keep a sum of squares. Matrices that act on both factors keep a sum of products.
     """

@@ -19,7 +19,7 @@ NEGATED = words("bitwise_not logical_not")
 
 
 def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool:
-    """Return whether the order along an axis can determine which `count` entries are the largest."""
+    """Return whether the order of entries along an axis can determine which `count` entries are the largest."""
     if not isinstance(node, Node):
         return True
     name, shape = operator_name(node), shape_of(node)

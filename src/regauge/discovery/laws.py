@@ -14,7 +14,7 @@ LawOf = Callable[..., "Law"]
 class Virtual(NamedTuple):
     """The layout of an axis that a tensor lacks.
 
-    Axis `dim` of the tensor selects from it, with the index tensor `source`.
+    Axis `dim` of the tensor selects indices from this axis, by the index tensor `source`.
     """
 
     dim: int
@@ -34,8 +34,8 @@ class Value:
         is_norm: Whether the entries are norms. A norm is zero only if all entries that it covers are zero.
         is_complex: Whether the tensor depends on complex parameters or buffers, on which no group acts.
         uniform: The axes along which the tensor is constant.
-        index_of: The axis into which the entries point, if the entries are positions.
-        virtual: An axis that the tensor lacks, but from which one of its axes selects.
+        index_of: If the entries are positions, the axis into which they point.
+        virtual: An axis that the tensor lacks, but from which one of its axes selects indices.
         has_inputs: For a fixed tensor, whether it depends on the inputs or on an unknown value.
         made: A function that returns a copy in which the blocks of equal entries are not tied. Only fixed tensors with
             blocks of equal entries have such a function.
@@ -78,7 +78,7 @@ class Value:
         return len(self.shape)
 
     def axis(self, dim: int) -> "Axis":
-        """Return one axis in the form that laws use."""
+        """Return one axis of the tensor in the form that laws use."""
         return Axis(self, (dim,))
 
     @classmethod
@@ -110,9 +110,9 @@ class Axis:
 class Law:
     """One index of an operator, and the constraint on transformations along this index.
 
-    Each row of `scale` and `sign` is a linear combination of the axes that must be zero. The combinations are rational
-    for log-scales and modulo two for signs. Each entry of `edges` ties the matrices on two axes: +1 means the same
-    matrix, and -1 means the inverse transpose. No matrix may act on an axis without an edge.
+    Each row of `scale` and `sign` is a linear combination of the axes' transformations that must be zero. The
+    combinations are rational for log-scales and modulo two for signs. Each entry of `edges` ties the matrices on two
+    axes: +1 means the same matrix, and -1 means the inverse transpose. No matrix may act on an axis without an edge.
 
     Attributes:
         axes: The axes that this index runs along.
@@ -125,11 +125,11 @@ class Law:
             index.
         is_shared: Whether a single permutation must apply to all copies. The axis then cannot be repeated within
             another axis.
-        is_virtual: Whether an axis of the result selects from this axis. The result then stores this axis as its
-            virtual axis.
+        is_virtual: Whether an axis of the result selects indices from this axis. In that case, the result stores this
+            axis as its virtual axis.
         shift: The equations for translations of entries that are constant along all other axes. None means that no
             translation passes.
-        period: For a function of (x, out) with half period pi, whether it is odd or even.
+        period: For a function of (x, out) with half period pi: whether the function is odd or even.
     """
 
     axes: tuple[Axis, ...]
@@ -155,13 +155,16 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """Return the law of values that are copied to another place. Every transformation passes."""
+    """Return the law of values that are copied to another place. Every transformation commutes with a copy."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 
 
 def linear(*axes: Axis) -> Law:
-    """Return the law of an axis that a linear operator keeps. All transformations except translations pass."""
+    """Return the law of an axis that a linear operator keeps.
+
+    All transformations except translations commute with the operator.
+    """
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)))
 
@@ -174,7 +177,10 @@ def added(axes: Sequence[Axis], out: Axis) -> Law:
 
 
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of a sum in which one tensor lacks this axis. Only permutations and translations pass."""
+    """Return the law of a sum in which one tensor lacks this axis.
+
+    Only permutations and translations commute with the operator.
+    """
     return Law((*axes, out), shift=((*(1.0 for _ in axes), -1.0),))
 
 
@@ -216,8 +222,9 @@ def shared(*axes: Axis) -> Law:
 def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
     """Return the law of a function of each entry, given one equation for scales and one for signs.
 
-    Each equation relates the input to the result. `(1, -2)` means `log(scale of x) - 2 log(scale of the result) = 0`.
-    If an equation is None, no scale (or no sign) passes.
+    Each equation relates the transformation of the input to the transformation of the result. `(1, -2)` means
+    `log(scale of x) - 2 log(scale of the result) = 0`. If an equation is None, no scale (or no sign) commutes with the
+    function.
     """
 
     def law(x: Axis, out: Axis) -> Law:
@@ -227,12 +234,12 @@ def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
 
 
 def positive(*axes: Axis) -> Law:
-    """Return the law of a positively homogeneous function (ReLU, maximum): scales pass, signs do not."""
+    """Return the law of a positively homogeneous function (ReLU, maximum): scales commute with it, signs do not."""
     return Law(axes, _equal(len(axes)), None)
 
 
 def odd(*axes: Axis, mixes: bool = False) -> Law:
-    """Return the law of an odd function (tanh): signs pass, scales do not."""
+    """Return the law of an odd function (tanh): signs commute with it, scales do not."""
     return Law(axes, None, _equal(len(axes)), is_mixing=mixes)
 
 
@@ -247,7 +254,10 @@ def power(exponent: int, *, is_even: bool) -> LawOf:
 
 
 def contracted(x: Axis, y: Axis) -> Law:
-    """Return the law of an index over which a product of two tensors is summed. The two transformations are inverse."""
+    """Return the law of an index over which a product of two tensors is summed.
+
+    The transformations of both tensors are inverse to each other.
+    """
     return Law((x, y), ((1, 1),), ((1, 1),), ((0, 1, -1),))
 
 
@@ -260,7 +270,10 @@ def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] 
 
 
 def normed(*axes: Axis) -> Law:
-    """Return the law of a function that depends only on the 2-norm over this axis. Rotations pass."""
+    """Return the law of a function that depends only on the 2-norm over this axis.
+
+    Rotations do not change this function.
+    """
     edges = _alike(len(axes)) or ((0, 0, 1),)
     return Law(axes, None, _equal(len(axes)), edges, is_metric=True, is_mixing=len(axes) > 1)
 
@@ -268,7 +281,7 @@ def normed(*axes: Axis) -> Law:
 def centered(*axes: Axis) -> Law:
     """Return the law of a function that depends only on the norm of deviations from the mean over this axis.
 
-    Rotations that keep the vector of ones pass.
+    Rotations that keep the vector of ones do not change this function.
     """
     return Law(axes, edges=_alike(len(axes)), is_metric=True, keeps_ones=True, is_mixing=True)
 

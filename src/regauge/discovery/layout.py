@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
-"""The largest number of blocks that two structures are cut into if they do not nest. Beyond it they are frozen."""
+"""The largest number of blocks into which two structures are cut if their blocks do not nest. If more blocks are
+needed, the axes are frozen."""
 
 
 class Atom:
@@ -66,7 +67,7 @@ def expand(layout: Iterable[Atom]) -> Layout:
 
 
 def without_units(layout: Iterable[Atom]) -> Layout:
-    """Return the expanded product without the leaves of size one."""
+    """The layout of leaves and direct sums: every product atom is expanded."""
     return [atom for atom in expand(layout) if atom.size > 1]
 
 
@@ -81,7 +82,7 @@ def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
 
 
 def freeze(layout: Iterable[Atom], reason: str) -> None:
-    """Forbid all permutations of an axis. If several reasons are given, the first is kept."""
+    """Forbid all permutations of an axis. If several reasons are given, the first reason is kept."""
     for atom in leaves(layout):
         if atom.frozen is None:
             atom.frozen = reason
@@ -142,7 +143,7 @@ def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
 
 
 def unify(a: Layout, b: Layout, reason: str) -> bool:
-    """Tie two axes index by index. If their structures cannot be made to agree, freeze both and return False."""
+    """Tie two axes index by index. If their structures cannot be made to agree, freeze both axes and return False."""
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
     if _unify_pieces(a, b, reason):

@@ -42,9 +42,9 @@ Moved = TypeVar("Moved", Value, Stacked)
 
 
 class Movement:
-    """The state of one discovery pass: the records so far, the axes to split in the next pass, and open orders.
+    """The state of a discovery pass: the records so far, the axes to split in the next pass, and unspecified orders.
 
-    Axes that a record does not mention are frozen. So a rule that forgets an axis is still sound.
+    Axes that no record mentions are frozen. Therefore a rule that omits an axis is still sound.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Movement:
     def use(self, value: Value) -> Value:
         """Return a tensor as an operand.
 
-        Each use of a fixed tensor gets new axes. Therefore the tensor does not tie other tensors together.
+        Each use of a fixed tensor gets new axes. Therefore the tensor does not tie other tensors to one another.
         """
         if not value.is_fixed:
             return value
@@ -171,7 +171,10 @@ class Movement:
         return self.carry(x, range(x.ndim), x.shape, along)
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:
-        """Return the operands, with copies in place of repeated operands. Then each use has separate axes."""
+        """Return the operands, with copies in place of repeated operands.
+
+        Then each use of an operand has separate axes.
+        """
         result: list[Value] = []
         for value in operands:
             result.append(self.unary(value, law.same) if any(value is other for other in result) else value)
@@ -272,7 +275,7 @@ class Movement:
         return result
 
     def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
-        """Repeat an axis as a whole. If `is_inner`, repeat each of its indices in place.
+        """Repeat an axis as a whole. If `is_inner`, repeat each index of the axis in place.
 
         The copies are indexed by a new uniform axis, which is merged with the repeated axis.
         """

@@ -1,4 +1,4 @@
-"""Completeness of continuous symmetries: the null space of the outputs' Jacobian and the discovered groups."""
+"""Completeness of continuous symmetries: the outputs' null space is compared with the discovered groups."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ from regauge.discovery.discover import discover
 MOST_PARAMETERS = 1500
 """The largest number of parameters for which the Jacobian is computed."""
 MOST_MISSES = 20
-"""The largest number of random inputs for which outputs may be infinite or NaN."""
+"""The largest number of random inputs for which the outputs may be infinite or NaN."""
 PER_INPUT = 24
 """The number of output entries that are differentiated for one random input."""
 STEP = 1e-3
@@ -36,7 +36,8 @@ STEP = 1e-3
 STRENGTHS = (0.3, 0.3, 3.0)
 """The distances of the evaluation points from initialization.
 
-The result describes the first point. The other points show which directions are null at the first point alone.
+The result describes the first point. The other points show which directions are in the null space only at the first
+point.
 """
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
@@ -57,9 +58,8 @@ class Nullity:
             space. Examples are key biases of attention (which a translation changes), unused entries, and entries of
             dead units.
         null: The dimension of the null space of the Jacobian.
-        found: The dimension of the part of the null space that the discovered symmetry spans. The spanned part includes
-            scales, rotations, invertible matrices and translations, and also rotations of streams whose gains are
-            brought to one.
+        found: The dimension of the part of the null space that the discovered symmetry spans. This includes scales,
+            rotations, invertible matrices and translations, and rotations of streams whose gains are set to one.
         explained: The known causes of missing dimensions: for each cause, a sentence and the number of dimensions that
             it adds. The directions of each cause were checked to lie in the null space.
     """
@@ -110,12 +110,12 @@ def nullity(
 
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
-    of the example. If the model raises an error on such inputs, or returns Inf or NaN, the inputs get the size of the
-    example, and are nonnegative if the example is. If the model fails on these inputs too, integer inputs stay as in
-    the example. The Jacobian has columns for parameters and for floating-point buffers. Buffers such as running
-    statistics are included because groups act on them and they can compensate for parameters. The symmetry is complete
-    at this point if its tangent vectors span the null space. If a unit is dead at this point, there may be further null
-    directions that belong to no symmetry.
+    of the example. If the model raises an error on such inputs, or returns Inf or NaN, random inputs of the example's
+    size are used. They are nonnegative if the example is nonnegative. If the model also fails on these inputs, integer
+    inputs are copied from the example. The Jacobian has columns for parameters and for floating-point buffers. Buffers
+    such as running statistics are included because groups act on them and they can compensate for parameters. The
+    symmetry is complete at this point if its tangent vectors span the null space. If a unit is dead at this point,
+    there may be further null directions that belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.
@@ -124,8 +124,8 @@ def nullity(
         symmetry: The symmetry to test. If None, the symmetry is discovered from the module.
         outputs: The outputs that are differentiated, as for `discover`.
         generator: The generator that samples the point and the inputs. If None, a generator with seed 0 is used.
-        tolerance: Singular values below this fraction of the largest one count as zero. If the model casts values to
-            float32, they are computed in float64 here.
+        tolerance: Singular values below this fraction of the largest one count as zero. If the model converts tensors
+            to float32, the Jacobian is nevertheless computed in float64.
 
     Raises:
         ValueError: The module has more than 1500 varied entries or none, its outputs do not depend on them, or its

@@ -1,8 +1,8 @@
 """Open orders: orders of entries that an operator does not specify, and on which no later operator may depend.
 
-`topk` without sorting returns the largest entries in any order, which may differ between tokens. The result represents
-a set if every later operator treats the ranks in the same way and each token separately. In that case, the compared
-units may be permuted. Otherwise, `topk` is treated as an operator without a rule.
+`topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. The result
+represents a set if every later operator treats all ranks in the same way and each token separately. In that case, the
+compared units may be permuted. Otherwise, `topk` is treated as an operator without a rule.
 """
 
 from collections import Counter

@@ -29,7 +29,8 @@ READERS = words(
     "_convolution conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention lstm gru rnn_tanh "
     "rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 )
-"""Operators that are linear in each operand, or begin with a linear step. Layers read their inputs through them."""
+"""Operators that are linear in each operand, or begin with a linear step. Layers read their inputs through such
+operators."""
 PRODUCTS = words("mul multiply")
 NORMS = {
     "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,

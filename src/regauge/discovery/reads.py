@@ -19,7 +19,7 @@ def read_axes(
     """Return the parameter axes on which groups act and along which all operators sum products with other values.
 
     Before the sum, operators may rearrange, mask or scale the weights, or multiply them with each other. An axis is
-    excluded if one operator sums over it, but another operator gives its units to a value. For example, an embedding
+    excluded if one operator sums over it, but the axis is an output axis of another operator. For example, an embedding
     may also serve as the last layer.
     """
     found = _Roles(params)
@@ -37,8 +37,8 @@ class _Roles:
 
     Attributes:
         parts: Pairs of an axis and the several axes of another tensor that it combines.
-        open: Axes that a product contracts, if all its tensors depend only on parameters. Any one of these axes may be
-            chosen as the axis that reads.
+        open: Axes that a product sums over, if all its tensors depend only on parameters. Any one of these axes may be
+            chosen as the axis along which the layer reads.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:

@@ -57,7 +57,7 @@ class Region:
     def shape(self) -> Hashable:
         """Return a key of the region's operators, shapes and constants. Regions with equal keys need only one test.
 
-        For example, the layers of a deep model have equal keys.
+        For example, the corresponding layers of a deep model have equal keys.
         """
         inside = {node: k for k, node in enumerate([*self._inside, *self._ends])}
 
@@ -79,7 +79,7 @@ class Region:
         )
 
     def draw(self, generator: torch.Generator) -> None:
-        """Choose a value for every tensor that the region reads."""
+        """Choose a random tensor, or the true constant, for every tensor that the region reads."""
         for node, name in zip(self._starts, self.names, strict=True):
             shape = tuple(node.meta["val"].shape)
             x = _read_by(node) if self._axes[name] == 0 else None

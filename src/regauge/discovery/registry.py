@@ -50,11 +50,11 @@ def register_leaf(
 ) -> None:
     """Trace every module of a class as one operator, without tracing its forward pass.
 
-    Without a rule, the parameters, inputs and outputs of the module are frozen, which is always sound. Register a leaf
-    for a submodule that `torch.export` cannot trace.
+    Without a rule, the parameters, inputs and outputs of the module are frozen, which is always sound. Register a
+    module class as a leaf if `torch.export` cannot trace it.
 
     Args:
-        kind: The module class.
+        kind: The class of the modules.
         rule: A function `rule(builder, call)`, where `call["inputs"]` lists the tensors that are passed to the module.
             `call` also contains the module's parameters and buffers, under their names within the module.
         results: A function `results(module, *inputs)` that returns tensors with the shapes of the module's outputs.

@@ -18,11 +18,11 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """The slots that an operator index relates at one place, with one slot for each axis of the law.
+    """The slots that an operator index relates at one place, one slot for each axis of the law.
 
-    The companions of a slot are atoms of the same tensor that are aligned with the other tensors. A transformation of
-    the slot may depend on the index of a companion. Each companion has a number that identifies the operator index to
-    which it belongs. For example, the rows and columns of x @ x.T have the same atom, but two different operator
+    The companions of a slot are atoms of the same tensor that are aligned with the other tensors of the tie. A
+    transformation of the slot may depend on the index of a companion. Each companion is stored with the number of its
+    operator index. For example, the rows and columns of x @ x.T belong to the same atom, but to two different operator
     indices.
     """
 
@@ -41,7 +41,8 @@ class Tie:
 
 Companion = tuple[Atom, int]
 OWN = -1
-"""The number of the index to which a law applies. Axes that are selected from have smaller numbers."""
+"""The number of the operator index to which a law applies. If one axis selects indices from another axis, the other
+axis has the smaller number."""
 
 
 @dataclass
@@ -71,7 +72,7 @@ class SlotPlace:
     Attributes:
         others: The sizes and strides of the other leaves of the block.
         mates: The atoms of the other leaves of the block.
-        beside: Atoms whose index is defined for every entry that the slot addresses.
+        beside: Atoms whose index is defined for every entry to which the slot belongs.
         is_whole: Whether the block covers the whole axis.
         numel_elsewhere: The number of entries of the parameter at each index of the axis.
     """

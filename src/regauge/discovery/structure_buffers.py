@@ -79,7 +79,7 @@ def structure_of(
 def find_structure(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return those of the named buffers that are structure. If the module cannot be traced, return none."""
+    """Return the named buffers that are structure. If the module cannot be traced, return no buffer."""
     unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
     if not unclear:
         return ()

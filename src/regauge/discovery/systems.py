@@ -1,7 +1,7 @@
 """The linear systems that determine the scales, signs, shifts and matrices of one atom.
 
 Log-scales and shifts satisfy linear equations over the rationals. Signs satisfy linear equations over GF(2). Almost all
-equations tie two unknowns. A union-find solves these equations, and elimination solves the others.
+equations tie two unknowns. A union-find solves these equations, and elimination solves all others.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from math import lcm
 Vector = dict[int, int]
 """A map from slots to exponents."""
 Rational = int | Fraction
-"""A rational number. Integers are stored as int, because int is faster and most of the numbers are integers."""
+"""A rational number. Integers are stored as int, because int is faster and most coefficients are integers."""
 Row = dict[int, Rational]
 """A map from unknowns to coefficients."""
 
@@ -35,7 +35,7 @@ class Proportions:
 
     Args:
         order: An order of the unknowns. When an equation joins two roots, the root that is later in this order stays
-            free. Default: the root that the equation names first stays free.
+            free. By default, the root that the equation names first stays free.
         modulus: The modulus of the coefficients: 2 for signs, and 0 for rational numbers.
     """
 
@@ -68,11 +68,11 @@ class Proportions:
             self.zero.add(self.find(x)[0])
 
     def equate(self, unknowns: Sequence[int], coefficients: Sequence[Rational]) -> None:
-        """Require that the sum of coefficient * unknown is zero. An unknown may occur twice."""
+        """Require that the sum of coefficient * unknown is zero. An unknown may occur twice in the sum."""
         self._use(zip(unknowns, coefficients, strict=True))
 
     def settle(self) -> None:
-        """Apply the longer equations that have become short because of other equations."""
+        """Apply longer equations that other equations have reduced to two unknowns."""
         changed = True
         while changed:
             rows, self.pending = self.pending, []

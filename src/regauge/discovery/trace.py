@@ -58,8 +58,8 @@ class Program:
 
     Attributes:
         graph: The operators.
-        states: Names of the parameters and buffers that can be moved, by placeholder. They are floating-point tensors,
-            and masks, which multiply other values or choose between them.
+        states: Names of the parameters and buffers on which groups can act, by placeholder. These tensors are
+            floating-point tensors, or masks that multiply other tensors or select among them.
         constants: Tensors of the other placeholders and of masks, by placeholder. Buffers that the model updates are
             left out.
         held: The constants and the buffers that the model updates, by placeholder.
@@ -72,7 +72,8 @@ class Program:
         origins: Names of all parameters and buffers in the checkpoint, by placeholder.
         floating: Names of the floating-point parameters and buffers.
         added: Numbers that the model adds to parameters. The graph multiplies by the parameters without these numbers.
-        has_known_sizes: Whether sizes follow from integers among the example inputs, and hold only for these inputs.
+        has_known_sizes: Whether tensor sizes follow from integers in the example inputs, so the program holds only for
+            these inputs.
     """
 
     graph: GraphModule

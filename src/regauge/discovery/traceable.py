@@ -20,7 +20,7 @@ QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.
 WITHOUT_VALUES = "its data is not allocated yet"
 """Text of torch's error if a constructor reads meta tensors, such as `torch.tensor` of a list."""
 DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
-"""The errors that torch raises if Python code needs the entries of a tensor."""
+"""The errors that torch raises if Python code needs the entries of a traced tensor."""
 OTHERWISE = (
     "trace the part of the model that matters, register the offending part with `regauge.discovery.register_leaf`, or "
     "write the symmetry by hand with `regauge.Symmetry.from_axes`"

@@ -153,8 +153,8 @@ class Configuration:
     def token_axes(self) -> dict[str, int]:
         """Return the token axis of every model tensor that has one.
 
-        To find this axis, the method builds the model with one more token. The axis that becomes longer is the token
-        axis.
+        To find this axis, the method builds the model with one additional token. The axis that becomes longer is the
+        token axis.
         """
         larger = copy.copy(self)
         larger.document = copy.deepcopy(self.document)

@@ -1,8 +1,8 @@
-"""Conversion of loops over chosen experts to loops over all experts and all tokens, which can be traced.
+"""Loops over the experts of a mixture, converted to traceable loops in which every expert processes all tokens.
 
-The usual loop visits only the experts that tokens choose. It cannot be traced, because the choice depends on values.
-The converted loop applies every expert to every token, and multiplies the results of experts that were not chosen by
-zero. It computes the same function.
+The usual loop visits only the experts that the router chose for some token. Such a loop cannot be traced, because the
+chosen experts depend on tensor values. The converted loop applies every expert to every token, and multiplies the
+results of experts that were not chosen by zero. The converted loop computes the same function as the original loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,11 +23,11 @@ class EveryExpert(TorchFunctionMode):
     """A context in which a loop over chosen experts applies every expert to every token.
 
     Such a loop finds the chosen experts with `nonzero`, finds an expert's tokens with `where`, and adds these tokens'
-    results with `index_add_`. No other code may use the result of `where`. The last `spare` entries of the expert masks
-    are not experts. They represent tokens on other devices.
+    results with `index_add_`. No other code may use the result of this `where`. The last `spare` entries of the expert
+    masks do not represent experts. They represent tokens that other devices process.
 
-    In another form of the loop, tokens are sorted by expert. The loop splits the tokens by a list of token counts per
-    expert, and concatenates the experts' results with `cat`.
+    Another form of the loop sorts the tokens by expert. It splits the tokens by a list of token counts per expert, and
+    concatenates the experts' results with `cat`.
     """
 
     def __init__(self, spare: int = 0) -> None:
@@ -67,7 +67,7 @@ class EveryExpert(TorchFunctionMode):
 
 
 class _Number(list[int]):
-    """The index of an expert, in place of the one-entry tensor that `nonzero` returns."""
+    """The index of an expert, used in place of the one-entry tensor that `nonzero` returns."""
 
     def item(self) -> int:
         """Return the index as an int, like `Tensor.item` for a tensor with one entry."""
@@ -75,14 +75,17 @@ class _Number(list[int]):
 
 
 class _Counts(list[int]):
-    """The number of rows of each expert, for rows sorted by expert. In a trace, placeholders replace the numbers."""
+    """The number of rows of each expert, for rows that are sorted by expert.
+
+    In a trace, placeholders are used in place of these numbers.
+    """
 
     def __init__(self, blanks: list[int], counts: Tensor) -> None:
         super().__init__(blanks)
         self._ends = counts.cumsum(0)
 
     def choose(self, results: Sequence[Tensor]) -> Tensor:
-        """Select each row's result from the results of its expert, given the results of all experts for all rows."""
+        """For each row, select the result of its expert, given the results of all experts for all rows."""
         row = torch.arange(results[0].shape[0], device=self._ends.device)
         expert = (row.unsqueeze(1) >= self._ends).sum(1)
         masks = (expert.eq(k).unsqueeze(1).to(one.dtype) for k, one in enumerate(results))
@@ -94,10 +97,10 @@ def _is_close(before: Tensor, after: Tensor) -> bool:
 
 
 def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Change a module's expert loops to apply every expert to every token, if this keeps the outputs.
+    """Change a module's loops over experts so that every expert processes every token, if this keeps the outputs.
 
-    If a module is on the meta device, its outputs cannot be compared. Such a module is only called once, and its loops
-    are assumed to be loops that `EveryExpert` can convert.
+    If a module is on the meta device, its outputs cannot be compared. In this case, the module is only called once, and
+    its loops are assumed to have a form that `EveryExpert` can convert.
     """
     forward = module.forward
     is_meta = any(tensor.is_meta for tensor in module.state_dict().values())

@@ -16,7 +16,7 @@ from regauge.discovery.known_sizes import without_memory
 TOKENS = 8
 """The number of tokens in an example sentence of a language model."""
 SAMPLES = 4000
-"""The number of samples in an example sound; the number of frames in its spectrum comes from the next constant."""
+"""The number of samples in an example sound; the next constant gives the number of frames in its spectrum."""
 FRAMES = 64
 TRIALS = 30
 """The number of shape combinations of several inputs that are tried."""
@@ -29,7 +29,8 @@ MEDIA = {
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
     "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Inputs other than text: the method that computes features of each, and settings that name the placeholder token."""
+"""Inputs other than text: for each, the method that computes its features, and the settings that name its placeholder
+token."""
 COMPANIONS = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "pixel_attention_mask", "spatial_shapes", "bbox"),
     *("input_features_mask", "feature_attention_mask", "padding_mask", "future_values", "future_time_features"),
@@ -38,7 +39,7 @@ COMPANIONS = (
 )
 """Additional inputs that models may read, and that some models require."""
 KINDS = "mm_token_type_ids"
-"""The name of the input that gives the medium of each token."""
+"""The name of the input that tells the medium (text, image or sound) of each token."""
 STEPS = {"states": "state_dim", "actions": "act_dim", "rewards": "reward_dim", "returns_to_go": "return_dim"}
 """Inputs of a decision transformer at each step, with the settings that give their widths (1 without a setting)."""
 VISUAL = {"visual_feats": "visual_feat_dim", "visual_pos": "visual_pos_dim"}
@@ -51,8 +52,8 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     """Yield small inputs that a transformers model accepts, beginning with inputs that reach most of its weights.
 
     If a model also reads images or sounds, the last inputs are embeddings. Such inputs skip the submodels that compute
-    embeddings. The symmetry then does not change the axes of the embeddings. Inputs that reach all submodels come
-    first, followed by at most one other input that skips a submodel.
+    these embeddings. The symmetry then does not change the axes of the embeddings. The first inputs reach all
+    submodels; at most one later input skips a submodel.
 
     Raises:
         ValueError: No inputs are known that the model accepts.

@@ -13,7 +13,7 @@ from regauge.hub.example_inputs import Kwargs, example_inputs, parts_of
 from regauge.hub.user_code import Values, users_code
 
 MATERIALIZED = 150_000_000
-"""A limit. A folder's model with more parameters is built on the meta device, without initializing it."""
+"""If a folder's model has more parameters than this, it is built on the meta device, without initializing it."""
 EXPERTS = "batched_mm"
 """The experts implementation of transformers whose operators and shapes do not depend on values."""
 

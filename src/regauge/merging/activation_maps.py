@@ -60,9 +60,9 @@ def carry_by_maps(
 
     A layer computes `W x + b`. The map `y_b = L y_a` maps changes of outputs, and `x_a = R x_b + d` maps inputs. The
     layer's change becomes `L dW R`, and the change of its bias becomes `L (db + dW d)`. Axes on which no group acts,
-    such as pixels and class labels, are the same in both networks. For an elementwise gain, the diagonal of `L diag(dw)
-    R` is kept. Let `S` map the input of a normalization. Running means change by `S dm`, and running variances by `S^2
-    dv`, where the square is entrywise.
+    such as pixels and class labels, are the same in both networks. For an elementwise gain, only the diagonal of `L
+    diag(dw) R` is used. Let `S` map the input of a normalization layer. Running means change by `S dm`, and running
+    variances by `S^2 dv`, where the square is entrywise.
 
     Args:
         networks: The first base, the fine-tune of the first base, and the second base.

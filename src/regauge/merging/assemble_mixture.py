@@ -41,7 +41,8 @@ class _Family:
         settings: The configuration keys for the number of experts and for the width of an expert, and configuration
             keys with fixed values.
         block: The name of the module that holds a layer's experts.
-        parts: The names of an expert's three matrices, by the names of the corresponding matrices of the dense MLP.
+        parts: The names of an expert's three matrices, indexed by the names of the corresponding matrices of the dense
+            MLP.
         has_shared: Whether one additional expert processes every token.
     """
 
@@ -84,7 +85,7 @@ class Expert:
     Attributes:
         path: The folder of the network.
         prompts: Prompts that should be routed to the expert.
-        against: Prompts that should not be routed to the expert. Their mean is subtracted.
+        against: Prompts that should not be routed to the expert. The mean of their vectors is subtracted.
         noise_scale: The standard deviation of the normal noise that is added to the expert's matrices.
         residual_scale: The factor by which the expert's last matrix is multiplied. This matrix produces the expert's
             output to the residual stream.
@@ -97,7 +98,7 @@ class Expert:
     residual_scale: float = 1.0
 
     def take(self, tensor: Tensor, part: str, generator: torch.Generator | None) -> Tensor:
-        """Return one of the expert's matrices in the form in which the mixture stores it."""
+        """Return one of the expert's matrices in the layout in which the mixture stores it."""
         if self.noise_scale:
             tensor = tensor + self.noise_scale * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
         return tensor * self.residual_scale if part == "down_proj" and self.residual_scale != 1 else tensor
@@ -158,10 +159,10 @@ def assemble_mixture(
     - `random`: normally distributed numbers; `uniform_random`: numbers as in a new linear layer, in [-1, 1] /
       sqrt(width). The rows of these two methods are not scaled to unit length.
 
-    Vectors computed from the prompts `against` an expert are subtracted before the rows are scaled. Tensors are read
-    and written one at a time. The experts' residual streams must have the coordinates of the base. Fine-tunes of the
-    base satisfy this condition; align other networks to the base first. Experts may have different permutations of
-    their hidden units.
+    For prompts in `against`, vectors are computed in the same way and subtracted before the rows are scaled. Tensors
+    are read and written one at a time. The experts' residual streams must have the coordinates of the base. Fine-tunes
+    of the base satisfy this condition; align other networks to the base first. Experts may have different permutations
+    of their hidden units.
 
     Args:
         base: The folder of the base, which provides embeddings, attention, norms and tokenizer.

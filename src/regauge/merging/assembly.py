@@ -48,8 +48,8 @@ class Part:
 class Assembly:
     """A network that is assembled from tensors of several networks.
 
-    Each tensor is read, converted to the working dtype, transformed, and converted to the vocabulary of the result.
-    Then it is combined with the other networks' tensors and rounded once.
+    Each tensor is read, converted to the working dtype, transformed by an element, and converted to the vocabulary of
+    the result. Then it is combined with the other networks' tensors and rounded once.
 
     Attributes:
         parts: The plans for the tensors of the result, by name.
@@ -173,7 +173,7 @@ class Assembly:
 
 
 def take_over(network: Checkpoint, number: int) -> dict[str, Part]:
-    """Return the plan of a result that equals the network with this index."""
+    """Return a plan in which the result equals the network with this index."""
     rule, form = RULES["passthrough"].build(), network.form
     return {
         name: Part(

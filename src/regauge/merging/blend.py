@@ -25,10 +25,10 @@ class Blend:
     """The merge of several networks: the networks, the elements that align them, and the rule that combines them.
 
     Each tensor is read, converted to the working dtype, transformed, combined with the other networks' tensors, and
-    rounded once. Running statistics are averaged: with the shares if the rule is a mean, otherwise equally. Structure
-    tensors are those of the base or the first network, because alignment maps the structure of the other networks to
-    this structure. Other tensors that are not floating point (integers, codes) must be equal in all networks. Counters
-    are copied from the base or the first network.
+    rounded once. Running statistics are averaged: with the factors as weights if the rule is a mean, otherwise equally.
+    Structure tensors are those of the base or the first network, because alignment maps the structure of the other
+    networks to this structure. Other tensors that are not floating point (integers, codes) must be equal in all
+    networks. Counters are copied from the base or the first network.
 
     Attributes:
         rule: The rule that combines tensors.
@@ -36,8 +36,8 @@ class Blend:
         networks: Parameters by name, or checkpoints.
         base: The network from which task vectors are differences; None without a base.
         weights: One weight for each network; by default the rule's equal weights.
-        elements: The elements that transform the networks. The element is the identity for the network whose
-            coordinates the result has. None if no network is transformed.
+        elements: The elements that transform the networks. For the network whose coordinates the result has, this
+            element is the identity. None if no network is transformed.
         seed: The seed of the rule's random numbers.
     """
 

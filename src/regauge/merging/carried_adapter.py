@@ -31,7 +31,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.merging.extract_adapter import DUST, cut_off_product
 
 MORE = 8
-"""The number of random vectors, beyond the rank, that probe a change. They show whether the rank has increased."""
+"""The number of random vectors, beyond the rank, that are multiplied with a change. The products show whether the rank
+has increased."""
 LOST = 1e-12
 """The largest share of a change's squared norm that the factors may leave out."""
 UNTOUCHED = 1e-10
@@ -124,7 +125,7 @@ class GivenAdapter:
     def carry(self, pieces: Pieces, base: Mapping[str, Tensor], scale: float, names: Iterable[str]) -> Params:
         """Return the adapter's tensors for another base, computed from the scaled transferred change.
 
-        An element multiplies a change only from both sides, `L B A R`, so the rank stays the same. Therefore the
+        An element only multiplies a change from both sides, `L B A R`, so the rank stays the same. Therefore the
         factors are computed exactly, from products with a few random vectors (sampled with seed 0).
 
         Args:

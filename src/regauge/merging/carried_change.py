@@ -47,7 +47,10 @@ class CarriedChange:
     notes: tuple[str, ...] = ()
 
     def on(self, base: Mapping[str, Tensor], scale: float) -> Params:
-        """Return the base plus the change times a scale, rounded once. Tensors without a change are the base's."""
+        """Return the base plus the change times a scale, rounded once.
+
+        Tensors without a change are copied from the base.
+        """
         return {name: self._on(name, tensor, scale) for name, tensor in base.items()}
 
     def _on(self, name: str, tensor: Tensor, scale: float) -> Tensor:

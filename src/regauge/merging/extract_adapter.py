@@ -98,7 +98,7 @@ def extract_adapter(
         out: The folder of the adapter.
         rank: The largest rank.
         least: A threshold. Singular values that do not exceed it are also left out.
-        model: The name of the model of both networks. By default, the model of the base's folder.
+        model: The name of the model of both networks. By default, this is the model of the base's folder.
         progress: Displays the tensors as they are processed.
 
     Raises:

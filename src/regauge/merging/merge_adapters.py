@@ -62,7 +62,7 @@ def merge_adapters(
         out: The folder of the result, which has the settings of the first adapter.
         rule: The rule; `Average()` by default.
         weights: One weight for each adapter, as the rule defines weights.
-        rank: The largest rank. By default, the sum of the adapters' ranks, separately for each matrix.
+        rank: The largest rank. By default, this is the sum of the adapters' ranks, separately for each matrix.
         generator: Source of randomness for random rules.
         progress: Displays the modules as they are processed.
 

@@ -54,8 +54,8 @@ def merge(
     """Merge networks into one network: align them to one another, then average them or apply another rule.
 
     Some networks already have the coordinates of the first network or of the base, for example fine-tunes of one base.
-    Such networks are not transformed. A note in the record reports this, or the share that alignment explains. If a
-    task is given or `rotate="always"`, all networks are transformed.
+    Such networks are not transformed. A note in the record reports this, or how much alignment explains. If a task is
+    given or `rotate="always"`, all networks are transformed.
 
     Running statistics are averaged. If the rule is a mean, its weights are used; otherwise all networks count equally.
     Recompute running statistics with `reset_batchnorm`, or pass a task whose `prepare` function recomputes them for the
@@ -73,7 +73,7 @@ def merge(
 
     Args:
         params: A list of networks with one architecture. A network is a dictionary of parameters by name, or the path
-            of a checkpoint. At least two networks, or one for rules that accept a single task vector.
+            of a checkpoint. A merge needs at least two networks, or one for rules that accept a single task vector.
         symmetry: The symmetry of that architecture.
         method: The alignment method, as in `align_many`. With a task, the default is `DataMatching()`. Without a task,
             the default is `MergeMany()`, or `WeightMatching()` if there is a base or the networks are streamed. A
@@ -92,9 +92,10 @@ def merge(
         untie: Whether tied output heads of networks in folders become separate tensors, as in `align`.
         labels: Names of the networks for the record; the base's name comes last. By default, indices or paths.
         out: The output path, or an `Output`. The result has the names, dtypes and header of the base or the first
-            network. The record is written next to the result. This argument and the following arguments are for
-            networks on the disk only.
-        memory: The memory limit: bytes, or a string such as "2GB". By default, half of the machine's memory.
+            network. The record is written next to the result. This argument and the following arguments apply only to
+            networks on the disk.
+        memory: The memory limit: bytes, or a string such as "2GB". By default, the limit is half of the machine's
+            memory.
         progress: Displays each pass over streamed files.
 
     Raises:

@@ -30,11 +30,12 @@ In `benchmarks/aligned_merges.py`, alignment permutes no unit of a fine-tune, an
 network.
 """
 CLOSER = 0.5
-"""A threshold. Alignment is needed if it reduces the distance below this share; fine-tunes keep 0.97 or more there."""
+"""A threshold. Alignment is needed if it reduces the distance below this share; in that benchmark, fine-tunes keep 0.97
+or more."""
 EXPLAINED = 0.5
 """A threshold. Alignment is needed if the unaligned network explains less than this share of what it explains aligned.
 
-There, the ratio is at least 0.99 for fine-tunes, and below 0.02 for unrelated networks.
+In that benchmark, the ratio is at least 0.99 for fine-tunes, and below 0.02 for unrelated networks.
 """
 
 
@@ -48,8 +49,8 @@ class Need:
         worst: The largest share of permuted or negated units in a group.
         before: The distance of the unaligned networks, without running statistics.
         after: The distance of the aligned networks.
-        stored: The mean share of the reference network's matrices that the unaligned network explains. None if units
-            cannot be distinguished. See `ExplainedTensor`.
+        stored: The mean share of the reference network's matrices that the unaligned network explains. It is None if
+            units cannot be distinguished. See `ExplainedTensor`.
         aligned: The mean share that the aligned network explains.
         is_carried: Whether the networks differ in structure tensors, such as masks, and the element maps one structure
             to the other.
@@ -157,7 +158,10 @@ class Needs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a note on whether alignment helps, by the smallest explained share. Without shares, return no note."""
+        """Return a note on whether alignment helps, by the smallest explained share.
+
+        If shares are missing, return no note.
+        """
         there = [need for need in self.each if need.is_there]
         told = [need for need in there or self.each if need.stored is not None]
         if not told or (self.is_forced and not there):
@@ -182,20 +186,20 @@ class MergeRecord:
         rule: The rule that combined the aligned networks.
         alignment: The method that aligned the networks; "none" if no network was transformed.
         weights: The weight of each network in the result: shares of a mean, or factors of task vectors. If weights
-            differ between tensors, the settings as the caller gave them.
+            differ between tensors, this entry has the settings as the caller gave them.
         initial: The alignment objective of the unaligned networks, that is, at identity elements.
         objective: The alignment objective after alignment, or `initial` if no network was transformed; larger is
             better.
         before: The Euclidean distance of each unaligned network to the base, or to the first network without a base.
             Distances are over all parameters except running statistics.
-        after: The same distances, for the aligned networks.
+        after: The Euclidean distances after alignment.
         data: The names of the data that methods used for choices and of the data for evaluation. Metrics are measured
             on the latter.
-        metrics: Metrics of each network on the task, after the same preparation as for the result. Empty without a
-            task.
+        metrics: Metrics of each network on the task, after the same preparation as for the result. The dictionary is
+            empty without a task.
         base_metrics: Metrics of the base.
         merged_metrics: Metrics of the result.
-        unaligned_metrics: Metrics of the same rule's mean of the unaligned networks; None for task vectors.
+        unaligned_metrics: Metrics of the unaligned networks, merged by the same rule; None for task vectors.
         reports: Reports on the alignments, if the networks were streamed from the disk.
         notes: Remarks on whether alignment helps, and on tensors of the first network or the base that could not be
             copied to the result.
@@ -273,7 +277,7 @@ class MergeResult:
 
     Attributes:
         params: The merged parameters, with the dtypes, devices and integer buffers of the first network or the base. If
-            the networks were streamed, a mapping that reads the parameters on access.
+            the networks were streamed, this is a mapping that reads the parameters on access.
         elements: For each network, the element that transformed the network before the merge.
         symmetry: The symmetry to which the elements belong, with every size known.
         record: The record of the merge; its `card` is a model card.

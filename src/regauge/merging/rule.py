@@ -62,13 +62,13 @@ class Rule(ABC):
 
     Attributes:
         base: Whether the rule combines task vectors, the differences of networks from a base: "needed", "none" or
-            "optional". Optional means that the rule combines networks without a base, and task vectors with a base.
+            "optional". A rule with "optional" combines networks if there is no base, and task vectors if there is one.
         least: The smallest number of networks that the rule combines.
         most: The largest number of networks; None for no limit.
         needs_task: Whether the rule uses a task to choose among the networks. Such rules require the networks in
             memory.
         has_shares: Whether factors are shares that sum to one. If so, running statistics are averaged with these
-            shares; otherwise all networks count equally.
+            shares; otherwise, with equal weights.
     """
 
     base: ClassVar[Literal["none", "needed", "optional"]] = "none"
@@ -89,9 +89,10 @@ class Rule(ABC):
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """Return the indices of the networks to combine: by default all, or a choice by the loss of the task.
+        """Return the indices of the networks to combine: all by default, or a selection by the loss of the task.
 
-        An override can evaluate a choice: `soup` returns the combination of the networks with the given indices.
+        An overriding method can evaluate a selection: `soup` returns the combination of the networks with the given
+        indices.
         """
         return range(len(networks))
 
@@ -131,7 +132,10 @@ class VectorRule(Rule):
 def combine_from(
     start: Tensor | None, rule: Rule, tensors: Iterator[Tensor], factors: tuple[float, ...], target: Target
 ) -> Tensor:
-    """Combine tensors by a rule. If `start` is given, combine their differences from it. Tensors may be overwritten."""
+    """Combine tensors by a rule.
+
+    If `start` is given, combine the differences of the tensors from it. Tensors may be overwritten.
+    """
     if start is None:
         return rule.combine(tensors, factors, target)
     return rule.combine((tensor.sub_(start) for tensor in tensors), factors, target).add_(start)

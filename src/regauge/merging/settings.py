@@ -22,13 +22,13 @@ class Setting:
     layer, with linear interpolation in between. Tensors outside of layers have depth zero and get the first value.
 
     The text form is a number such as `0.5`, a gradient such as `0,0.5,1`, or a list such as `mlp=0.5/attn=0,1/0.3`. A
-    list first gives values for tensors whose names contain a substring. The last item gives the values for all other
-    tensors.
+    list first gives values for tensors whose names contain a substring. The last item of the list gives the values for
+    all other tensors.
 
     Attributes:
         values: At least one number, for tensors whose names contain no substring in `where`.
-        where: Substrings of tensor names, each with its own values. The first substring that occurs in a tensor's name
-            applies.
+        where: Pairs of a substring of tensor names and the values for these tensors. The first substring that occurs in
+            a tensor's name applies.
 
     References:
         Goddard et al. (2024), mergekit: conditional parameters with filters, and gradients.

@@ -62,8 +62,8 @@ class TransportResult:
         element: The element that aligns the first base to the second; None if linear maps transferred the change.
         scale: The factor of the transferred change.
         mode: The kind of data used: "weights" for no data, "inputs" for inputs without labels, or "task".
-        cosine: The cosine, on the inputs, between the change of B's outputs before training and the change of A's
-            outputs. The fine-tune causes the change of A's outputs. None without inputs.
+        cosine: The cosine between the change of B's outputs before training and the change of A's outputs, on the
+            inputs. The fine-tune causes the change of A's outputs. It is None if there are no inputs.
         steps: The number of training steps after the change was added.
         notes: Remarks on tensors whose change could not be transferred.
     """
@@ -116,13 +116,13 @@ def transport(
     """Transfer the change that fine-tuning made in base A to base B, without repeating the fine-tuning.
 
     Without data, `align` finds the element g that aligns A to B. The result is `base_b + scale (act(g, tuned_a) -
-    act(g, base_a))`. Both networks are transformed before they are subtracted, because translations act affinely. If B
-    is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`.
+    act(g, base_a))`. The difference is computed after g transforms both networks, because translations act affinely. If
+    B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`.
 
     If `inputs` are given, ridge regression between the activations of the bases yields further candidate changes. Ridge
     maps shrink a change. Therefore each candidate change is scaled up, never down, until it changes the outputs of B as
     much as the fine-tune changes the outputs of A. A candidate that changes the outputs in other directions (a cosine
-    below 0.8) is not scaled. The candidate with the largest cosine is used.
+    below 0.8) is not scaled. The candidate with the largest cosine becomes the result.
 
     If a `task` is given, the loss on the labels determines the candidate and its scale, which may be zero. Then Adam
     trains for at most `steps` steps on two thirds of the examples. The other examples determine the learning rate and
@@ -131,7 +131,7 @@ def transport(
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
     multiplied from both sides, `L B A R`, so it keeps its rank. If a transformed matrix reads shifted inputs, the bias
-    also changes, and the factors get a bias (`lora_bias` of PEFT). Training changes only the factors.
+    also changes, and the factors get a bias (`lora_bias` of PEFT). With an adapter, training changes only the factors.
 
     Networks may be checkpoints on the disk. If the checkpoints need more than `memory`, they are streamed: weights are
     matched, and the result is written tensor by tensor.

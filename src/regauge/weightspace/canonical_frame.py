@@ -1,4 +1,7 @@
-"""Canonical forms of scales, signs and half periods, applied before a network is read and undone afterwards."""
+"""Canonical forms of scales, signs and half periods.
+
+They are applied before a net reads a network and undone afterwards.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,8 +27,8 @@ class CanonicalFrame:
         symmetry: The symmetry of the networks.
         plan: The steps of the canonicalization.
         parts: The canonicalized parts of the symmetry: some of "sign", "scale", "shift" and "linear".
-        open: The canonicalized parts that, for some group, the weights do not determine. Canonical networks of one
-            orbit can differ in these parts.
+        open: The canonicalized parts that the weights of some group do not determine. Canonical networks of one orbit
+            can differ in these parts.
         is_weighed: Whether splitting a unit in two keeps the canonical form of the unit.
     """
 
@@ -69,7 +72,10 @@ class CanonicalFrame:
 
     @cached_property
     def without_shifts(self) -> Symmetry:
-        """The symmetry that acts on changes of networks. It has no shifts, because constants cancel in differences."""
+        """The symmetry that acts on changes of networks.
+
+        Half-period shifts do not act on changes, because constants cancel in differences.
+        """
         groups = tuple(group.without("shift") for group in self.symmetry.groups)
         return replace(self.symmetry.on_sums, groups=groups)
 

@@ -11,7 +11,9 @@ from regauge.weightspace.layers.dense import Dense
 
 
 class Conditioning(nn.Module):
-    """`(1 + a(c)) x + b(c)` for the vectors of units, pairs and networks. Features that signs change are not shifted.
+    """`(1 + a(c)) x + b(c)` for the vectors of units, pairs and networks.
+
+    The shift `b(c)` is not applied to features that signs change.
 
     References:
         Perez et al. (2018), FiLM: visual reasoning with a general conditioning layer, equation 1.

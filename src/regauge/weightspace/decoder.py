@@ -14,7 +14,7 @@ from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout.compile import compile_layout
 
 SHARE = 0.1
-"""The root mean square of initial changes of a network, relative to that of each tensor."""
+"""The root mean square of initial changes of a network, relative to the root mean square of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class MLPDecoder:
 class Decoder(nn.Module):
     """An MLP from vectors to networks of one architecture: `[models, inputs]` to parameters with a model axis.
 
-    The decoder generates one network for each vector. Training is free to choose any point of the orbit of that
-    network. Together with an invariant reader, the decoder is an autoencoder of orbits, trained by comparing the
-    functions of networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks.
-    `begin_at` initializes the decoder such that all vectors give almost the same network, whose units differ. Buffers
-    and parameters without influence are not generated; they are copied from `like`.
+    The decoder generates one network for each vector. Training may choose any point on the orbit of that network. An
+    invariant reader and this decoder together are an autoencoder of orbits, trained by comparing the functions of
+    networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks. `begin_at`
+    initializes the decoder so that all vectors give almost the same network, whose units differ. Buffers and parameters
+    without influence are not generated; they are copied from `like`.
 
     Args:
         symmetry: The symmetry of the networks, with every size known.
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, network: Mapping[str, Tensor]) -> None:
-        """Initialize the decoder such that every vector gives nearly this network: changes have `SHARE` of its size."""
+        """Initialize the decoder so that every vector gives nearly this network: changes have `SHARE` of its size."""
         last = self.layers[-1]
         assert isinstance(last, Dense)
         assert last.bias is not None

@@ -1,4 +1,4 @@
-"""The encoder from block values to features: values are standardized, encoded, and projected once per tensor."""
+"""The encoder from block values to features: entries are standardized, encoded, and projected once per tensor."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -16,7 +16,8 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares
 
 CONSTANT_VALUES = 1e-5
-"""Values count as constant if their deviation is a smaller share of their size, as canonical forms may cause."""
+"""Values count as constant if their standard deviation is below this share of their size, as in some canonical
+forms."""
 
 MOMENTS = 6
 """The number of statistics that describe the values of a block; see `_moments`."""
@@ -73,14 +74,14 @@ class Fourier:
 
 @dataclass(frozen=True)
 class Logarithms:
-    """`sign(v) log(1 + |v|)`, also of a multiple of `v`, for values that differ by orders of magnitude.
+    """`sign(v) log(1 + |v|)` of each value v and of a multiple of v, for values that differ by orders of magnitude.
 
-    Values differ this much between networks that were trained with different settings. They differ even more after
-    scales are canonicalized, because this collects the sizes of all tensors in one tensor. Values are not centered.
-    They are divided by the median over networks of their root mean squares.
+    Values differ by orders of magnitude if networks were trained with different hyperparameters. They differ even more
+    in canonical networks, because canonical scales collect the sizes of all tensors in one tensor. Values are not
+    centered. They are divided by the median over networks of their root mean squares.
 
     Attributes:
-        factor: The factor of the multiple. It separates small values.
+        factor: The factor of the multiple. A large factor separates small values.
     """
 
     factor: float = 30.0
@@ -113,18 +114,18 @@ class Encoder(nn.Module):
 
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
     permutes (pixels, classes, kernel positions) become input channels of these maps, which therefore distinguish
-    positions. Every unit with a fixed position gets a learned vector, and so does the weight of a unit to itself. If
-    signs still act on values, the encoder reads these values twice. It reads absolute values for features that no sign
-    changes. It reads the values themselves, without biases, for features that signs change. The same holds for scales,
-    which do not change the direction of the channels. If half periods still act, features are the sine and cosine of an
-    angle plus a linear map of the values that add to this angle. The initial coefficients of this map are at most one
-    radian for each value, times the frequency. A learned multiple of the sine of twice the angle is included in the
-    features that add to the angle.
+    positions. Every unit with a fixed position gets a learned vector. The weight of a unit to itself also gets a
+    learned vector. If signs still act on values, the encoder reads these values in two ways. It reads absolute values
+    for features that no sign changes. It reads the values themselves, without biases, for features that signs change.
+    The encoder treats scales in the same way; they do not change the direction of the channels. If half periods still
+    act, features are the sine and cosine of an angle plus a linear map of the values that add to this angle. The
+    initial coefficients of this map are at most one radian for each value, times the frequency. A learned multiple of
+    the sine of twice the angle is included in the features that add to the angle.
 
     Args:
         has_pairs: Whether blocks with two or more ends get vectors.
         channels: The number of additional functions of each value between units.
-        multiplied: Names of blocks whose values change sign and by which layers multiply.
+        multiplied: Names of blocks whose values change sign and multiply features in layers.
         reads_moments: Whether the moments of all blocks also enter the initial vectors of networks.
     """
 

@@ -14,15 +14,15 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class Odd:
-    """Feature vectors that signs multiply as they multiply weights. Characters specify the multiplication.
+    """Feature vectors that signs multiply in the same way as weights. Characters specify this multiplication.
 
     Attributes:
         units: For each set of units and each character of values of these units, `[models, *sizes, width]`.
         pairs: For each block with two or more ends whose values signs change, `[models, *labels, width]`.
         values: The unchanged values of each such block, `[models, *labels, channels]`, and their root mean square, if
-            layers multiply by these values. Layers do not change them.
+            layers multiply by these values. Layers do not change these values.
         given: The component of `units` that comes from the units' own values, without sines and cosines of angles.
-            Layers do not change it.
+            Layers do not change this component.
         waves: The sine and cosine of each unit's angle, for each set whose units have angles: `[models, *sizes, 1]`.
     """
 
@@ -42,7 +42,7 @@ class Features:
         pairs: For each block with two or more ends, `[models, *labels, width]`.
         network: `[models, width]`.
         values: For each such block, a few functions of its values, `[models, *labels, functions]`, if layers multiply
-            by these functions. Layers do not change them.
+            by these functions. Layers do not change these functions.
         odd: The features that signs change, or None if signs are canonicalized. All other features are invariant under
             signs.
         shares: The weights (shares) of units in means. Units of groups without shares have equal weights.
@@ -85,13 +85,13 @@ def turn(
     wave: tuple[Float[Tensor, "models *sizes 1"], Float[Tensor, "models *sizes 1"]],
     by: Float[Tensor, "models *sizes width"],
 ) -> tuple[Float[Tensor, "models *sizes width"], Float[Tensor, "models *sizes width"]]:
-    """Return the sine and cosine of a sum of two angles, given the sine and cosine of both angles."""
+    """Return the sine and cosine of the sum of two angles, given the sine and cosine of each angle."""
     (sine, cosine), along, across = wave, by.cos(), by.sin()
     return sine * along + cosine * across, cosine * along - sine * across
 
 
 def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of units broadcast to the axes of a block: length one along axes that do not index these units."""
+    """Return vectors of units, broadcast to the axes of a block: axes that do not index these units get length one."""
     order = sorted(range(len(end.axes)), key=lambda k: end.axes[k])
     shape = [1] * len(block.sizes)
     for axis in end.axes:
@@ -125,7 +125,7 @@ def at_units(
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Yield vectors from nested units: of the units that contain a set's units, and means over the units inside them.
+    """Yield vectors of nested units: of the units that contain a set's units, and means over units inside them.
 
     Yields:
         Whether the other units are the containing units, and the vectors of these units, which broadcast over the set.

@@ -14,11 +14,11 @@ TANH = 0.6276
 """The root mean square of tanh of a standard normal variable."""
 
 SHARE = 0.1
-"""The initial size of the code-dependent output, relative to the smallest generated weights."""
+"""The initial size of the code-dependent output, relative to the smallest weights that are generated."""
 
 
 class RowDecoder(nn.Module):
-    """A decoder from one code to the rows of a matrix: one small network for all rows, with an embedding of each row.
+    """A decoder from one code to the rows of a matrix: one small network for all rows, with an embedding for each row.
 
         row_r = size V tanh(A code + E e_r + c) + d_r
 
@@ -61,16 +61,17 @@ class HyperNetwork(nn.Module):
 
     The encoder of inr2vec reads one row (w, b) for every unit. At initialization, the decoder gives a network that does
     not depend on the code. Its biases are uniformly random, with the root mean square of each tensor of `like`. The
-    code-dependent component is initially smaller than the weights between hidden units, by the factor `SHARE`. Steps
-    with one learning rate then change all tensors by similar amounts, as in ordinary training. Outputs scaled to the
-    size of each tensor did not train, because the phases of the first sines jumped. Paper 003 does not specify its
-    decoder. One linear layer from its code of 1024 to its 790,529 weights would have 810 million parameters. This
-    hypernetwork has 5,159,489 parameters for the networks of the paper. The encoder has 3,156,480 of these.
+    code-dependent component is initially smaller than the weights between hidden units by the factor `SHARE`. Steps
+    with one learning rate then change all tensors by similar amounts, as in ordinary training. In a trial, outputs
+    scaled to the size of each tensor did not train, because the phases of the first sines jumped. Paper 003 does not
+    specify its decoder. One linear layer from its code of 1024 to its 790,529 weights would have 810 million
+    parameters. This hypernetwork has 5,159,489 parameters for the networks of the paper. The encoder has 3,156,480 of
+    these.
 
     Args:
         like: An MLP whose hidden layers have equal widths. It determines the sizes of rows and the scales of weights.
-        is_residual: Whether the output, which is zero at initialization, is added to the input weights. The paper's
-            hypernetwork is not residual.
+        is_residual: Whether the output is added to the input weights. The output is then zero at initialization. The
+            paper's hypernetwork is not residual.
         embedding: The length of the decoder's embeddings.
 
     References:

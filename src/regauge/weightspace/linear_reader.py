@@ -15,9 +15,11 @@ SMALLEST = 1e-30
 SOFT = 0.01
 """A constant, relative to a statistic's mean size, that is added to its size before the logarithm."""
 LEAST = 1e-4
-"""A threshold, relative to a block's statistics. Smaller standard deviations may be rounding and are not read."""
+"""A threshold, relative to a block's statistics. Smaller standard deviations may be rounding errors and are not
+read."""
 FURTHEST = 5.0
-"""The largest distance from the mean in standard deviations. Larger ones are clipped to keep outputs bounded."""
+"""The largest distance from the mean in standard deviations. Larger distances are clipped, to keep the outputs
+bounded."""
 
 
 class LinearReader(nn.Module):
@@ -69,7 +71,7 @@ class LinearReader(nn.Module):
 def statistics_of(values: Mapping[str, Tensor]) -> Tensor:
     """Return the mean, standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
 
-    The statistics do not depend on the order of values, and have no explicit dependence on the number of units.
+    The statistics do not depend on the order of values, and do not depend explicitly on the number of units.
 
     References:
         Unterthiner et al. (2020), section 4.

@@ -83,7 +83,7 @@ class Settings:
 
 
 class Metanet(nn.Module):
-    """A network that reads other networks, and respects their symmetry by construction.
+    """A network that reads other networks, and is invariant or equivariant under their symmetry by construction.
 
         net = Metanet(symmetry, layer=MessagePassing(), head=Invariant(outputs=10), generator=generator)
         net.standardize(population)
@@ -91,11 +91,11 @@ class Metanet(nn.Module):
 
     The layers are equivariant to permutations. Products over the axes of invertible matrices (queries with keys)
     replace their factors. The net first canonicalizes scales, signs and half periods. It also canonicalizes rotations
-    whose products would be too large. Parts that layers respect are not canonicalized (`ScaleGMN`: signs;
-    `Propagation`: signs and half periods). With an `Equivariant` head, the net maps the changes back to the original
-    networks. If the sum that decides a sign is zero, a canonical form is discontinuous. If the symmetry has
-    translations, the net reads representatives (`Symmetry.split`). Representatives include buffers, so populations must
-    have buffers.
+    whose products would be too large. If layers are equivariant to some parts, these parts are not canonicalized
+    (`ScaleGMN`: signs; `Propagation`: signs and half periods). With an `Equivariant` head, the net maps the changes
+    back to the original networks. A canonical form is discontinuous where a sum that decides a sign is zero. If the
+    symmetry has translations, the net reads representatives (`Symmetry.split`). Representatives include buffers, so
+    populations must have buffers.
 
     Args:
         symmetry: The symmetry of the networks, with every size known; or a list with the symmetries of several
@@ -110,8 +110,8 @@ class Metanet(nn.Module):
             the parts that the net respects. Rotations after gains ("rotation") are never among them.
         readers: Axes (parameter, axis) over which parameters sum units, as `find_readers` returns them. If `readers` is
             given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. If a unit is split
-            in two, with its outgoing weights divided among the copies, the copies then count as one unit. Translations
-            are not respected in this case.
+            in two, with its outgoing weights divided among the copies, the copies then count as one unit. In this case,
+            translations are not respected.
         probes: Inputs on which the networks are evaluated. Activations and outputs at these inputs become additional
             features. For several architectures, pass the probes of each, in the order of the symmetries. With an
             `Invariant` head, a second net reads the outputs, and the result is the mean of both nets.
@@ -120,8 +120,8 @@ class Metanet(nn.Module):
         conditions: The number of conditions of each network, such as a time or a class, which the net reads in addition
             to the weights. Functions of the conditions scale and shift features before every layer.
         is_linear: Whether the output includes a `LinearReader` of statistics of canonical networks. This requires an
-            `Invariant` head. The reader is fitted separately. Its weight in the output is the buffer `linear_share`,
-            which is zero until it is set.
+            `Invariant` head. The linear reader is fitted separately. Its weight in the output is the buffer
+            `linear_share`, which is zero until it is set.
         generator: Source of the initial weights.
 
     Raises:
@@ -328,9 +328,9 @@ class Metanet(nn.Module):
         """Return the output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
-        weight of `read_probes` is the buffer `share`. It is one half until it is set, and one at depth 0. With
-        `is_linear`, the output is the weighted mean of this result and `read_linear`. The weight of `read_linear` is
-        `linear_share`.
+        weight of `read_probes` in this mean is the buffer `share`. The buffer is one half until it is set, and one at
+        depth 0. With `is_linear`, the output is the weighted mean of this result and `read_linear`. The weight of
+        `read_linear` is `linear_share`.
 
         Args:
             population: Networks with a leading model axis.

@@ -23,8 +23,8 @@ from regauge.weightspace.shares import divide, find_shares
 class Reader:
     """One architecture that a net reads; `number` is the index of the parameters for this architecture.
 
-    If there are probes, `probed` evaluates the networks on the probes. If `is_translated`, representatives are read. If
-    statistics are read, `plain` canonicalizes everything except permutations.
+    If there are probes, `probed` evaluates the networks on the probes. If `is_translated`, the reader reads
+    representatives. If statistics are read, `plain` canonicalizes everything except permutations.
     """
 
     layout: Layout
@@ -117,7 +117,7 @@ class Reader:
         """Return the changes of the original networks, with zeros for tensors that do not change.
 
         Changed representatives are normalized again, and joined with the coordinates of the original networks.
-        Therefore the result for a translated network is the translated result.
+        Therefore, for a translated network, the result is translated in the same way.
         """
         full = self._undo(population, changes, element, count)
         if not self.is_translated:

@@ -1,4 +1,4 @@
-"""Shares that weight units: a unit that is split in two counts as one unit.
+"""Shares, by which units are weighted: a unit that is split in two counts as one unit.
 
 If a unit is split into two copies whose outgoing weights add up to the original weights, the function stays the same.
 Every unit gets a share that is proportional to its outgoing weights. The net divides outgoing weights by the shares,
@@ -55,9 +55,9 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Return the shares of all units that have outgoing weights, computed from block values.
 
-    The share of a unit is computed from its outgoing weights. Along axes of receiving units, the largest magnitude is
-    used, because copies of receiving units do not change it. Along axes of other units that the weights read, the
-    magnitudes are summed. A set without outgoing weights has no shares.
+    The share of a unit is computed from its outgoing weights. Along the axes of the receiving units, the largest
+    magnitude is used, because copies of receiving units do not change it. Along axes of other units that the weights
+    read, the magnitudes are summed. A set without outgoing weights has no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:

@@ -1,4 +1,4 @@
-"""Activations of two networks as tensors on which a symmetry acts, in the form that coordinate ascent needs."""
+"""Costs for coordinate ascent, computed from the activations of two networks."""
 
 import copy
 import math
@@ -29,7 +29,7 @@ class CrossMoments:
 
     Batches are merged by the pairwise update of Chan et al. Products of centered activations have the precision of the
     activations, and sums over batches are in float64. Up to rounding, the result does not depend on how the data are
-    split into batches. No batch is kept in memory.
+    split into batches. No batch is kept in memory after it was added.
 
     Attributes:
         count: The number of samples so far.
@@ -67,20 +67,20 @@ class CrossMoments:
         self.count = total
 
     def covariance(self) -> tuple[Tensor, Tensor]:
-        """Return the covariances of all pairs of units, and the variances, in the form that `correlation` returns."""
+        """Return the covariances of all pairs of units, and the variances, in the same form as `correlation`."""
         return self.products / self.count, (self.squares / self.count).cpu()
 
     def product(self) -> tuple[Tensor, Tensor]:
-        """Return the mean products of all pairs without centering, and the mean squares, in `correlation`'s form."""
+        """Return the uncentered mean products of all pairs of units, and the mean squares, as in `correlation`."""
         products = self.products / self.count + torch.outer(self.means[0], self.means[1])
         return products, (self.squares / self.count + self.means.square()).cpu()
 
     def correlation(self, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the correlations of all pairs of units. A unit that never varies has correlation zero.
+        """Return the correlations of all pairs of units. The correlation of a constant unit is zero.
 
         Args:
-            classes: The class index of each unit. All units of a class are normalized by their mean variance. If each
-                unit is a class of its own, the results are Pearson's correlations. If a rotation mixes units, they must
+            classes: The class index of each unit. All units of a class are normalized by their mean variance. With one
+                class per unit, the results are Pearson's correlations. If a rotation mixes several units, they must
                 belong to one class.
 
         Returns:
@@ -132,14 +132,15 @@ class ValuePart:
 class ActivationCosts:
     """Activations as tensors on which groups act.
 
-    The objective is the inner product with a transformed identity matrix.
+    The objective is the inner product of `a` and the transformed identity matrix `b`.
 
     Attributes:
         symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
-        a: Correlations, covariances or mean products between the first network and the second. Values on which groups
-            act in the same way are summed.
+        a: Correlations, covariances or mean products between the units of the first and the second network. Activations
+            on which groups act in the same way are summed.
         b: The identity matrices on which elements act.
-        reach: An upper bound of the objective. The bound is reached if every unit has a perfectly correlated partner.
+        reach: An upper bound of the objective. The objective reaches this bound if every unit has a perfectly
+            correlated partner.
     """
 
     symmetry: Symmetry
@@ -191,7 +192,8 @@ def activation_costs(
 class Traces:
     """Traces of a module in one precision, with one trace for each batch shape.
 
-    A trace records the values that layers read. With `only_read=False`, it records all values on which groups act.
+    A trace records the activations that layers read. With `only_read=False`, a trace records all activations on which
+    groups act.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class Traces:
         self._known: dict[tuple[Any, ...], tuple[Activations, list[ValuePart]]] = {}
 
     def prepare(self, inputs: Any) -> tuple[Activations, list[ValuePart], tuple[Any, ...], dict[str, Any]]:
-        """Return the trace for inputs of these shapes, the parts of its values, and the inputs as arguments."""
+        """Return the trace for inputs of these shapes, the parts of its activations, and the inputs as arguments."""
 
         def cast(value: Any) -> Any:
             return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -231,10 +233,11 @@ class Traces:
 
 
 def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
-    """Return the parts of values on which groups act jointly.
+    """Return the parts of activations on which groups act jointly.
 
-    If several axes of a value transform independently, the value is excluded. The cross products of such a value would
-    be too large for the information that they contain. Values to which shifts add constants are also excluded.
+    If groups act independently on several axes of an activation tensor, this tensor is left out. The cross products of
+    such a tensor would be too large for the information that they contain. Activations to which shifts add constants
+    are also left out.
     """
     result: list[ValuePart] = []
     for name in names:

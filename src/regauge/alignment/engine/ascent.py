@@ -6,14 +6,14 @@ The inputs are two dictionaries of tensors and a symmetry that acts on the secon
 
 over one family of groups at a time. Each step is an exact `closest`. Permutations, signs and rotations keep the norm.
 For them, J is the inner product of the two networks. Half-period shifts change the norm. If there are shifts, J is
-minus half the squared distance, up to a constant. Matching methods differ only in which tensors the dictionaries
-contain: weights, activations, or means and standard deviations.
+minus half of the squared distance, up to a constant. Matching methods differ only in the tensors of the dictionaries:
+weights, activations, or means and standard deviations.
 
 All tensors have one leading pair axis, whose length is one for a single pair. Every pair has its own order of families
-and its own flags for families to be searched. A step processes only the pairs that need it, and converged pairs cost
-nothing. The best value of a family is not relative to its current value: it is computed from second networks to which
-only the *other* families have been applied. Families with nested groups are different. Such families take steps
-relative to their current value.
+and its own list of families that must be searched. A step processes only the pairs that need it, so converged pairs
+cost no time. The best element of a family does not depend on its current element: it is computed from second networks
+to which only the *other* families have been applied. Families with nested groups are an exception. Steps of such
+families are relative to their current element.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from regauge.alignment.engine.searches import Launch
 
 ROUNDING = 16
-"""The gain, in roundings of the objective's scale, that a step needs if it changes every unit.
+"""The gain that a step needs if it changes every unit, in units of the rounding error of the objective.
 
-Other steps need proportionally less.
+Steps that change fewer units need proportionally less gain.
 """
 SLACK = 4
-"""A permutation is kept unless another one is better by more than this many roundings of the objective."""
+"""A permutation is replaced only if the objective rises by more than this multiple of its rounding error."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
 """The damping strengths that are tried if a group acts on two axes of one tensor and the full step fails."""
 
@@ -55,12 +55,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """Families of groups, and how the best value of one family depends on others.
+    """Families of groups, and the dependencies between the best elements of the families.
 
     Attributes:
         families: The families to optimize.
         coupled: For each family, whether it acts on two axes of one tensor.
-        neighbors: For each family, the families whose best value depends on it.
+        neighbors: For each family, the families whose best element depends on it.
         sign_pairs: Pairs of families whose signs are optimized jointly at the end.
         others: For the tensors of each family, the sites of other families on these tensors, by the index of the other
             family.
@@ -94,7 +94,7 @@ class Neighborhoods:
 
 
 class Ascent:
-    """One climb for each pair of networks. All tensors have one leading axis of pairs.
+    """One coordinate ascent for each pair of networks. All tensors have one leading axis of pairs.
 
     Args:
         around: The families to optimize, and the dependencies between them.
@@ -103,7 +103,8 @@ class Ascent:
         solve: A function that optimizes a family with nested groups.
         start: A batch of initial elements without positive scales. Default: the identity.
         tolerance: A step is taken only if it gains more than this share of the pair's `sum |a| |b|`.
-        searches: The number of families that are searched at the same time if they do not depend on one another.
+        searches: The maximal number of families that are searched at the same time because they do not depend on one
+            another.
 
     Attributes:
         networks: The networks, and the current element of each pair.
@@ -139,7 +140,7 @@ class Ascent:
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """Search once each family that has changed neighbors, for these pairs. Return which of the pairs changed.
+        """For these pairs, search once every family with changed neighbors. Return which of the pairs changed.
 
         Families that do not depend on one another are searched at the same time. Steps of the families are accepted in
         the order of the families. So the result is the same as that of consecutive searches.
@@ -188,13 +189,16 @@ class Ascent:
         return rows, gained
 
     def start_from_barycenter(self, first: Collection[str] = ()) -> None:
-        """Choose every family once. Families that are not chosen yet are replaced by the average over their elements.
+        """Choose an element for every family once.
+
+        Families without an element are replaced by the average over all of their elements.
 
         The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs or
-        rotations is zero. For each pair of networks, the family whose cost is known best comes first. Inputs, outputs
-        and chosen families determine the known part. On residual networks, coordinate ascent from the identity ends in
-        poor local optima, because most of the first costs are noise. Rotations are chosen before all other families,
-        from tensors that no other family changes; see `first_rotations`.
+        rotations is zero. For each pair of networks, the first family is the one whose cost is known best. The known
+        part of a cost comes from inputs, outputs and families that already have an element. On residual networks,
+        coordinate ascent from the identity ends in poor local optima, because most of the first costs are noise.
+        Rotations are chosen before all other families, from tensors that no other family changes; see
+        `first_rotations`.
 
         Args:
             first: The roots of families that are chosen before all others. These families also come first in later
@@ -236,8 +240,9 @@ class Ascent:
     def aim_at(self, a: Tensors) -> None:
         """Replace tensors of the first networks, and continue from the current element.
 
-        Names that `a` lacks are unchanged. Only families that act on the replaced tensors are searched again, from the
-        potentials of their last search. `gained` continues to count the gains of all steps.
+        Tensors of the first networks whose names `a` lacks are not changed. Only families that act on the replaced
+        tensors are searched again, from the potentials of their last search. `gained` continues to count the gains of
+        all steps.
         """
         self.networks.a |= a
         self._measure(a)
@@ -481,7 +486,7 @@ MAX_SWEEPS = 20
 
 
 def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> tuple[Element, Tensor]:
-    """Find one element for each problem by two ascents, one from the identity and one from the barycenter.
+    """Find one element for each problem by two ascents, from the identity and from the barycenter.
 
     Args:
         families: The families. The families act on common tensors, so the best value of one family depends on the

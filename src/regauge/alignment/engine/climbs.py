@@ -1,4 +1,4 @@
-"""Climbs of many pairs at once, in chunks that limit the memory, and the choice of the best climb for each pair."""
+"""Coordinate ascents ("climbs") for many pairs at once, in chunks, and the choice of the best climb for each pair."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ PORTION_PAIRS = 256
 PORTION_BYTES = 3 << 23
 """The maximal number of bytes of both networks in a chunk, unless one pair needs more.
 
-Costs need a few times as much.
+The costs need several times as much memory.
 """
 
 
@@ -38,7 +38,8 @@ class Climbs:
     Attributes:
         element: The element at the end of each climb, as a batch over all groups.
         objective: The objective at this element.
-        history: The objective at the start and after each sweep. Pairs that ended earlier repeat their last objective.
+        history: The objective at the start and after each sweep. If a pair ended earlier, its last objective is
+            repeated.
         is_converged: Whether no group changed in the last sweep.
         moved: Tensors of the second networks after `element` was applied, with the same bits as `Symmetry.act` returns.
     """
@@ -62,7 +63,7 @@ class Climbs:
         )
 
     def but(self, rows: Tensor, other: "Climbs") -> "Climbs":
-        """Return these climbs, after `other` has replaced the climbs of the pairs `rows`."""
+        """Return these climbs, with the climbs of the pairs `rows` replaced by `other`."""
         if len(rows) == len(self.objective):
             return other
         steps = max(len(self.history), len(other.history))
@@ -174,9 +175,9 @@ def is_exact(symmetry: Symmetry, name: str) -> bool:
 
 
 class Pursuit:
-    """An ascent for a single pair of networks, where the first network changes between climbs.
+    """A coordinate ascent for a single pair of networks whose first network changes between climbs.
 
-    Every climb begins at the end of the last climb, with its potentials, and searches only groups on tensors of the
+    Every climb begins at the end of the previous climb, with its potentials. It searches only groups on tensors of the
     first network that have changed. The tensors are the compared tensors, without a leading axis. `start` may be any
     element. `changed` contains the names of the second network's tensors that the last climb changed.
     """
@@ -224,10 +225,10 @@ def _batch(tensors: Tensors) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A further climb from another initial element, for pairs whose climbs so far ended below the objective there.
+    """A climb from another initial element, for pairs whose previous climbs ended below the objective of this element.
 
     Attributes:
-        worth: The objective at this initial element.
+        worth: The objective of this initial element.
         climb: A function that runs the climb for some pairs from this initial element.
     """
 
@@ -252,8 +253,8 @@ def ladder(
             objective selects.
 
     Returns:
-        The best climb of each pair, and the objective that every climb reached. For pairs that did not need a climb,
-        the objective of this climb is NaN.
+        The best climb of each pair, and the objective that every climb reached. If a pair did not need a climb, the
+        objective of this climb is NaN.
     """
     ends, first = list(climbs), climbs[0]
     starts = [end.objective for end in ends]

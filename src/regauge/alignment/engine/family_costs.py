@@ -1,4 +1,7 @@
-"""The cost of a family for many pairs at once. Constant terms are summed once, and other terms are corrected."""
+"""The cost of a family for many pairs at once.
+
+Terms that do not change are summed once, and other terms are corrected.
+"""
 
 import functools
 from collections.abc import Collection
@@ -37,8 +40,8 @@ class _Term:
 class FamilyCost:
     """The cost of one family without nested groups, for every pair.
 
-    The cost uses second networks to which only the *other* families have been applied. So the best value does not
-    depend on the current value of the family. A tensor on which only this family acts is added once and never
+    The cost uses second networks to which only the *other* families have been applied. Therefore the best element does
+    not depend on the current element of the family. A tensor on which only this family acts is added once and never
     transformed.
     """
 
@@ -69,9 +72,9 @@ class FamilyCost:
                 term.neighbor.aim()
 
     def closest(self, cost: Cost, rows: Tensor, current: Value, slack: Float64[Tensor, " row"]) -> Closest:
-        """Return the best values for some pairs, using the last potentials.
+        """Return the best elements for some pairs, starting from the last potentials.
 
-        Permutations within `slack` of the best are kept.
+        A permutation is kept if it is within `slack` of the best permutation.
         """
         potentials = None if self._potentials is None else at(self._potentials, rows)
         found = closest(self._root, cost, current=current.perm, slack=slack, potentials=potentials, is_repeated=True)

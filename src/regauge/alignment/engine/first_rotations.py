@@ -1,11 +1,11 @@
 """Initial rotations, computed from tensors that no other group changes and from products of two tensors.
 
 Other groups also act on the tensors of a residual stream: permutations of hidden units and heads, and matrices within
-heads. The elements of these groups are unknown at first, but they cancel in certain products. One kind of product is
-that of weights that read the stream with weights that write to it. Another kind is that of query weights with key
+heads. The elements of these groups are unknown at first, but they cancel in certain products. One kind of product
+multiplies weights that read the stream by weights that write to it. Another kind multiplies query weights by key
 weights. A rotation of the stream acts on both sides of such a product. With products, the rotation is determined by the
-function of the layers. Without products, tensors with matched inner units would determine the rotation, and it would
-follow the noise in these matches.
+function of the layers. Without products, the first rotation would be computed from tensors with matched inner units,
+and would fit the noise in these matches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +51,8 @@ class Side:
 class TwoSided:
     """Two parts whose product only the rotation changes, because other groups act on both inner axes in the same way.
 
-    For each index of the first part, `index` contains the index of the second part. Heads may share keys and values.
+    For each index of the first part, `index` contains the index of the second part. Several heads may share keys and
+    values.
     """
 
     first: Side
@@ -141,7 +142,7 @@ class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
-    square root of the product of both norms. Therefore large tensors have less weight. Most large tensors stay near
+    square root of the product of both norms. Therefore large tensors do not dominate, because most of them stay near
     their initialization. All products have equal weight.
 
     Attributes:
@@ -166,7 +167,7 @@ class FirstRotation:
         self._gained: Tensor | float = 0.0
 
     def add(self, cost: Float64[Tensor, "pair n n"], size: Float64[Tensor, " pair"]) -> None:
-        """Add the term of a tensor, given its inner products and the product of its norms."""
+        """Add the term of one tensor, given the inner products of its units and the product of the norms."""
         self._cost = self._cost + cost * torch.where(size > 0, size, 1.0).rsqrt()[:, None, None].to(cost)
         self._reach = self._reach + size.sqrt()
 
@@ -186,7 +187,10 @@ class FirstRotation:
         self._gained = self._gained + weight * dots(a, b)
 
     def step(self) -> bool:
-        """Step to the best rotation for the linearized objective. Return whether the last step raised the objective."""
+        """Step to the best rotation for the linearized objective.
+
+        Return whether the previous step raised the objective.
+        """
         assert isinstance(self._cost, Tensor)
         assert isinstance(self._linear, Tensor)
         here = self.matrix.to(self._cost)

@@ -1,11 +1,12 @@
-"""Pairs of networks in the frame of their comparison: as the networks of smallest norm on their orbits.
+"""Pairs of networks, each replaced by the network with the smallest norm on its orbit for the comparison.
 
-If a filter before batch normalization is scaled, gamma can compensate for the scale while the running variance stays.
-This changes the running mean but not the variance. The statistics then no longer match the activations. With the stored
-statistics, the function stays the same. Recomputed statistics undo part of the transformation. Therefore the second
-network keeps its statistics, unless it is a copy. A copy is the first network, including its statistics, after such a
-transformation. The variances identify copies. In a copy, the variances equal those of the first network. In a trained
-network, the variances change with the scales of its filters.
+If a filter before batch normalization is scaled, gamma can compensate for the scale without a change of the running
+variance. This changes the running mean but not the running variance. The stored statistics then no longer match the
+activations. The function stays the same as long as the stored statistics are used. Recomputed statistics undo a part of
+this transformation. Therefore the second network keeps its statistics, unless it is a transformed copy of the first
+network. In such a copy, the statistics were transformed as well. Copies are recognized by their running variances. In a
+copy, the running variances equal those of the first network. In a trained network, the running variances follow the
+scales of its filters.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -34,15 +35,17 @@ Scales = Literal["balance", "recompute", "keep"]
 Scales that change running statistics are not balanced, except with "balance" in copies; see `match_frames`.
 """
 EQUAL_TENSORS = 1e-5
-"""Tensors count as equal if their distance is below this share of their norm. Rounding in float32 loses as much."""
+"""Tensors count as equal if their distance is below this share of their norm. Rounding in float32 causes a distance of
+this size."""
 MOVED = 0.25
-"""Statistics count as transformed copies of the first network's if adopting these leaves less than this share."""
+"""A second network counts as a transformed copy if, with the first network's statistics, less than this share of the
+difference remains."""
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try: none, or keeping running statistics and (for copies) changing them.
+    """Return the kinds of balancing to try: none, without changes of running statistics, and (for copies) with changes.
 
-    If statistics are recomputed, as some tasks require, balancing keeps them in copies as well.
+    If a task recomputes statistics, balancing does not change the statistics of copies either.
     """
     if scales == "keep" or not has_balance(symmetry):
         return ()
@@ -87,7 +90,7 @@ class Frame:
         scales: Scales,
         buffers: Buffers = "keep",
     ) -> "Frame":
-        """Return the frame for comparing networks `[pair, ...]` with the given treatment of scales and buffers."""
+        """Return the frame for comparing networks `[pair, ...]` with the given options for scales and buffers."""
         params_a, params_b, symmetry = symmetry.sums(params_a), symmetry.sums(params_b), symmetry.on_sums
         a, b = compared([params_a, params_b], symmetry)
         if scales == "keep" or not has_balance(symmetry):
@@ -120,7 +123,10 @@ class Frame:
         return notes_on(self.rigid)
 
     def original(self) -> Tensors:
-        """Return the second networks after the element that balances the first ones: the given networks' identity."""
+        """Return the second networks, transformed by the element that balances the first networks.
+
+        They correspond to the identity between the given networks.
+        """
         return self.b if self.sides is None else move_by(self.symmetry, self.sides[0], self.given)
 
     def identity_objective(self) -> Float64[Tensor, " pair"]:
@@ -137,7 +143,7 @@ class Frame:
         return total
 
     def objective(self, b: Tensors) -> Float64[Tensor, " pair"]:
-        """Return the inner products of the first networks with other networks."""
+        """Return the inner product of each first network with another network."""
         return torch.stack([dots(self.a[name], b[name]) for name in self.a]).sum(0)
 
     def rows(self, rows: Tensor) -> "Frame":
@@ -148,7 +154,7 @@ class Frame:
         return Frame(self.symmetry, a, b, given, sides, self.buffers, rigid)
 
     def turnable(self, params_a: Params, params_b: Params) -> tuple[Params, Params]:
-        """Return both networks of a single pair with balanced invertible matrices, but with the given scales."""
+        """Return both networks of a single pair, with balanced invertible matrices but with the original scales."""
         if self.sides is None or not _linear(self.symmetry):
             return params_a, params_b
         sides = (select_parts(side.item(0), self.symmetry.groups, ("linear",)) for side in self.sides)
@@ -182,7 +188,7 @@ class FramedProblem(Problem):
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether invariants allow balanced networks to be equal up to permutations, signs and rotations."""
+    """Return whether balanced networks can be equal up to permutations, signs and rotations, judged by invariants."""
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name, sites in symmetry.sites.items():
         is_rotated = any(site.group.matrix != "none" for site in sites)
@@ -233,7 +239,9 @@ def _linear(symmetry: Symmetry) -> frozenset[str]:
 
 
 def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Results]) -> Results:
-    """Match pairs while running statistics are kept. Match copies also with statistics that balancing changes.
+    """Match pairs without changing running statistics.
+
+    For copies, also match with changed running statistics, as balancing changes them.
 
     Args:
         problem: The pairs of networks.
@@ -256,7 +264,7 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
 def are_moved_copies(
     symmetry: Symmetry, a: Mapping[str, Tensor], kept: Mapping[str, Tensor], moved: Mapping[str, Tensor]
 ) -> Bool[Tensor, " pair"]:
-    """Return whether second networks have the first networks' statistics, but transformed away from their activations.
+    """Return whether each second network has the first network's statistics, which no longer match its own activations.
 
     Args:
         symmetry: The symmetry of all networks.
@@ -269,7 +277,7 @@ def are_moved_copies(
 
 
 def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, " pair"]:
-    """Return whether statistics that elements only permute nearly equal those of the first networks, up to order."""
+    """Return whether running variances nearly equal those of the first networks, up to a permutation."""
     moved = {p.parameter for group in symmetry.groups for p in group.placements if any((*p.scale, *p.sign))}
     kept = [name for name in symmetry.buffers if name in symmetry.sites and name not in moved]
     ordered = [{name: one[name].flatten(1).sort(1).values for name in kept} for one in (a, b)]

@@ -1,10 +1,10 @@
 """Signs of two groups whose units share the entries of one axis, such as heads and rotary pairs within heads.
 
 The entry of head h and pair j is multiplied by `s_h t_j`. All signs s together determine the best signs t, and all t
-together determine the best s. If the code only alternated between s and t, it would end in a local optimum. The reason
-is that wrong head signs cancel the evidence of the heads about the pairs. The evidence of a single head does not
-cancel. Therefore the alternation is run once from each head alone. If there are few heads, it is run from all
-combinations of their signs.
+together determine the best s. If the algorithm only alternated between s and t, it would end in a local optimum. The
+reason is that wrong head signs cancel the evidence of the heads about the pairs. If only one head is used, no evidence
+cancels. Therefore the alternation is run once from each head alone. If there are few heads, the alternation is run from
+all combinations of their signs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,8 @@ from regauge.core.signs import SignCode
 MOST_UNITS = 64
 """The smaller group may have at most this many units. The alternation starts once from each unit."""
 MOST_VALUES = 1 << 21
-"""All sign combinations of the smaller group are tried, which is exact, if this needs at most this many entries."""
+"""All sign combinations of the smaller group are tried, which is exact, if at most this many entries must be
+computed."""
 TURNS = 8
 """The maximal number of alternations from each start."""
 

@@ -1,4 +1,4 @@
-"""Ascent on a mixture of activations and weights, for methods that compare both."""
+"""Coordinate ascent on a mixture of activations and weights, for methods that compare both."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

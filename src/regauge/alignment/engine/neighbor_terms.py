@@ -10,18 +10,18 @@ from regauge.core.closest import character
 from regauge.core.families import inner_products, unfold
 
 SHARES = (1 / 16, 1 / 4, 1.0)
-"""Pairs in which at most this share of the neighbor's units changed are corrected together, by equally many units."""
+"""Pairs of networks in which at most this share of the neighbor's units changed are corrected together."""
 
 
 class NeighborTerm:
-    """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where another group's element h acts on u.
+    """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost; another group's element h acts on u.
 
     `update` adds the changes since the last update to the cost. These changes are products with the units that h
     changed. The group to which the cost belongs acts at the site `own` of the tensor. The other group acts at
     `neighbor`, on another axis.
 
-    Elements are stored on the CPU, where the changed units are determined. So the code never waits for the device of
-    the tensors.
+    Elements are stored on the CPU, where the changed units are determined. Therefore the code never waits for the
+    device of the tensors.
     """
 
     def __init__(self, networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> None:

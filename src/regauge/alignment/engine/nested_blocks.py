@@ -103,9 +103,9 @@ def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[st
 
 
 COMPRESSED = 1 << 22
-"""If all pairs of blocks have more entries than this, the inner products of their rows are compared instead."""
+"""If all pairs of blocks have more entries than this, the inner products of the blocks' rows are compared instead."""
 SIGN_FAMILIES = 4
-"""If a base has more sign families than this, its signs stay plus one."""
+"""If a group has more sign families than this, its signs stay plus one."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ class PairedNetworks:
     Attributes:
         pairs: The number of pairs.
         sites: For each tensor, the sites of all groups that are optimized.
-        writes: How often each group's value was set. This count is zero if the value is the identity.
+        writes: How often the value of each group was set. This count is zero if the value was never set and is the
+            identity.
     """
 
     def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
@@ -165,7 +166,7 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Cached tensors of a single second network, the values that were applied, and how often they had been set."""
+    """The cached tensors of a second network, the applied values, and how often each value had been set."""
 
     tensors: Tensors
     values: Mapping[str, Value]
@@ -243,7 +244,10 @@ def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
 
 
 def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -> PerPair:
-    """Return the inner product of each pair: rows in their own precision, and the sum over rows in float64."""
+    """Return the inner product of each pair of networks.
+
+    Rows are summed in their own precision, and the sum over rows in float64.
+    """
     if x.ndim > 3:
         x, y = x.flatten(2), y.flatten(2)
     products: Tensor = torch.linalg.vecdot(x, y) if x.ndim > 1 else x * y

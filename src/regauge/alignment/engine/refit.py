@@ -1,9 +1,9 @@
 """Fitting of scales and matrices to the first network after units are matched, for networks that are nearly copies.
 
-When a network is balanced alone, a gain with one entry has as much weight as all entries of a filter. If the gain is
-small compared with its noise, balancing determines the unit's scale poorly. The same problem arises for small singular
-values of a product of matrices. After units are matched, scales and matrices can be fitted to the first network
-instead. Signs are then optimized once more between the fitted networks.
+If a network is balanced without the other network, a gain with one entry has as much weight as all entries of a filter.
+If the gain is small compared with its noise, balancing fixes the scale of the unit inaccurately. The same problem
+arises for small singular values of a product of matrices. After units are matched, scales and matrices can be fitted to
+the first network instead. Signs are then optimized once more between the fitted networks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,13 +26,14 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05
-"""Networks count as nearly equal if their squared distance is below this share of the squared norm."""
+"""Networks count as nearly equal if their squared distance is below this share of their squared norm."""
 EXACT = {4: 1e-13, 8: 1e-26}
-"""Below this share, there is nothing left to fit: the distance is a few units in the last place. By bytes per entry."""
+"""Below this share, the networks are equal up to a few units in the last place, and nothing is fitted. The keys are
+bytes per entry. By bytes per entry."""
 SWEEPS = 100
 """The maximal number of rounds over all groups."""
 SETTLED = 1e-5
-"""The last round is the one that lowers the squared distance by less than this share."""
+"""The fit ends after a round that lowers the squared distance by less than this share."""
 REMEMBERED = 5
 """The number of earlier rounds that are used to extrapolate the next one."""
 LONGEST_STEP = 1.0
@@ -131,9 +132,9 @@ class GroupFit:
     """A Gauss-Newton step of one group's scales or matrices, computed from sums over the tensors on which it acts.
 
     The step X of second networks y towards first networks x minimizes `sum |x - y - X y|^2` over the sites of the
-    group. For scales, X multiplies each unit by the exponents of its families times their steps t. The steps t solve
-    the normal equations of the unit. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where its
-    inverse acts. So X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both
+    group. For scales, X multiplies each unit by factors: the exponents of its families times their steps t. The steps t
+    solve the normal equations of the unit. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where
+    its inverse acts. So X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both
     kinds of sites. If a group acts on several axes of one tensor, the curvatures are multiplied by a factor. Then their
     sum is never below the true curvature.
 
@@ -187,7 +188,7 @@ class GroupFit:
 
 
 def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """Fit scales and matrices of each pair such that B is as close as possible to A; return them and the distances.
+    """Fit scales and matrices of each pair so that B is as close as possible to A; return them and the distances.
 
     All computations are in double precision. Small tensors are updated step by step. Large tensors are transformed from
     their given entries each time. This needs no memory for transformed copies.
@@ -267,7 +268,10 @@ class Extrapolation:
         self._changes: list[Tensor] = []
 
     def extrapolate(self, start: Element, end: Element) -> Element:
-        """Return the element from which the next round continues. After the first round, this is the round's result."""
+        """Return the element from which the next round continues.
+
+        After the first round, this element is the result of that round.
+        """
         last = self._flat(end)
         self._ends = [*self._ends[-REMEMBERED:], last]
         self._changes = [*self._changes[-REMEMBERED:], last - self._flat(start)]
@@ -296,7 +300,7 @@ class Extrapolation:
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
     """Return the groups to fit.
 
-    Scales that change running statistics are included only if balancing may change these.
+    Scales that change running statistics are included only if balancing may change running statistics.
     """
     is_kept = {g.name: buffers == "keep" and _moves_statistics(symmetry, g) for g in symmetry.groups}
     return [g for g in symmetry.groups if g.matrix == "linear" or (g.scales and not is_kept[g.name])]

@@ -1,4 +1,4 @@
-"""Simultaneous searches of several families on the CPU, while a device computes the next costs."""
+"""Simultaneous searches of several families on the CPU, while a device computes the costs of the next families."""
 
 import os
 from collections.abc import Callable, Iterator

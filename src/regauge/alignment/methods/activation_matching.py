@@ -27,20 +27,20 @@ class ActivationMatching(Method):
     functions, all states of a residual stream, and queries, keys and values of attention heads. Values on which a group
     acts in the same way are summed. Entries along all other axes (images, positions, tokens) are samples. In
     correlations, units that a rotation mixes share their mean variance. Therefore the result does not depend on the
-    basis.
+    basis of these units.
 
-    The data are read once, for both networks and all groups. Memory holds one matrix for each value, with one entry for
-    each pair of units. In this method, groups are independent of one another, and their order has no effect.
+    The data are read once, for all networks and groups. For each activation tensor, memory holds one matrix with one
+    entry for each pair of units. In this method, the groups do not depend on one another, so their order has no effect.
 
-    The papers maximize the mean product of activations without centering, and keep scales. For permutations, this
-    minimizes the squared distance between the activations of both networks.
+    The papers maximize the mean product of activations without centering, and do not change scales. For permutations,
+    this minimizes the squared distance between the activations of both networks.
     `ActivationMatching(statistic="product", scales="keep")` is the published method. The defaults differ from the
     published method.
 
     For every statistic, this method departs from the papers: parameters have a weight of 1e-4 in the objective, and
-    decide where activations do not. Without this term, the choice would be arbitrary for units that never respond, and
-    between a sign and a half-period shift of a sine unit. Arbitrary choices raise the loss at the midpoint between the
-    networks.
+    decide where activations do not. Without this term, the result would be arbitrary for units that are always zero,
+    and between a sign and a half-period shift of a sine unit. Arbitrary results raise the loss at the midpoint between
+    the networks.
 
     Attributes:
         statistic: "correlation" (Pearson's) gives all units equal weight. "covariance" weights units by how much they
@@ -49,7 +49,7 @@ class ActivationMatching(Method):
         outputs: The outputs of the module to use, as passed to `discover`.
         scales: The treatment of scales, as in `WeightMatching`. "balance" gives the second network the scales of the
             first, except scales that change running statistics. With "recompute", these scales also stay unchanged in
-            copies. With "keep", elements only permute entries and multiply them by signs.
+            copies of the first network. With "keep", elements only permute entries and multiply them by signs.
 
     References:
         Li et al. (2016), Convergent learning, section 3 (correlations); Ainsworth et al. (2023), Git Re-Basin,

@@ -14,12 +14,13 @@ class BestOf(Method):
     """A method that tries several methods and keeps the element with the lowest task loss at the midpoint.
 
     The objectives of different methods are not comparable. The inner product of the weights does not predict the
-    barrier. On residual networks, a larger product can even come with a higher barrier. The midpoint loss is
-    comparable. The objective of this method is minus the midpoint loss, on examples that no method has seen. The
-    identity is also a candidate. Therefore the result is never worse than no alignment.
+    barrier. On residual networks, a larger inner product can even come with a higher barrier. The midpoint loss is
+    comparable between methods. The objective of this method is minus the midpoint loss, on examples that no method has
+    seen. The identity is also a candidate. Therefore the result is never worse than no alignment.
 
     Attributes:
-        methods: The methods, in the order in which they are tried. If several are equally good, the first one is kept.
+        methods: The methods, in the order in which they are tried. If several methods are equally good, the first of
+            them is kept.
         kept: The share of the examples that no method sees and that select the element. If 0, all examples are used for
             both.
     """

@@ -33,14 +33,14 @@ class ContinuousDescent(DescentMethod):
     The descent minimizes the task loss between the two networks. The initial element g is applied to the second network
     first, and `h = exp(X)` is applied to the result. X is a skew-symmetric matrix for every orthogonal group, and an
     arbitrary matrix for every linear group. For families of positive scales, X contains the logarithms of the factors.
-    Factors that would change running statistics are excluded. X starts at zero. Adam minimizes the task loss of
-    `(1 - t) a + t h g b` on one batch after the other.
+    Factors that would change running statistics are excluded. X starts at zero, and Adam minimizes the task loss of `(1
+    - t) a + t h g b` on one batch after another.
 
-    Permutations, signs and half periods stay as in the initial element. To choose them, pass another method as `init`.
-    For another round, pass this method as `init` of `Sinkhorn` or `StraightThrough`. The mean of X over the latest
-    steps is evaluated on held-out examples (`DescentMethod`). The objective is minus the loss on these examples. This
-    is the midpoint loss or, with random points, the mean loss at t = 1/4, 1/2, 3/4. The cost of a batch is proportional
-    to its size. Every evaluation takes one or three passes over the held-out examples.
+    Permutations, signs and half periods are not changed from the initial element. To choose them, pass another method
+    as `init`. To alternate methods, pass this method as `init` of `Sinkhorn` or `StraightThrough`. The mean of X over
+    the latest steps is evaluated on held-out examples (`DescentMethod`). The objective is minus the loss on these
+    examples. This is the midpoint loss or, with random points, the mean loss at t = 1/4, 1/2, 3/4. The cost of a batch
+    is proportional to its size. Every evaluation takes one or three passes over the held-out examples.
 
     In a transformer with folded gains, any rotation may act on the residual stream. In this case, the closest
     parameters do not give the lowest midpoint loss. For such networks, the descent makes the linear path nearly free of
@@ -73,11 +73,11 @@ class ContinuousDescent(DescentMethod):
             raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return False also if the gains of representatives, which are one, would leave nothing to descend on.
+        """Return False also if representatives would leave no scales to optimize, because their gains are one.
 
-        Behind batch normalization, for example, gains have the only scales that keep running statistics. The descent
-        then moves the networks as they are. Networks whose stream may be rotated are still read as representatives, and
-        so are networks with translations other than those of running statistics.
+        Behind batch normalization, for example, only the gains have scales that do not change running statistics. The
+        descent then optimizes the networks themselves. Networks whose stream may be rotated are still passed as
+        representatives, and so are networks with translations other than those of running statistics.
         """
         behind = symmetry.on_data.on_representatives()
         is_lost = any(kept_scales(symmetry, g) and not kept_scales(behind, behind[g.name]) for g in symmetry.groups)

@@ -13,12 +13,12 @@ from regauge.alignment.result import Results
 
 @dataclass(frozen=True)
 class DataMatching(MixedMatching):
-    """`MixedMatching`, `ActivationMatching` or `WeightMatching`, whichever has the lowest midpoint loss.
+    """The best of `MixedMatching`, `ActivationMatching` and `WeightMatching` by the midpoint loss.
 
     On transformers, comparing weights helps. On convolutional networks with batch normalization, activations alone are
     often better. If there are few examples, weights alone can be better. Only data can show which method is best.
     Therefore a share of the examples is held out from all methods and selects among their elements. The objective is
-    that of the selected method. So objectives of different pairs may have different units.
+    the objective of the selected method. Therefore the objectives of different pairs may have different units.
 
     If the examples of a task cannot be split (`Task.split`), the selection uses the examples that the methods have
     seen. In this case, the result has a note.

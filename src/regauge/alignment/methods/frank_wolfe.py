@@ -35,19 +35,19 @@ class FrankWolfe(ManyMethod):
 
     All groups change a little in each step, which avoids some local optima of coordinate ascent. In an experiment,
     planted permutations of a residual MLP are found in 20 of 20 trials. The stream has width 64, there are six blocks,
-    the noise is as large as the weights, and only three inputs and outputs are fixed. `WeightMatching` also finds them
-    in all trials from the barycenter, its default start, and never from the identity. Frank-Wolfe takes about three to
-    eight times as long.
+    the noise is as large as the weights, and only three inputs and outputs are fixed. From its default start, the
+    barycenter, `WeightMatching` also finds them in all trials; from the identity, it never finds them. Frank-Wolfe
+    takes about three to eight times as long as `WeightMatching`.
 
     This method departs from the paper: the line search is exact. Relaxed elements start at the barycenter. The first
-    network stays unchanged, because a common element could be applied to the whole universe. Coordinate ascent improves
-    the result. Positive scales are treated as in `WeightMatching`. A group may be repeated within two other groups,
-    neither of which is repeated within the other. In this case, all three groups are optimized only in the final
+    network stays unchanged, because applying one element to all networks would only give an equivalent universe.
+    Coordinate ascent improves the result. Positive scales are treated as in `WeightMatching`. A group may be nested in
+    two other groups that are not nested in each other. In this case, all three groups are optimized only in the final
     coordinate ascent.
 
     Attributes:
         start: The initial element: the "barycenter", or the "identity" as published. With either start, the identity is
-            also tried if the result would be worse than it.
+            returned if it is better than the result.
         restarts: The number of further climbs, from points halfway between the start and random elements. The climb
             with the largest objective is kept. If there is a task, the climb whose mean network has the smallest loss
             is kept.

@@ -26,8 +26,8 @@ ROLES: tuple[Role, ...] = ("parameters", "magnitudes")
 class GaussianMatching(Method):
     """A method that matches two diagonal Gaussians over parameters, given as pairs (means, standard deviations).
 
-    Let g be the element that acts on the second Gaussian N(m_b, s_b^2). Let |g| permute and scale like g, but without
-    signs and shifts. The cost is one of the following:
+    Let g be the element that acts on the second Gaussian N(m_b, s_b^2). Let |g| permute and scale in the same way as g,
+    but without signs and shifts. The cost is one of the following:
 
     | cost | what is made small | what is maximized, up to constants |
     | --- | --- | --- |
@@ -43,14 +43,14 @@ class GaussianMatching(Method):
     This method departs from the paper. Appendix B of the paper states that the divergence reduces to a distance between
     means, because no other term depends on the permutation. This is wrong. The trace `sum abs(g) s_b^2 / s_a^2` depends
     on the permutation, and the distance between means is weighted by precisions. This method includes both terms. On
-    trained networks, no divergence gave lower barriers than the Wasserstein cost. The Wasserstein cost gave no lower
-    barriers than means alone. Equation 16 of the paper prints covariances in place of their square roots. Equation 17,
-    with standard deviations, is correct.
+    trained networks, the divergences did not give lower barriers than the Wasserstein cost. The Wasserstein cost did
+    not give lower barriers than means alone. Equation 16 of the paper prints covariances in place of their square
+    roots. Equation 17, with standard deviations, is correct.
 
     Orthogonal and linear groups stay at the identity, because a rotated diagonal Gaussian is not diagonal. A divergence
     is linear only in elements that keep all magnitudes. So if the cost is a divergence, positive scales and shifts also
-    stay at the identity. The means are a complete network, including its buffers. Standard deviations can be omitted
-    for parameters that are certain, and are not needed for buffers. A divergence needs standard deviations for all
+    stay at the identity. The means are a complete network, including buffers. Standard deviations can be omitted for
+    parameters that are certain, and are not needed for buffers. A divergence needs standard deviations for all
     parameters, because it is infinite between parameters without uncertainty.
 
     Attributes:
@@ -154,7 +154,8 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
 
 Moment = Callable[[Tensor, Tensor], Tensor]
 COEFFICIENTS: tuple[Moment, Moment] = (lambda m, s: m / s.square(), lambda m, s: -0.5 / s.square())
-"""Functions of means and deviations. In a divergence, they multiply the other network's means and second moments."""
+"""Functions of means and standard deviations, which a divergence multiplies by the other network's means and second
+moments."""
 MOMENTS: tuple[Moment, Moment] = (lambda m, s: m, lambda m, s: m.square() + s.square())
 
 

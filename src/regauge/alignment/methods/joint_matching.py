@@ -1,6 +1,6 @@
 """Joint matching of several dictionaries of parameters.
 
-One element acts on all of them, on each according to its role.
+One group element acts on all dictionaries, on each according to its role.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,9 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class JointMatching(Method):
-    """A method for tuples of parameter dictionaries. One element acts on all of them, and each has a weight.
+    """A method for tuples of parameter dictionaries.
+
+    One element acts on all dictionaries of a tuple, and each dictionary has a weight.
 
     `method` maximizes `sum_k weights[k] <a_k, g b_k>`, where `g` acts on dictionary k according to its role:
 
@@ -34,9 +36,9 @@ class JointMatching(Method):
     If a dictionary contains magnitudes, orthogonal and linear groups stay at the identity. The reason is that a rotated
     diagonal Gaussian has correlations, which standard deviations cannot represent.
 
-    The first dictionary is complete and includes buffers. The other dictionaries may lack some of its names. Missing
-    names contribute nothing to the cost. A task is not used, because a task evaluates networks, not tuples of
-    dictionaries.
+    The first dictionary is complete and includes buffers. The other dictionaries may lack some names of the first
+    dictionary. Missing names contribute nothing to the cost. A task is not used, because a task evaluates networks, not
+    tuples of dictionaries.
 
     Attributes:
         roles: The role of each dictionary, in order. The first role must be "parameters".

@@ -27,26 +27,25 @@ class MergeMany(ManyMethod):
     """A method that matches each network to the mean of the others, until no element changes.
 
     It maximizes the sum of the inner products between all pairs of transformed networks (`universe_objective`). If a
-    step raises one network's inner product with the mean of the others, the objective rises by K - 1 times as much.
-    Therefore the objective never decreases. The result is a local optimum: changing a single group of a single network
-    cannot improve it.
+    step raises one network's inner product with the mean of the others, the objective rises by K - 1 times this amount,
+    for K networks. Therefore the objective never decreases. The result is a local optimum: changing a single group of a
+    single network cannot improve it.
 
     This method departs from the paper. First, the networks are placed in the universe one after the other. Each network
-    is matched to the mean of the networks that are already placed. The mean of networks that are not aligned would be a
-    poor target. Then all networks are visited in a fixed order. A network is visited again only if other networks
-    changed.
+    is matched to the mean of the networks that are already placed. The mean of unaligned networks would be a poor
+    target. Then all networks are visited in a fixed order. A network is visited again only if other networks changed.
 
-    If there are more than `core` networks, only the first `core` networks are visited one by one. All networks are then
-    matched at once to the mean of these core networks. Further rounds match all networks to the mean of all networks,
-    which lowers the mean squared distance from this mean (`gather`). If there are many networks, the mean of all
-    networks is nearly the same as the mean of all others. Rounds over all networks are many times faster than visits.
-    The result is only close to a local optimum, because the rounds end at `tolerance`.
+    If there are more than `core` networks, only the first `core` networks are visited one by one. All other networks
+    are then matched at once to the mean of these core networks. Further rounds match all networks to the mean of all
+    networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their mean
+    is nearly the same as the mean without one network. Rounds over all networks are many times faster than visits. The
+    result is only close to a local optimum, because the rounds end at `tolerance`.
 
     Attributes:
         inner: The method that places a network. The `max_sweeps` and `tolerance` of this method also apply to the later
             rounds, and its `scales` to the whole of `MergeMany`.
         start: Whether to place the networks in "sequence", or to start at the "identity" as published. With either
-            start, the identity is also tried if the result would be worse than it.
+            start, the identities are returned if they are better than the result.
         restarts: The number of further climbs, with the networks in random order. The climb with the largest objective
             is kept. If there is a task, the climb whose mean network has the smallest loss is kept.
         max_rounds: The maximal number of rounds over the networks in each climb.
@@ -129,7 +128,7 @@ class MergeMany(ManyMethod):
 class Gathered:
     """A population in one universe after some rounds: a batch of elements, the transformed networks, and their mean.
 
-    The spread is the mean squared distance from the mean, over all parameters.
+    The spread is the mean squared distance from this mean, over all parameters.
     """
 
     element: Element
@@ -173,7 +172,7 @@ def gather(
         generator: The random number generator, for a method with restarts.
 
     Yields:
-        The population before the first round and after each round. The spread never exceeds that of the given
+        The population before the first round and after each round. The spread never exceeds the spread of the given
         population.
     """
     count = count_models(params)
@@ -221,7 +220,7 @@ def improve(
 ) -> Climbs:
     """Run rounds in which each network climbs towards the mean of the others, starting from given elements.
 
-    Every network has a `Pursuit` that is kept between visits. Therefore a later visit only searches groups whose target
+    Every network has a `Pursuit` that is kept between visits. Therefore a later visit searches only groups whose target
     tensors have changed, and starts from the potentials of the previous visit.
     """
     others, inner = len(tensors) - 1, settings.inner

@@ -37,17 +37,17 @@ class Sinkhorn(DescentMethod):
     | "random" | the task loss of `(1 - t) a + t P(g b)`, t uniform in (0, 1) at every step | a task |
 
     After every `every` steps, the plans are rounded to the closest permutations. The hard elements are evaluated with
-    the same loss. A task loss is evaluated on held-out examples (`DescentMethod`). For "random", it is the mean loss at
-    t = 1/4, 1/2, 3/4. The method returns the best of these elements, the initial element and the identity. If `keeps`
-    is "last", it returns the last element instead. The objective is minus the loss, and is maximized. The cost of a
+    the same loss. A task loss is evaluated on held-out examples (`DescentMethod`). For the loss "random", this is the
+    mean loss at t = 1/4, 1/2, 3/4. The method returns the best of these elements, the initial element and the identity.
+    If `keeps` is "last", it returns the last element. The objective is minus the loss, and is maximized. The cost of a
     batch is proportional to its size, and every evaluation takes one pass over all held-out examples. Therefore a task
     with a few thousand examples, in batches of some hundred, is best.
 
     This method departs from the paper. The descent starts near the result of weight matching. The learning rate is ten
-    times larger than in the paper, and a quarter of the steps is enough. With
-    `init=None, confidence=0.02, lr=0.3, steps=100, keeps="last"`, it starts at the identity, as published. Computing
-    the gradient solves a positive definite system of half the size. Positive scales, shifts and rotations stay as in
-    the initial element.
+    times larger than in the paper, and a quarter of the steps is enough. With `init=None, confidence=0.02, lr=0.3,
+    steps=100, keeps="last"`, it starts at the identity, as published. Computing the gradient solves a positive definite
+    linear system of half the published size. Positive scales, shifts and rotations are not changed from the initial
+    element.
 
     Attributes:
         loss: The loss to minimize.
@@ -55,8 +55,8 @@ class Sinkhorn(DescentMethod):
         lr: Adam's learning rate, for logits in units of the temperature.
         temperature: The temperature of the Sinkhorn operator.
         confidence: The share of each row of a plan that the initial plan gives to the initial element.
-        keeps: "best" returns the best of all evaluated elements. "last", as published, returns the last one, which may
-            be worse than the initial one.
+        keeps: "best" returns the best of all evaluated elements. "last", as published, returns the last element, which
+            may be worse than the initial element.
 
     References:
         Pena et al. (2023), Re-Basin via Implicit Sinkhorn Differentiation, equations 6 to 9; Eisenberger et al.

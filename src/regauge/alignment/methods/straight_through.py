@@ -21,7 +21,9 @@ from regauge.training import SGD, PlainProgram
 
 @dataclass(frozen=True)
 class StraightThrough(DescentMethod):
-    """Matching to a target that gradient descent changes. The gradients ignore the matching step (straight-through).
+    """Matching to a target that gradient descent changes.
+
+    Gradients pass straight through the matching step, as if it were the identity.
 
     The target theta starts at the first network. At every step, the second network is matched to theta by coordinate
     ascent on `<theta, g b>`, starting from the last element. The loss of `(a + g b) / 2` on the next batch is

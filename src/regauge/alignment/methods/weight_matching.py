@@ -33,48 +33,48 @@ Rounding to 16 bits causes a smaller shortfall.
 class WeightMatching(Method):
     """Coordinate ascent on the inner product of the parameters, over every group of the symmetry.
 
-    The method maximizes `<a, g b>` over permutations, signs, half-period shifts and rotations. This minimizes
-    `|a - g b|`. Each step finds the exact optimum of one group and of the groups nested in it, while all others are
-    fixed. The result is a local optimum. The optimum is global if there is only one group.
+    The method maximizes `<a, g b>` over permutations, signs, half-period shifts and rotations. Equivalently, it
+    minimizes `|a - g b|`. Each step finds the exact optimum of one group and of the groups nested in it, while all
+    others are fixed. The result is a local optimum. The optimum is global if there is only one group.
 
     Positive scales and invertible matrices are not optimized. If a symmetry has them, both networks are first balanced:
     a and b are the networks of smallest norm on their orbits (`regauge.core.balance`). For each invertible matrix, only
     a rotation then remains to be chosen. The second network gets the scales and matrices of the first network.
-    Therefore the result does not depend on how the given networks are scaled. Instead, scales could be chosen together
-    with the permutation to minimize the distance. Scales chosen in this way would shrink the weights of units that
-    agree little, and would depend on the scales of the first network. If the two networks are nearly equal, scales and
-    matrices are fitted by least squares, provided that the fit brings the networks closer. The fit helps because a gain
-    near zero determines a unit's scale poorly.
+    Therefore the result does not depend on the scales of the given networks. Scales are not chosen together with the
+    permutation to minimize the distance. Scales chosen in this way would shrink the weights of units that agree little,
+    and would depend on the scales of the first network. If the two networks are nearly equal, scales and matrices are
+    fitted by least squares, provided that the fit brings the networks closer. The fit helps because balancing
+    determines a unit's scale poorly if a gain is near zero.
 
-    This method departs from the paper. The first costs are averages over the groups that are not chosen yet (the
-    barycenter). The group whose cost is known best is chosen first. This recovers planted permutations of residual
-    networks, and a start from the identity does not. Rotations come first, computed from tensors that no other group
-    changes (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed order, and only if a neighboring
-    group changed. Elements act on buffers, but buffers do not contribute to the objective. Norms and fourth powers show
+    This method departs from the paper. The first costs are averages over groups without an element (the barycenter).
+    The group whose cost is known best is chosen first. Thus the method recovers planted permutations of residual
+    networks; from the identity, it does not. Rotations come first, computed from tensors that no other group changes
+    (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed order, and only if a neighboring group
+    changed. Elements act on buffers, but buffers do not contribute to the objective. Norms and fourth powers show
     whether the second network can be a copy of the first. For copies, further climbs start from random elements until
     the copy is recognized.
 
     Attributes:
-        start: The start of the ascent: the "barycenter", or the "identity" as published. The identity is also tried if
-            the result would be worse than it.
+        start: The start of the ascent: the "barycenter", or the "identity" as published. The identity is returned if it
+            is better than the result.
         restarts: The number of further climbs from random elements, which run as one batch. Without a task, the climb
             with the largest objective is kept. With a task, the climb with the smallest midpoint loss is kept, among
-            climbs whose objective is at least that of the identity. The objective predicts next to nothing about the
-            midpoint loss. The reported objective is that of the kept climb, and is never below that of the identity.
-            The loss is only compared between climbs.
+            climbs whose objective is at least that of the identity. The objective hardly predicts the midpoint loss.
+            The reported objective is the objective of the kept climb, and is never below the objective of the identity.
+            The loss only selects among climbs.
         init: The initial element of the first climb, which replaces `start`. This element may come from another method
             or an earlier result. Parts that matching does not choose are ignored: positive factors, and for an
-            invertible matrix all but its nearest rotation. For `align_pairs`, a single element or one element for each
-            pair.
+            invertible matrix all but its nearest rotation. For `align_pairs`, this is a single element or one element
+            for each pair.
         max_sweeps: The maximal number of sweeps over the groups in each climb.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
         scales: With "balance", networks are balanced as described above. The second network keeps its running
-            statistics and the scales of filters before batch normalization. If the second network got the scales of the
-            first, its statistics would no longer match its activations. Recomputed statistics would undo part of the
-            transformation. The second network gets these scales only if it is a copy of the first network with
-            transformed statistics. With "recompute", or with a task that recomputes statistics (`prepare`), no network
-            gets them. "keep" compares the networks as given, leaves all factors at one, and restricts invertible
-            matrices to orthogonal matrices.
+            statistics, and the scales of filters before batch normalization. With the scales of the first network, its
+            statistics would no longer match its activations. Recomputed statistics would undo part of the
+            transformation. Exception: a copy of the first network with transformed statistics gets these scales. With
+            "recompute", or with a task that recomputes statistics (`prepare`), copies do not get these scales either.
+            "keep" compares the networks without balancing, leaves all factors at one, and restricts invertible matrices
+            to orthogonal matrices.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.

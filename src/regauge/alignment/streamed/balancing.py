@@ -1,7 +1,7 @@
 """Balancing of networks on disk, and fitting of the scales of nearly equal networks, in independent parts.
 
-If the scales of several tensors depend on one another, these tensors are read one after the other as one part. Memory
-holds only their sums over the axes on which no scales act.
+If the scales of several tensors depend on one another, these tensors form a part and are read one after another. Memory
+holds only the sums of the tensors over axes on which no scales act.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -109,7 +109,7 @@ def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
 def summed_axes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
     """Return the axes of a tensor over which products can be summed, because no scales and no matrices act there.
 
-    If matrices act on the tensor, only the first axis is possible, if the tensor is read in chunks.
+    If matrices act on a tensor that is read in chunks, only the first axis can be summed.
     """
     sites, ndim = symmetry.sites[name], len(symmetry.shapes[name])
     if any(site.group.matrix == "linear" for site in sites):

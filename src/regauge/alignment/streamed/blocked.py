@@ -1,8 +1,8 @@
-"""Ascent in a working set whose tensors are read one after the other. Memory holds only the cost of one group.
+"""Coordinate ascent in a working set whose tensors are read one after another. Memory holds only the cost of one group.
 
 A cost is a sum over tensors. So each tensor can be released before the next one is read. One matrix in the dtype of the
 tensors accumulates the profits under the best signs. The assignment is computed in the memory of this matrix. The steps
-are those of `Ascent`. First, the sign families are chosen, where values that are still unknown are averaged. Then the
+are those of `Ascent`. First, the signs of the families are chosen, while unknown groups are averaged. Then the
 permutation of the group is chosen. These two steps are repeated until no step gains.
 """
 

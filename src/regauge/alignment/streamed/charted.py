@@ -1,8 +1,8 @@
-"""Checkpoints on disk that are matched by their representatives and mapped to the coordinates of the first one.
+"""Checkpoints on disk that are matched by their representatives and mapped to the coordinates of the first checkpoint.
 
 The steps are those of `regauge.alignment.representatives`. A match by permutations determines whether residual streams
-are rotated. Near copies are also matched as given. For copies, symmetries that hold only with the stored statistics are
-applied last.
+are rotated. Near copies are also matched without representatives. For copies, symmetries that hold only with the stored
+statistics are applied last.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -50,7 +50,7 @@ class StreamedJob:
     rotate: Rotate = "auto"
 
     def with_memory(self, nbytes: int, work: str) -> "StreamedJob":
-        """Return a copy whose plan also includes `nbytes`, the memory that the `work` after the alignment needs.
+        """Return a copy whose plan also includes `nbytes`, the memory for the `work` after the alignment.
 
         Raises:
             ValueError: The required memory exceeds the limit.
@@ -113,7 +113,7 @@ def plan_job(
 ) -> StreamedJob:
     """Check the checkpoints, and plan reading and memory before anything is written.
 
-    If the caller matches representatives, `chart` is the whole symmetry, and `symmetry` is that of the representatives.
+    For representatives, `chart` is the whole symmetry, and `symmetry` is the symmetry of the representatives.
 
     Raises:
         ValueError: The checkpoints differ in their tensors, the method needs networks in memory, there is a task, or no
@@ -159,7 +159,7 @@ def align_job(
 ) -> StreamedResult:
     """Align the second checkpoint to the first one, and write it together with its alignment.
 
-    If `make` is given, it derives another output from the element, and the aligned checkpoint itself is not written.
+    If `make` is given, it makes another output from the element, and the aligned checkpoint is not written.
     """
     with streamed.begin({"command": "align"}) as staging:
         (found,) = streamed.match(staging, progress)

@@ -66,13 +66,13 @@ def align_streamed(
 ) -> StreamedResult:
     """Match the weights of two checkpoints that do not fit in memory.
 
-    Each sweep reads both checkpoints once. The known groups are applied to each working set, and then its own groups
-    are optimized as in memory. The terms of the working set are added to the costs of the spread groups. At the end of
-    the sweep, the spread groups are set to their best values. Therefore the groups are optimized one after the other as
-    in memory, and the objective rises with every sweep. The initial values of the spread groups are computed from
-    embeddings, heads, gains and other tensors on which unknown groups have no effect (`barycenter`). Initial values of
-    rotations also use products within working sets, which take a few passes. Without spread groups, there is only one
-    sweep, and the result is that of `align`.
+    Each sweep reads both checkpoints once. To each working set, the known elements are applied, and then the set's own
+    groups are optimized as in memory. The terms of the working set are added to the costs of the spread groups. At the
+    end of the sweep, the spread groups are set to their best values. Therefore the groups are optimized one after the
+    other as in memory, and the objective rises with every sweep. The initial values of the spread groups are computed
+    from embeddings, heads, gains and other tensors on which unknown groups have no effect (`barycenter`). Initial
+    values of rotations also use products within working sets, which take a few passes. Without spread groups, there is
+    only one sweep, and the result equals the result of `align`.
 
     If a spread group acts on two axes of one tensor, it takes a linearized step. If the objective decreases in the next
     sweep, this step is undone and the climb ends.

@@ -38,12 +38,12 @@ ROTATED = 2.5, 1
 ROTATIONS = 6
 """The number of elements with group matrices that a climb keeps."""
 WRITTEN = 4
-"""The number of such elements while one of them is applied to tensors."""
+"""The number of such elements while one of them acts on tensors."""
 TURNED = 4
 """The number of additional matrices that computing a spread group's initial rotation needs."""
 
 Part = tuple[Sequence[str], Sequence[Family], bool]
-"""A working set: its tensors, its families, and whether its tensors are read one after the other."""
+"""A working set: its tensors, its families, and whether its tensors are read one after another."""
 
 
 class Sizes:
@@ -87,7 +87,7 @@ class Sizes:
         balanced: Iterable[Collection[str]],
         fitted: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
-        """Return the memory bound of a whole plan, and the index of the working set that determines it, if one does.
+        """Return the memory bound of a whole plan, and the index of the working set that determines it, if any.
 
         Args:
             sets: The working sets.

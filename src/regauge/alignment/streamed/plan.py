@@ -1,10 +1,10 @@
 """The plan of a streamed alignment: memory bounds and the order of reading.
 
 If all tensors of a group together exceed the memory limit, the group is *spread*. An example is a transformer's
-residual stream. If the spread groups are removed, the other groups form components that share no tensor. These
-components are the *working sets*, for example a layer's attention or its MLP. Working sets are read one after the
-other. Some sign families of a spread group act within a single working set, such as the signs of one norm's gain. The
-signs of such a family are chosen in this working set.
+residual stream. Without the spread groups, the other groups form components that share no tensor. These components are
+the *working sets*, for example a layer's attention or its MLP. Working sets are read one after the other. Some sign
+families of a spread group act within a single working set, such as the signs of one norm's gain. The signs of such a
+family are chosen when this working set is in memory.
 """
 
 import math
@@ -30,14 +30,15 @@ from regauge.core.symmetry import Symmetry
 MAX_SHARED = 4
 """The maximal number of chosen sign families that act in several working sets. Other families keep their signs."""
 MARGIN = 1.1
-"""Signs of a spread group join working sets as long as none grows beyond this factor times the largest one."""
+"""Signs of a spread group join working sets as long as no working set becomes larger than this factor times the largest
+set."""
 
 
 @dataclass(frozen=True)
 class WorkingSet:
-    """Tensors that are in memory together, and the groups, and signs of spread groups, that act only on these tensors.
+    """Tensors in memory together, with the groups, and the signs of spread groups, that act only on these tensors.
 
-    If `is_blocked`, there is at most one group, and the tensors are read one after the other; see `BlockedClimb`.
+    If `is_blocked`, there is at most one group, and the tensors are read one after another; see `BlockedClimb`.
     """
 
     names: tuple[str, ...]
@@ -63,14 +64,14 @@ class WorkingSet:
         return Value(sign=sign.index_copy(0, torch.tensor(self.signs[name]), value.sign))
 
     def own_values(self, element: Element) -> dict[str, Value]:
-        """Return the values of groups that act only here, and of spread groups whose signs act only here."""
+        """Return the values of groups that act only on this working set, and the spread groups' signs that do."""
         names = {group.name for family in self.families for group in family.members}
         return {name: element[name] for name in (*names, *self.signs)}
 
     def take_over(self, element: Element, values: Mapping[str, Value]) -> Element:
-        """Return an element with the values that were chosen in this working set.
+        """Return an element with the values that this working set has chosen.
 
-        The values are the `own_values` of another element.
+        These are the `own_values` of another element.
         """
         for name, value in values.items():
             if name in self.signs:

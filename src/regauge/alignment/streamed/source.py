@@ -30,14 +30,14 @@ from regauge.core.symmetry import Symmetry
 class Total:
     """The objective of one group, as a sum over parts of the network.
 
-    A part is a working set or a tensor outside all working sets. Some sign families act only in one part. Given the
-    signs that parts share, each part chooses its own signs for every pair of units. So one matrix for each pattern of
-    shared signs is sufficient. Let s be the shared signs of a unit, t the own signs of a part, and C the inner products
-    of a part. The matrix is
+    A part is a working set, or a tensor outside of all working sets. Some sign families act only in one part. Given the
+    signs that several parts share, each part chooses its own signs for every pair of units. So one matrix for each
+    pattern of shared signs suffices. Let s be the shared signs of a unit, t the own signs of a part, and C the inner
+    products of a part. The matrix is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
-    This matrix is exact. A transformer needs no separate matrix for each norm.
+    This matrix is exact. A transformer does not need a separate matrix for each norm.
 
     Sign families that are neither `shared` nor chosen by a part stay unchanged.
     """
@@ -66,7 +66,7 @@ class Total:
         self._shifts = [one for own in crew.map(lambda _: self._shifts, range(crew.size)) for one in own]
 
     def closest(self) -> tuple[Value, float]:
-        """Return the best value relative to the current one, and its gain. Signs that parts choose stay one."""
+        """Return the best value relative to the current value, and its gain. Signs that parts choose stay one."""
         group, matrices = self.group, list(self._matrices.values())
         if not matrices:
             return _element.identity((group,))[group.name], 0.0
@@ -103,7 +103,9 @@ def part_cost(
     load: Callable[[str], tuple[Tensor, Tensor]],
     unknown: Collection[str] = (),
 ) -> Cost:
-    """Return the cost of a group on the tensors of `sites`. The function `load` returns them for both networks.
+    """Return the cost of a group on the tensors of `sites`.
+
+    The function `load` returns these tensors for both networks.
 
     Tensors are averaged over unknown groups. If the group itself is unknown, tensors are averaged over its action on
     other axes.
@@ -157,11 +159,11 @@ class Source:
 
     @property
     def place(self) -> tuple[Element, Element]:
-        """The element of the state, and the full element of the second network: balancing, followed by the former."""
+        """The element of the state, and the second network's full element: balancing, then the element of the state."""
         return self._state.element, self._total
 
     def go_to(self, place: tuple[Element, Element]) -> None:
-        """Go back to an earlier pair of elements that `place` returned."""
+        """Return to an earlier pair of elements that `place` returned."""
         self._state.element, self._total = place
 
     def compose(self, values: Mapping[str, Value]) -> None:
@@ -174,7 +176,10 @@ class Source:
         return work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
 
     def pair(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return both networks' tensors with this name, balanced. The current element has acted on the second one."""
+        """Return the balanced tensors with this name of both networks.
+
+        The current element has acted on the second tensor.
+        """
         y = move_tensor(self._symmetry, self._total, name, self._read(self._b, name, rows))
         return self._place(name, self._read(self._a, name, rows), self._state.left), y
 
@@ -200,7 +205,10 @@ class Source:
         return x, move_tensor(self._symmetry, self._total, name, y), norm
 
     def objective(self, name: str, x: Tensor, y: Tensor, norm: float) -> float:
-        """Return a loaded tensor's term in the objective, `<x, y> - (|y|^2 - norm) / 2`. Most elements keep norms."""
+        """Return the term of a loaded tensor in the objective, `<x, y> - (|y|^2 - norm) / 2`.
+
+        Most elements do not change the norm.
+        """
         return dot(x, y) - ((dot(y, y) - norm) / 2 if self._is_changing(name) else 0.0)
 
     def nbytes(self, names: Sequence[str]) -> int:
@@ -267,7 +275,7 @@ def move_pieces(checkpoint: Checkpoint, symmetry: Symmetry, element: Element) ->
 def measure_square(
     a: Checkpoint, b: Checkpoint, symmetry: Symmetry, names: Iterable[str], passes: Passes
 ) -> tuple[float, float]:
-    """Return the squared distance between some tensors of two networks, and the squared norm in the first network."""
+    """Return the squared distance between some tensors of two networks, and their squared norm in the first network."""
 
     def measure(name: str) -> list[tuple[float, float]]:
         dtype, found = work_dtype(*(one.stored[name].dtype for one in (a, b))), []

@@ -16,21 +16,22 @@ from regauge.core.typed_json import require_fields
 
 @dataclass
 class ClimbState:
-    """The results of one climb between two sweeps.
+    """The current results of one climb, as stored between two sweeps.
 
     Attributes:
         element: The current element, between the balanced networks.
-        left: The element that balances the first network. None if the networks are not balanced.
+        left: The element that balances the first network. The element that balances the first network; None if the
+            networks are not balanced.
         right: The element that balances the second network.
-        before: The element before the last step of the spread groups. This element is kept until the step is known to
-            gain.
+        before: The element before the last step of the spread groups. This element is kept until the next sweep shows
+            that the step gains.
         is_anchored: Whether the spread groups have their initial values.
         is_from_identity: Whether this climb started at the identity because the first climb ended below the identity.
         matched: The number of working sets in which values have already been chosen.
         history: The objective after each sweep.
         initial: The objective of the identity.
         quiet: The number of consecutive rounds in which no spread group could be improved.
-        is_converged: Whether the climb ended because no step gains. None until it ends.
+        is_converged: Whether the climb ended because no step gains. It is None until the climb ends.
     """
 
     element: Element
@@ -61,7 +62,7 @@ class ClimbState:
 
 @dataclass
 class State:
-    """The results of a streamed alignment between two sweeps.
+    """The current results of a streamed alignment, as stored between two sweeps.
 
     Attributes:
         climbs: One climb for each kind of balancing. Empty before balancing.

@@ -1,1 +1,1 @@
-"""Conversions: how to compute the tensors of one implementation of a model from those of another."""
+"""Conversions: formulas for the tensors of one implementation of a model, given the tensors of another."""

@@ -71,7 +71,7 @@ def _marks(rows: Tensor, plan: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Owners:
-    """All fibers of one length in a network, with the tensor and axis of each fiber.
+    """All fibers of one length in a network, each with its tensor and axis.
 
     Attributes:
         keys: The names of the tensors, together with the axes of the fibers.
@@ -110,7 +110,9 @@ def unit(marks: Floats) -> Floats:
 def nearest(
     marks: Floats, owners: Owners, tree: KDTree, precision: float
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
-    """Yield the tensors that contain fibers similar to the given fibers. The tensor with most such fibers comes first.
+    """Yield the tensors that contain fibers similar to the given fibers.
+
+    The tensor with the most such fibers comes first.
 
     Yields:
         The tensor with its axis, the indices of the given fibers that it may contain, and the indices of these fibers

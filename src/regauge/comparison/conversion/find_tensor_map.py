@@ -19,7 +19,7 @@ from regauge.core.counted import count
 from regauge.core.progress import Progress, no_progress
 
 FEW = 4
-"""The number of tensors that are searched first. The others are searched only if all of these are found."""
+"""The number of tensors that are searched first. The other tensors are searched only if all of these are found."""
 
 
 @check_arguments
@@ -33,8 +33,8 @@ def find_tensor_map(
     """Find formulas that compute the tensors of implementation B of a model from those of implementation A.
 
     The search uses the entries of the tensors. Tensors may be renamed, transposed, reshaped, interleaved by head, or
-    multiplied by a number. A number may be added to vectors. Tensors may be concatenated and split (queries, keys and
-    values; gates and ups; experts) or permuted (the halves of rotary pairs; permuted units). The result contains a
+    multiplied by a number. For vectors, a number may also be added. Tensors may be concatenated and split (queries,
+    keys and values; gates and ups; experts) or permuted (the halves of rotary pairs; units). The result contains a
     torch formula for each tensor, or the reason why there is no formula. The formulas also convert other networks of
     implementation A.
 
@@ -78,7 +78,7 @@ def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int,
 
 
 def find_reordered(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
-    """Return a message about tensors of B that contain A's entries in another order, or an empty string."""
+    """Return a message about tensors of B that contain the entries of A in another order, or an empty string."""
     names = [
         name
         for name in a

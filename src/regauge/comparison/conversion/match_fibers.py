@@ -1,4 +1,4 @@
-"""The tensors of A as they are searched, and the search for fibers of B among their fibers."""
+"""The tensors of A in the form for the search, and the search for fibers of B among the fibers of A."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -26,13 +26,14 @@ from regauge.comparison.conversion.tensor_map import ROUNDED, MadeTensor, Source
 SHORT = 4
 """Fibers with fewer entries than this are searched only if a tensor has no longer fibers."""
 NEAR = 0.5
-"""The largest relative difference at which another tensor is named as the nearest one."""
+"""The largest relative difference at which a tensor is reported as the nearest one."""
 Found = tuple[list[SourceTensor], Ints, Ints, Ints | None, float | Floats]
-"""The sources; for each fiber its source and its index there; the order of entries within fibers; and their factor."""
+"""Sources; for each fiber, its source and its index in it; the order of entries within fibers; and the factor of the
+fibers."""
 
 
 def is_measured(name: str, tensor: Tensor, label: str) -> bool:
-    """Return whether a tensor is searched by its entries. Integers and masks with -Inf are only compared as a whole.
+    """Return whether a tensor is searched by its entries. Integers, and masks with -Inf, are only compared as a whole.
 
     Raises:
         ValueError: The tensor contains NaN.
@@ -108,7 +109,10 @@ class GivenTensors:
         return self._owners[length, kind]
 
     def likeness(self, name: str) -> Callable[[str], tuple[bool, bool, float]]:
-        """Return a sort key for tensors with equal entries. Similar names and unused tensors come first."""
+        """Return a sort key for tensors with equal entries.
+
+        Tensors with similar names, and unused tensors, come first.
+        """
         numbers = findall(r"\d+", name)
 
         def key(other: str) -> tuple[bool, bool, float]:
@@ -277,7 +281,7 @@ def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Float
 
 
 def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
-    """Return an origin in which missing fibers are a constant, or which gives the reason why they are missing."""
+    """Return an origin in which missing fibers are a constant, or which states why they are missing."""
     missing = origin.owner < 0
     if not missing.any():
         return origin
@@ -293,7 +297,7 @@ def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
 
 
 def measure(origin: MadeTensor, tensor: Tensor, params: Mapping[str, Tensor]) -> MadeTensor:
-    """Return an origin with the difference between the found fibers of a tensor and the result of its formula."""
+    """Return an origin with the difference between a tensor and the result of its formula."""
     made = origin.make(params)
     flat = squeeze(tensor).double()
     rows = flat.reshape(-1, 1) if origin.axis is None else fibers_of(flat, origin.axis)

@@ -1,4 +1,4 @@
-"""The search for vectors, constants and integers of B in A: as a whole, as a row, like a matrix, or in runs."""
+"""The search for vectors, constants and integers of B in A: as a whole, a row, a matrix, or runs of entries."""
 
 from collections.abc import Mapping
 from dataclasses import replace

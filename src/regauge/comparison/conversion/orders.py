@@ -74,7 +74,7 @@ class Strided:
     def write(self, source: str, tail: Sequence[int]) -> str:
         """Return the torch expression that selects these positions from a source with the remaining axes `tail`.
 
-        The expression has the positions along its first axes. These axes are not merged yet.
+        The expression has the positions along its first axes. These axes are not merged into one axis yet.
         """
         text = source
         if len(self.shape) > 1:
@@ -127,7 +127,7 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """Return the number of equal consecutive segments in which each owner occurs in a single run, or None."""
+    """Return the number of equal consecutive segments in which each owner has only one run, or None."""
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]
     count = len(set(order.tolist()))

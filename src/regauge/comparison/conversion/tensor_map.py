@@ -26,9 +26,9 @@ NO_ORDER = "order"
 SHOWN = 4
 """The number of tensors that a table shows for a concatenation."""
 TELLING = 0.5
-"""If A contains at least this share of B's entries, both are implementations of one model."""
+"""If A contains at least this share of B's entries, A and B count as implementations of one model."""
 ALIKE = 1e-2
-"""Factors of fibers whose relative difference is at most this count as equal up to rounding."""
+"""Factors of fibers that differ by at most this relative difference count as equal."""
 ROUNDED = 1e-12
 """The relative difference up to which entries are called equal."""
 
@@ -39,7 +39,8 @@ class SourceTensor:
 
     Attributes:
         name: The name of the tensor. None for a constant.
-        axis: The axis of its fibers. Axes of length one do not count. None if the source consists of single entries.
+        axis: The axis of its fibers. Axes of length one are not counted. It is None if the source consists of single
+            entries.
         shape: The shape of the tensor.
         value: The value of the constant.
     """
@@ -77,11 +78,12 @@ class MadeTensor:
     Attributes:
         name: The name of the tensor of B.
         shape: The shape of the tensor.
-        sources: The tensors of A that the formula uses. Empty if no entry of the tensor was found.
-        axis: The axis of the fibers of B. Axes of length one do not count. None if entries are matched one by one.
+        sources: The tensors of A that the formula uses. The tuple is empty if no entry of the tensor was found.
+        axis: The axis of the fibers of B. Axes of length one are not counted. It is None if entries are matched one by
+            one.
         owner: For each fiber of B, the index of its source in `sources`, or -1 if no source was found.
         index: For each fiber of B, its index within the source.
-        inner: The order of entries within all fibers. None if it is the order of the source.
+        inner: The order of entries within all fibers. It is None if the order is the order of the source.
         factor: The factor of the fibers: one number, or one for each fiber.
         offset: The number that is added after the multiplication.
         difference: The difference between B and the result of the formula, relative to the norm of B. The difference is
@@ -287,7 +289,7 @@ class TensorMap:
     Attributes:
         origins: For each tensor of B, by name, the tensors of A and the operations that compute it.
         unused: The tensors of A of which B contains no entries, except copies of tensors that B contains.
-        parted: The tensors of A of which B contains only some entries.
+        parted: The tensors of A of which B contains only a part.
         labels: The names of both networks.
     """
 
@@ -303,7 +305,7 @@ class TensorMap:
 
     @cached_property
     def uneven(self) -> Mapping[str, str]:
-        """The tensors of B whose formula differs from that in most layers, each with an example of the usual one."""
+        """The tensors of B whose formula differs from that in most layers, each with a usual formula as an example."""
         return _uneven(self.origins)
 
     @property

@@ -14,7 +14,7 @@ from regauge.core.moving.random_draws import Draws, blank
 from regauge.core.symmetry import Symmetry
 
 Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]
-"""Tables that sum to the source row under the identity, and for each table the axes of the tensor that it covers."""
+"""Tables whose sum is the source row of the identity, and for each table the axes of the tensor that it covers."""
 LONG_ROW = 4
 """Whole rows are gathered if at least this many entries follow each index of the last axis on which a group acts."""
 

@@ -16,7 +16,8 @@ from regauge.core.params import Params
 SMALL = 256
 """Consecutive tensors with at most this many entries are transformed together, column by column."""
 VALUES_AT_ONCE = 1 << 19
-"""The number of entries that are gathered at once. With their indices and factors, they about fill a cache."""
+"""The number of entries that are gathered at once. These entries, with their indices and factors, almost fill a
+cache."""
 LARGEST_PLACE = 2**31 - 1
 """The largest index that fits in 32 bits."""
 
@@ -61,7 +62,7 @@ class _Small:
 class _Large:
     """One large tensor.
 
-    The source indices of the tensor are sums, and its factors products, of tables over its axes.
+    The source indices of its entries are sums of tables over its axes, and the factors are products of such tables.
     """
 
     def __init__(self, tensor: MovedTensor) -> None:

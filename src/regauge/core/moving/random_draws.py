@@ -112,7 +112,7 @@ class Draws:
     """A plan of the random numbers that each network of a batch needs, computed once for a symmetry and some parts.
 
     Each unit has one random integer. Sorting by the high bits permutes the units. The low bits choose the joint state
-    of the unit's signs and half periods. Each scale has a random integer of its own.
+    of the unit's signs and half periods. In addition, each scale has its own random integer.
 
     Attributes:
         moves: The table columns for the displacements of each permuted group.

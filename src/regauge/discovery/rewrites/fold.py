@@ -22,14 +22,14 @@ EXACT = 1e-12
 
 @dataclass(frozen=True)
 class Folded:
-    """A network that computes the same function, but has gains of one.
+    """A network that computes the same function as the original network, but has gains of one.
 
     Attributes:
         params: Parameters with the same names, shapes, dtypes and devices. The parameters fit the same architecture.
         ones: The gains that are now exactly one, to be passed to `discover(..., ones=folded.ones)`.
         zeros: Biases, or parts of biases, that are now zero because other parameters have absorbed them.
         centered: The name and axis of each parameter from which the mean along the axis was subtracted. A later norm
-            removes this mean anyway.
+            subtracts this mean anyway.
         max_error: The largest relative change of the outputs on the example inputs, in float64.
         notes: Messages about parameters that were not changed, with the reasons.
     """
@@ -63,16 +63,17 @@ def fold(
 ) -> Folded:
     """Rewrite a network to remove redundant parameters, without changing its function.
 
-    Three rewrites remove redundancy. The rewrites use the gains and translations of the symmetry:
+    Three rewrites remove redundancy. The rewrites use the gains and translations of the symmetry.
 
-    - A gain is multiplied into the parameters that read it, by the scales and signs of the symmetry. The gain then
-      becomes one. If a gain is zero, the parameters that read it become zero, unless something is added after the gain.
+    - A gain is multiplied into the parameters that read its output, by the scales and signs of the symmetry. The gain
+      then becomes one. If a gain is zero, the parameters that read its output become zero, unless something is added
+      after the gain.
     - A bias is moved into a parameter that can absorb it, and becomes zero. The bias of a LayerNorm moves into the
       layers that read it, and the bias of attention values moves into the output projection. The bias of a recurrent
       state moves into the bias of the layer's input. Other biases have no effect, such as a key bias before a softmax,
       and also become zero.
-    - If a LayerNorm or softmax removes a mean, this mean becomes zero in the parameters that write to the normalized
-      value. The mean also becomes zero in parameters that read values whose sum is zero.
+    - If a LayerNorm or softmax subtracts a mean, this mean becomes zero in the parameters that write to its input. The
+      mean also becomes zero in parameters whose inputs sum to zero.
 
     If gains are one, rotations can act on the residual stream. To find them, pass `ones` to `discover`. Each step is
     checked on the example inputs in float64. If a step changes the outputs, it is undone, and a note is added. The

@@ -50,10 +50,10 @@ def fold_gains(
 ) -> tuple[Params, tuple[str, ...], dict[str, str]]:
     """Make gains one with the scales and signs of the symmetry.
 
-    If an entry of a gain is zero, no scale makes it one. Instead, the entries of the parameters that read it become
-    zero. This requires that the scale's other parameters, such as the bias after the gain, are zero at this entry. If
-    two gains share one scale, only the first gain is folded. The network is passed and returned as `symmetry.sums`, and
-    the symmetry must be an `on_sums` symmetry.
+    If an entry of a gain is zero, no scale makes it one. Instead, the parameter entries that read this gain entry
+    become zero. This requires that the scale's other parameters, such as the bias after the gain, are zero at this
+    entry. If two gains share one scale, only the first gain is folded. The network is passed and returned in the form
+    of `symmetry.sums`, and the symmetry must be an `on_sums` symmetry.
 
     Returns:
         The network, the gains that are now exactly one, and the other gains with the reason for each.
@@ -127,7 +127,7 @@ class _Family:
         self.kept: list[str] = []
 
     def choose(self, params: Mapping[str, Tensor]) -> list[str]:
-        """Return gains that can be made one together, because their exponents are independent."""
+        """Return gains that can be set to one together, because their exponents are independent."""
         result: list[str] = []
         for name in self.sites:
             rows = [*result, name]

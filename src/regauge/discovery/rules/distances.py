@@ -32,7 +32,10 @@ def distance(b: Builder, call: Call) -> Value:
 
 
 def singular_values(b: Builder, call: Call) -> Value:
-    """Return the singular values of matrices. Permutations and signs of rows and columns do not change them."""
+    """Return the singular values of matrices.
+
+    Permutations and signs of rows and columns do not change singular values.
+    """
     x = as_value(b, call.x)
     sources = [*range(x.ndim - 2), None]
     reason = f"{b.op}: singular values in their order"

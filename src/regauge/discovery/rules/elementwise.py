@@ -37,7 +37,8 @@ def native_dropout(b: Builder, call: Call) -> Any:
 def cast(b: Builder, call: Call) -> Value | Stacked:
     """Return the tensor converted to another dtype.
 
-    Every transformation passes a conversion between floating-point dtypes. Only permutations pass any other conversion.
+    Every transformation commutes with a conversion between floating-point dtypes. Only permutations commute with other
+    conversions.
     """
     pieces = call.x.pieces if isinstance(call.x, Stacked) else [call.x]
     if all(call.is_float) and all(isinstance(x, Value) and x.index_of is None for x in pieces):
@@ -142,7 +143,7 @@ def threshold(b: Builder, call: Call) -> Value:
 
 
 def prelu(b: Builder, call: Call) -> Value:
-    """Return max(x, 0) + w * min(x, 0). Scales pass from x to the result, and w is permuted with the channels."""
+    """Return max(x, 0) + w * min(x, 0). Scales of x multiply the result, and w is permuted with the channels."""
     x, weight = as_value(b, call["self"]), as_value(b, call["weight"])
     dim = 1 if x.ndim > 1 else 0
     if weight.ndim > 1:  # The kernel behind it broadcasts.
@@ -208,7 +209,8 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
 
 
 LARGEST_LOWER_BOUND = 1e-6
-"""The largest lower bound on norms that only prevents division by zero. Nonzero norms are assumed to exceed it."""
+"""The largest lower bound on norms that serves only to prevent division by zero. Nonzero norms are assumed to exceed
+it."""
 SIGN = law.entrywise((0, 1), (1, 1))
 ZERO_OR_NOT = law.entrywise((0, 1), (0, 1))
 ROOT = law.entrywise((1, -2), None)

@@ -73,7 +73,7 @@ def segment_reduce(b: Builder, call: Call) -> Value:
 
 
 def index_put(b: Builder, call: Call) -> Value:
-    """Return x after x[i, j] = values, or += values. Transformations pass along the axes after the indexed axes."""
+    """Return x after x[i, j] = values, or += values. Transformations act on the axes after the indexed axes."""
     x, values = as_value(b, call["self"]), as_value(b, call["values"])
     indices = list(call["indices"])
     addressed = len(indices)

@@ -48,7 +48,7 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
 
 
 def embedding_bag(b: Builder, call: Call) -> list[Value]:
-    """Return sums, means or maxima of table rows. If weights are given, each row has a weight."""
+    """Return sums, means or maxima of table rows. If weights are given, each row is multiplied by its weight."""
     weight, bags = as_value(b, call["weight"]), call.shape[0]
     reason = f"{b.op}: positions are addressed by index"
     for key in ("indices", "offsets"):

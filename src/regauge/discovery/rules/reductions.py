@@ -32,12 +32,15 @@ def reduction(along: LawOf) -> Rule:
 
 
 def sum_of_squares(b: Builder, call: Call) -> Value:
-    """Return the sum or mean of x ** 2, which rotations do not change. RMS norms are written in this form."""
+    """Return the sum or mean of x ** 2, which rotations do not change. Many models write RMS norms in this form."""
     return reduce(b, call.x.factors[0], call, law.squared, "norm")
 
 
 def sum_of_products(b: Builder, call: Call) -> Value:
-    """Return the sum or mean of x * y over one axis. This is an inner product, along which matrices pass."""
+    """Return the sum or mean of x * y over one axis.
+
+    Such a sum is an inner product, which matrices on both factors can leave unchanged.
+    """
     (dim,) = dims_of(call, len(call.x.shape))
     result = inner_product(b, call.x.factors, call.x.shape, dim)
     return b.unsqueeze(result, dim) if call.get("keepdim", False) else result
@@ -84,7 +87,7 @@ def extremum(b: Builder, call: Call) -> Any:
 def ranked(b: Builder, call: Call) -> Any:
     """Return an entry of given rank, or the most frequent entry, together with its position.
 
-    Scales pass. Signs do not pass, because a sign reverses the order.
+    Scales multiply the entry. Signs are not symmetries, because a sign reverses the order.
     """
     x = as_value(b, call.x)
     values = reduce(b, x, call, law.positive)
@@ -124,7 +127,7 @@ def order(b: Builder, call: Call) -> list[Value]:
 def accumulate(b: Builder, call: Call) -> list[Value]:
     """Return cumulative sums or maxima.
 
-    The axis of the cumulation is frozen, and transformations of the other axes pass.
+    The axis of the cumulation is frozen, and transformations of the other axes also act on the result.
     """
     x = as_value(b, call.x)
     sources = _without(x, call["dim"] % x.ndim)
@@ -136,7 +139,10 @@ def accumulate(b: Builder, call: Call) -> list[Value]:
 
 
 def transform(b: Builder, call: Call) -> Value:
-    """Return Fourier transforms. The transformed axes are frozen, and transformations of the other axes pass."""
+    """Return Fourier transforms.
+
+    The transformed axes are frozen, and transformations of the other axes also act on the result.
+    """
     x, dim = as_value(b, call.x), call.arguments.get("dim")
     if dim is None:
         dim = range(-len(call.get("s", x.shape)), 0)

@@ -1,4 +1,7 @@
-"""Pooling, resampling and patches. Channels pass. Positions are frozen unless each window is a single entry."""
+"""Pooling, resampling and patches.
+
+Transformations of channels also act on the result. Positions are frozen unless each window is a single entry.
+"""
 
 from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
@@ -62,7 +65,10 @@ def affine_grid(b: Builder, call: Call) -> Value:
 
 
 def fold_patches(b: Builder, call: Call) -> Value:
-    """Return images assembled from patches (col2im), N (C K) L to N C H W. Positions are frozen, and channels pass."""
+    """Return images assembled from patches (col2im), N (C K) L to N C H W.
+
+    Positions are frozen, and transformations of channels also act on the result.
+    """
     x = as_value(b, call.x)
     *lead, rows, places = x.shape
     channels = call.shape[-3]

@@ -115,7 +115,7 @@ def stack(b: Builder, call: Call) -> Stacked:
 
 
 def pad(b: Builder, call: Call) -> Value:
-    """Pad a tensor. Padding with zeros is a concatenation, and any other padding freezes the padded axes."""
+    """Pad a tensor. Padding with zeros is a concatenation with zeros; any other padding freezes the padded axes."""
     x, widths = as_value(b, call.x), ints(call.first("pad", "padding"))
     dims = [x.ndim - 1 - k for k in range(len(widths) // 2)]
     is_constant = call.get("mode", "constant") == "constant" and not call.name.startswith(("refl", "repl"))
@@ -179,7 +179,10 @@ def shuffle(b: Builder, call: Call) -> Any:
 
 
 def unfold_patches(b: Builder, call: Call) -> Any:
-    """Return the patches of images (im2col), N C H W to N (C K) L. Positions are frozen, and channels pass."""
+    """Return the patches of images (im2col), N C H W to N (C K) L.
+
+    Positions are frozen, and transformations of channels also act on the result.
+    """
     x = as_value(b, call.x)
     *lead, channels = x.shape[:-2]
     shape = [*lead, channels, call.shape[-2] // channels, call.shape[-1]]

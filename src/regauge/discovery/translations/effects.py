@@ -42,7 +42,7 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
 HIDDEN = -1e3
-"""A mask replaces scores by numbers below this threshold. A softmax then gives these scores no weight."""
+"""A mask replaces attention scores by numbers below this threshold, to which a softmax gives no weight."""
 
 
 def _move(run: Run, node: Node) -> Any:
@@ -455,4 +455,4 @@ EFFECTS: Rules = {
     "instance_norm": _instance_norm,
     "scaled_dot_product_attention": through_attention,
 }
-"""The effect of each operator on an offset. Any other operator sees the offset, so the function changes."""
+"""The effect of each operator on an offset. Any other operator changes its result if an operand has an offset."""

@@ -26,7 +26,7 @@ RESHAPES = words("view _unsafe_view reshape flatten unflatten squeeze")
 MOST_NUMBERS = 1 << 20
 """The largest number of entries of a value that is inspected entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
-"""A gain that divides a value before a sum, and the sum as a step. If the sum is zero, there is no step."""
+"""A gain that divides a value before a sum, and the sum as a step; if the sum is zero, there is no step."""
 
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
@@ -253,8 +253,8 @@ class Graph:
         """Return the sum of a value, divided by a gain, along an axis, if this sum is the same for all inputs.
 
         Returns:
-            The gain (None if there is no gain), and the sum as a step (no step if the sum is zero). None if the sum
-            depends on the inputs or is unknown.
+            The gain (None if there is no gain), and the sum as a step (no step if the sum is zero). It is None if the
+            sum depends on the inputs or is unknown.
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None

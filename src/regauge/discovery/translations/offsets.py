@@ -1,4 +1,4 @@
-"""Offsets: the amounts that a value of a traced model changes by if a vector is added to a parameter."""
+"""Offsets: the amounts by which a value of a traced model changes if a vector is added to a parameter."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ LARGEST_CONTENT = 1 << 14
 
 
 class SeenError(Exception):
-    """Error if an operator sees an offset, which means that the function changes."""
+    """Error if an operator changes its result because of an offset, which means that the function changes."""
 
 
 class Index(NamedTuple):
@@ -187,7 +187,7 @@ class Offset:
         return replace(self, terms=terms, labels=None if self.labels is None else self.labels.expand(tuple(shape)))
 
     def then(self, *steps: ImageStep) -> "Offset":
-        """Return the offset after further steps. The steps keep the length of its vectors."""
+        """Return the offset after further steps. These steps keep the length of its vectors."""
         return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
 
     def content(self) -> Hashable | None:
@@ -262,7 +262,7 @@ def varied(labels: Tensor, positions: Tensor) -> Tensor:
 
 
 def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
-    """Return values along one axis, broadcast along all other axes."""
+    """Return a one-dimensional array along one axis, broadcast along all other axes."""
     return values.reshape([n if k == dim else 1 for k, n in enumerate(shape)]).expand(tuple(shape))
 
 
@@ -273,7 +273,7 @@ def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
 
 
 def channels(term: Addend, *dims: int) -> Tensor:
-    """Return the places of a term along some axes, flat.
+    """Return the places of a term along some axes, as a flat array.
 
     Raise `SeenError` if the places differ along another axis.
     """

@@ -44,7 +44,7 @@ from regauge.merging.streamed import report_of
 
 LOG = logging.getLogger("regauge.merging")
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
-"""Function that plans the result from the networks, ordered tensor names, names of statistics and tied names."""
+"""A function that plans the result from the networks, ordered tensor names, names of statistics and tied names."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Request:
         rule: The rule's name on the model card.
         provenance: The provenance that is written with the output.
         vocabulary: The tokens of the result; None if all networks must have the same tokens.
-        align: Whether the networks are aligned; "auto" aligns them only if necessary.
+        align: Whether the networks are aligned; "auto" aligns them only if they need it.
         layers: For each stack that is cut, the layer indices in the first network's configuration. The layers of the
             result get the settings of these layers.
         template: The chat template of the result.
@@ -83,7 +83,7 @@ class Assembled:
 
     Attributes:
         shards: The weight files of the result.
-        alignment: The plan of the alignment. Present only if just a plan was made and no layers are cut.
+        alignment: The plan of the alignment. It is present only if no files were written and no layers are cut.
         result: The result; None if only a plan was made.
     """
 
@@ -120,7 +120,7 @@ class _Ready:
 
 
 def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assembled:
-    """Align the networks if necessary, and write the combined network tensor by tensor, with a model card.
+    """Align the networks if they need it, and write the combined network tensor by tensor, with a model card.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.

@@ -68,7 +68,7 @@ def merge_recipe(
 
     Returns:
         The result with its record. The `params` of the result are read from `out` on access. For a mixture, the return
-        value of `assemble_mixture`.
+        value is the result of `assemble_mixture`.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.

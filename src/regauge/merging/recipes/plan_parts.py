@@ -28,7 +28,7 @@ ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
 
 @dataclass(frozen=True)
 class _Made:
-    """A tensor of the result whose rule and factors are not yet chosen."""
+    """A tensor of the result before its rule and factors are chosen."""
 
     name: str
     like: tuple[int, str]
@@ -289,7 +289,7 @@ def _densities(
 
 
 def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
-    """Return the dtype of the result, and a message if the models' dtypes differ. None keeps the models' dtypes.
+    """Return the dtype of the result, or None to keep the models' dtypes. Also return a message if these dtypes differ.
 
     As in mergekit, the recipe sets the dtype. If the recipe sets none, the widest dtype of the models is used.
     `passthrough` keeps the dtype of every tensor.

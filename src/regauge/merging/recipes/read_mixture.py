@@ -13,7 +13,7 @@ EXPERT = ("source_model", "positive_prompts", "negative_prompts", "noise_scale",
 MODES: dict[str, Router] = {"hidden_last": "hidden", **{one: one for one in get_args(Router)}}
 """Methods of initializing routers, by their names in recipes."""
 ARCHITECTURES = {"mixtral": (FAMILIES, "mixtral"), "qwen": (SHARING, "qwen2_moe"), "qwen3": (FAMILIES, "qwen3_moe")}
-"""Architectures that a recipe may request: the dense families that can form them, and the model type."""
+"""Architectures that a recipe may request, each with its possible dense families and its model type."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Recipe:
     Attributes:
         path: The file of the recipe.
         method: The merge method, under its name in mergekit.
-        slices: The slices. If whole models are merged, a single slice without layer ranges.
+        slices: The slices. For a merge of whole models, there is one slice without layer ranges.
         base: The folder of the base.
         parameters: Parameters for all models.
         dtype: The dtype of the result; None if the recipe does not set it.
@@ -121,7 +121,7 @@ class Recipe:
         return {name: tuple(part for part in self.slices if part.stack == name) for name in names}
 
     def number(self, name: str, part: Slice, source: Source | None, tensor: str, depth: float) -> float | None:
-        """Return a parameter's value for a tensor, as set by the source, or else the slice, or else the recipe."""
+        """Return a parameter for a tensor: the source's number, else the slice's number, else the recipe's number."""
         for parameters in ({} if source is None else source.parameters, part.parameters, self.parameters):
             found = parameters[name].at(tensor, depth) if name in parameters else None
             if found is not None:

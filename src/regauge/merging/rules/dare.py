@@ -23,7 +23,7 @@ class Dare(SparseRule):
     Attributes:
         drop: The probability that an entry is dropped, in [0, 1), as one number or one for each network.
         rule: The rule that then combines the task vectors. `ElectedMean()` elects signs. `Ties(density)` keeps only the
-            largest entries before it elects signs.
+            largest entries and then elects signs.
         is_rescaled: Whether the kept entries are enlarged. Otherwise the expectation of the task vectors shrinks.
 
     References:

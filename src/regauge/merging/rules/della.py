@@ -15,7 +15,7 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Della(SparseRule):
-    """Task vectors whose random entries are dropped, small ones more often. The other entries are enlarged.
+    """Task vectors whose random entries are dropped, small ones more often. The kept entries are enlarged.
 
     A row of a tensor consists of the entries with one index along the first axis. The entries of each row are ranked by
     magnitude. The probability of keeping an entry rises linearly with the rank. The probability is `density - epsilon`

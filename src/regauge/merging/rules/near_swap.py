@@ -1,4 +1,4 @@
-"""Nearswap: entries of a base that are close to another network's entries are replaced by those entries."""
+"""Nearswap: entries of a base are replaced by another network's entries if both are close."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,8 @@ from regauge.merging.rule import Target, VectorRule, equal_shares
 from regauge.merging.settings import Number, require_numbers
 
 LEAST_DISTANCE = 1e-6
-"""The smallest distance of two entries. Smaller distances are replaced by it, which avoids division by zero."""
+"""The smallest distance of two entries. In a division, smaller distances are replaced by this one, to avoid division by
+zero."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class NearSwap(VectorRule):
     """The base, changed entry by entry towards another network by at most `reach`.
 
     If two entries differ by at most `reach`, the result has the entry of the network. Otherwise the base's entry is
-    changed by `reach` towards the network. Let d be the difference of two entries. The base's entry is changed by
+    changed by `reach` towards the network. Let d be the difference between the network's entry and the base's entry.
+    The base's entry is changed by
 
         min(1, reach / max(|d|, 1e-6)) d
 

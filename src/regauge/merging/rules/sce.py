@@ -12,7 +12,7 @@ from regauge.merging.rules.sparse_rule import require_density
 from regauge.merging.settings import Number
 
 LEAST_SQUARES = 1e-6
-"""A limit. If the sum of the task vectors' mean squares is smaller, all networks get equal weights."""
+"""A threshold. If the sum of the task vectors' mean squares is smaller, all networks get equal weights."""
 LEAST_MASS = 1e-6
 """The smallest sum of weights by which agreeing entries are divided."""
 

@@ -10,7 +10,7 @@ PARALLEL = 1e-6
 
 
 SPHERE_ENTRIES_AT_ONCE = 1 << 17
-"""The number of entries whose inner products are computed at once."""
+"""The number of entries in a chunk for inner products."""
 
 
 def length(tensor: Tensor) -> float:

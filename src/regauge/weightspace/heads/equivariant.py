@@ -1,4 +1,4 @@
-"""The equivariant head, whose output is a change of every parameter that transforms like the parameter."""
+"""The equivariant head: its output is a change of every parameter that transforms in the same way as the parameter."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ RANK = 4
 class Equivariant:
     """A map from features to a change of every parameter. Initially, the change is `scale` times the tensor's size.
 
-    The change of a weight between two units is computed from the features of the pair. The change of a weight of one
+    The change of a weight between two units is computed from the features of this pair. The change of a weight of one
     unit is computed from the features of the unit. Along an axis on which matrices act, the change is a combination of
     the weights along this axis. It consists of `a_i v_i` and of terms for a few directions. Such a term is `b_i` times
     the mean of `c_j v_j` over all `v_j` that the same matrix multiplies. The coefficients `a`, `b` and `c` are computed
@@ -197,7 +197,7 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply a change by the shares of the units that a weight reads, to distribute it over copies of a unit."""
+        """Multiply a change by the shares of the units that a weight reads, which divides it among copies of a unit."""
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))

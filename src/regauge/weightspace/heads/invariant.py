@@ -23,7 +23,7 @@ class Invariant:
 
     If units are weighted by shares, root mean squares replace the maxima.
 
-    Each set and each block has a separate map. An MLP maps the sum of their results to the outputs.
+    Each set and each block has its own map. An MLP maps the sum of their results to the outputs.
 
     Attributes:
         outputs: The number of outputs for each network.

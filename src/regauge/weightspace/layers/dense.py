@@ -9,13 +9,15 @@ from regauge.core import products
 
 
 class Dense(nn.Module):
-    """`x W' + b` with random weights: initial outputs have `gain` times the root mean square of the inputs.
+    """`x W' + b` with random weights.
+
+    At initialization, the root mean square of the outputs is `gain` times that of the inputs.
 
     Args:
         inputs: Length of the inputs.
         outputs: Length of the outputs.
         is_biased: Whether there is a bias, initialized to zero.
-        gain: The factor of the root mean square.
+        gain: The root mean square of the initial outputs divided by the root mean square of the inputs.
         generator: Source of the weights.
     """
 

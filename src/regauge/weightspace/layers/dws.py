@@ -16,18 +16,18 @@ class DWS(Layer):
     Every tensor is pooled once over the axes that other tensors lack. For each unit set, one map takes the pooled
     features to all tensors that have these units. In the paper, a layer has a separate map for each pair of tensors.
     The number of pairs is four times the square of the number of layers. With `sets="mean"` and `pooling="mean"`, these
-    are the linear maps that the paper derives. The defaults are those of the paper's code: sets are read by attention,
-    and pooling takes maxima. The map is combined with layer normalization, SiLU and a residual connection. The encoder
-    projects inputs and classes once.
+    are the linear maps that the paper derives. The defaults follow the paper's code: the units of a set communicate by
+    attention, and pooling takes maxima. The map is combined with layer normalization, SiLU and a residual connection.
+    The encoder projects inputs and classes once.
 
     Attributes:
         sets: `"attention"` adds attention among the units of a set to the linear map. `"mean"` uses only pooled
             features.
         pooling: `"max"` or `"mean"`.
         heads: The number of attention heads, which must divide the width.
-        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. Cost and parameters then
-            grow with the number of layers, not with its square. If features are pooled over all units of a tensor, only
-            that tensor reads them. In Deep-Align, its neighbors also read them.
+        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. Cost and the number of
+            parameters then grow linearly with the number of layers, not quadratically. If features are pooled over all
+            units of a tensor, only this tensor reads them. In Deep-Align, its neighbors also read them.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;
@@ -49,7 +49,10 @@ class DWS(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits. Units are not weighted, because maxima also depend on units of weight zero."""
+        """Return the traits.
+
+        The layer cannot weight units by shares, because maxima also depend on units of weight zero.
+        """
         return Traits(is_shared=False, weighs_units=self.pooling == "mean")
 
     def build(self, plan: LayerPlan) -> nn.Module:

@@ -45,7 +45,7 @@ class ExchangeLayer(nn.Module):
 
     Every feature is pooled once for each link to a hub. The results at a hub are concatenated, and one map computes the
     outputs for all features that the hub writes. The variance of the map's entries is one over the number of features,
-    at all hubs together, that an output reads. Initial sums therefore have the size of their terms.
+    at all hubs together, that an output reads. Therefore initial sums have the same size as their terms.
     """
 
     def __init__(self, settings: Exchange, plan: LayerPlan) -> None:

@@ -1,4 +1,7 @@
-"""Hubs, at which tensors exchange features. A hub is a unit set, or a combination of sets, that tensors share."""
+"""Hubs, at which tensors exchange features.
+
+A hub is a unit set, or a combination of unit sets, that several tensors have.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -23,7 +23,7 @@ VARIANCE = 1e-6
 class MessagePassing(Layer):
     """Messages from weights, multiplied by the features of the sending unit.
 
-    For every block with features `e` between units `x` and `y`:
+    The layer updates the features `e` of every block between units `x` and `y`:
 
         e <- e + MLP(e, x, y),      message to x: mean over y of (A e) * (B y) + C e
 

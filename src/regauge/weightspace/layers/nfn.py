@@ -13,16 +13,16 @@ class NFN(Layer):
     """The linear maps of a neural functional network for hidden units that are permuted (HNP), for any layout.
 
     Every tensor has separate maps from every other tensor. The new features of a weight between units i and j are
-    linear in the weight's own features. They are also linear in the features of i and j and in pooled features. These
-    are means of all tensors over axes that the weight lacks, and means over all axes:
+    linear in the weight's own features. They are also linear in the features of i and j and in pooled features. The
+    pooled features are means of all tensors over axes that the weight lacks, and means over all axes:
 
         W'[i, j] = A W[i, j] + B [means over other axes, b at i] + C [the same at j] + D [means of everything]
 
-    If two tensors have the same unit sets, they are mapped to each other entry by entry, for example a weight into and
-    a weight out of one layer. If both ends are the same set, transposes and diagonals also have maps. The map is
-    combined with layer normalization, SiLU and a residual connection.
+    If two tensors have the same unit sets, they are mapped to each other entry by entry, for example the weights into a
+    layer and the weights out of it. If both ends are the same set, transposes and diagonals also have separate maps.
+    The map is combined with layer normalization, SiLU and a residual connection.
 
-    No group permutes inputs and classes, so the encoder projects them once instead of keeping them as channels of every
+    No group permutes inputs and classes, so the encoder projects them once instead of keeping them as channels in every
     layer. The number of parameters grows with the square of the number of tensors that have units in common.
 
     References:

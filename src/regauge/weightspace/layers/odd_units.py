@@ -1,4 +1,4 @@
-"""Unit features that signs change: their messages, their updates, and their messages to the network."""
+"""Unit features that signs change: the messages between them, their updates, and their messages to the network."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,16 +38,16 @@ class Turned:
 class OddUnits(nn.Module):
     """The update of features that signs change, in one layer.
 
-    Messages are sums over weights times features. If units have angles, the messages, multiplied by the frequency, are
-    added to the angles, and sine and cosine are applied, as in a layer of a sine network. Other units add a map of
+    Messages are sums over weights times features. If units have angles, their messages are multiplied by the frequency
+    and added to the angles, and sine and cosine are applied, as in a layer of a sine network. Other units add a map of
     their messages, multiplied by functions of features that no sign changes.
 
     Args:
         plan: The plan of the layer.
         hidden: The width of the MLPs' hidden layers.
         reaches: For each layout, the characters of such features before this layer.
-        is_pass: Whether features are initially sent unchanged. Initial layers then equal the network's own forward
-            pass.
+        is_pass: Whether features are initially sent unchanged. At initialization, layers then equal the network's own
+            forward pass.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:

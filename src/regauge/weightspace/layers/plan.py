@@ -25,7 +25,7 @@ class LayerPlan:
         width: The length of the vectors of units, pairs and networks.
         reads: The outputs that the next layer or the head reads; see `weightspace.layers`.
         generator: Source of the initial weights.
-        before: The number of layers before this layer.
+        before: The number of layers that precede this layer.
     """
 
     layouts: Sequence[Layout]
@@ -78,7 +78,7 @@ class ForEnds(nn.ModuleList):
     """A list of modules, one for each end of a block."""
 
     def number(self, end: int) -> int:
-        """Return the index of the module for an end; all further ends share the last module."""
+        """Return the index of the module for an end; all remaining ends share the last module."""
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
@@ -92,10 +92,10 @@ class Traits:
     """Properties of a layer that determine how a net is built.
 
     Attributes:
-        is_shared: Whether no parameters belong to single tensors. One built layer then works on any layout.
+        is_shared: Whether no parameter belongs to a single tensor. One built layer then works on any layout.
         keeps_pairs: Whether the layer has features of pairs of units.
         weighs_units: Whether the layer can weight units by shares. A unit that is split in two then counts as one.
-            Layers with means can do this, but layers with sums and maxima cannot.
+            Layers that use means can do this, but layers that use sums or maxima cannot.
         channels: The number of functions of each weight between units by which the layer multiplies.
         has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.
         respects: Parts of a symmetry, in addition to permutations, that need no canonical form before the layer.

@@ -18,33 +18,34 @@ from regauge.weightspace.shares import Terms, weigh
 
 @dataclass(frozen=True)
 class Propagation(Layer):
-    """Messages to units are sums of other units' features, each multiplied by a few functions of the weight between.
+    """Messages to a unit: sums of other units' features, each multiplied by functions of the weight between both.
 
         message to unit i:   sum over c and j of E_ijc B_c x_j / sqrt(number of j)
 
     Here, `E_ijc` are `channels` linear functions of the encoded weight between i and j, which no layer changes. A
     message is therefore a product of matrices, and pairs of units have no features. A layer costs `channels` times as
-    much as a pass of the network itself with `width` inputs. If there is one channel and it is the weight itself, a
+    much as a pass of the network itself with `width` inputs. If there is one channel, which is the weight itself, a
     layer equals one layer of the forward or backward pass. Afterwards, `x <- x + MLP(x, messages, what x is repeated
     within, network)`.
 
-    If signs act, these functions read absolute values. Units have additional features `u`, which signs multiply by the
-    exponents of placements:
+    If signs act on the weights, these functions read absolute values. Units have additional features `u`, which signs
+    multiply by the exponents of placements:
 
         message to unit i:   sum over j of w_ij B u_j
 
-    Half periods make the biases of sine networks angles. For such an angle `a` of frequency `f`, `u` is `sin(a + f
-    messages)` and the cosine. The messages include weights from the inputs, with `width` learned inputs of at most one.
-    The features of the network read sums of `u` times the weights to the outputs. Therefore the first layers can
-    compute the outputs of a sine network at learned inputs, although the network is never evaluated. Other units mix
-    `u` and messages, times functions of `x`, and all `x` read products of two of the `u`.
+    Half periods make the biases of sine networks angles. For such an angle `a` of frequency `f`, `u` consists of `sin(a
+    + f messages)` and `cos(a + f messages)`. The messages include weights from the inputs, with `width` learned inputs
+    of at most one. The features of the network read sums of `u` times the weights to the outputs. Therefore the first
+    layers can compute the outputs of a sine network at learned inputs, although the network is never evaluated. Other
+    units mix `u` and messages, times functions of `x`, and all `x` read products of two of the `u`.
 
     Attributes:
         channels: The number of functions of each weight.
         expansion: The width of the MLP's hidden layer, as a multiple of the net's width.
-        is_signed: Whether the layer respects signs and half periods by such features, instead of a canonical form.
-        is_pass: Whether the maps `B` of `u` are initialized as the identity. Initial layers then equal the network's
-            own forward pass.
+        is_signed: Whether the layer is equivariant to signs and half periods by such features, instead of a canonical
+            form.
+        is_pass: Whether the maps `B` of `u` are initialized as the identity. At initialization, layers then equal the
+            network's own forward pass.
 
     References:
         Related to the blocks of arXiv 2607.02166, which multiply features and weights too.

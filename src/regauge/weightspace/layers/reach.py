@@ -1,4 +1,4 @@
-"""Features that signs or scales change and that can be nonzero after k layers. Other features have no maps.
+"""Features that signs or scales change and that can be nonzero after k layers. All other features have no maps.
 
 Units have such features for every character of their values (`Layout.unit_signs`). Initially, only features whose
 characters are those of single-unit values are nonzero. Other features become nonzero by messages or as products of two
@@ -20,7 +20,7 @@ Known = Mapping[str, Collection[Character]]
 
 @dataclass(frozen=True)
 class Message:
-    """One kind of sum that the units at one end of a block receive.
+    """One kind of sum that the units at one end of a block receive as a message.
 
     Attributes:
         receiver: The index of the end that receives the sum.

@@ -162,7 +162,7 @@ def _rows(x: Tensor) -> Tensor:
 class _Largest(torch.autograd.Function):
     """The maximum along an axis; equal maxima share the gradient.
 
-    `x.max(axis)` also computes indices. This takes twenty times as long if the axis is not the last one.
+    `x.max(axis)` also computes indices. Computing indices takes twenty times as long if the axis is not the last axis.
     """
 
     @staticmethod

@@ -28,9 +28,9 @@ class RelationalAttention(Layer):
 
     The softmax is over everything to which x attends, in several heads. Before the attention, `e <- e + MLP(e, x, y)`.
     After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only connections are
-    computed, in dense blocks. A weight of zero is also a connection. The layer differs from the paper, whose units
-    attend to all units. `c e` replaces the product of `A e` and `B e`. Norms come before the layers, which lets deep
-    nets keep information about their inputs.
+    computed, in dense blocks. A weight of zero also counts as a connection. The layer differs from the paper, whose
+    units attend to all units. `c e` replaces the product of `A e` and `B e`. Norms come before the layers, so deep nets
+    keep information about their inputs.
 
     Attributes:
         heads: The number of attention heads.

@@ -39,7 +39,7 @@ class Remains(nn.Module):
             self.directions = plan.dense(plan.width, hidden, is_biased=False)
 
     def norm(self, u: Tensor, character: Character) -> Tensor:
-        """Return the vectors divided by their sizes."""
+        """Return the vectors divided by their root mean squares."""
         made: Tensor = (self.scaled_norm if has_scale(character) else self.odd_norm)(u)
         return made
 

@@ -1,4 +1,4 @@
-"""ScaleGMN: messages are products of weights and features, on which signs and scales therefore act as on weights."""
+"""ScaleGMN: messages are products of weights and features, on which signs and scales act as on weights."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class ScaleGMN(Layer):
-    """Message passing that respects signs by suitable products, without a canonical form of signs.
+    """Message passing that is equivariant to signs because it multiplies weights and features.
 
     Units and weights have invariant features, `x` and `e`. They also have features that signs multiply by the exponents
     of their placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
@@ -30,23 +30,23 @@ class ScaleGMN(Layer):
 
     If a group has several families of signs, its units have such features for every product of families that occurs.
     Products of two such features give further features. Maps of features that signs change have no biases. Products may
-    be summed only if the exponents cancel at the units over which the sum runs. Signs are their own inverses, so
-    messages forward and backward use the same products.
+    be summed over units only if their exponents at these units cancel. Signs are their own inverses, so messages
+    forward and backward use the same products.
 
-    Positive scales can be respected in the same way, as published. `i(u)` then consists of the direction of `u` and of
+    Positive scales can be treated in the same way, as published. `i(u)` then consists of the direction of `u` and of
     log ratios of sizes that no scale changes. Backward messages use features with the exponents of outgoing weights,
     which start at the outputs. No weight is inverted, and kernels may be padded with zeros.
 
     The layer differs from the paper. Unless `is_scaled`, positive scales are canonicalized first. Unlike the canonical
-    form of signs, the canonical form of scales is smooth, and it makes sizes visible to the first layer. Norms preserve
-    the spread over networks through many layers, and `i(u)` replaces `MLP(u) + MLP(-u)`.
+    form of signs, the canonical form of scales is continuous, and it makes sizes visible to the first layer. Norms
+    preserve the spread over networks through many layers, and `i(u)` replaces `MLP(u) + MLP(-u)`.
 
     Attributes:
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
-        is_scaled: Whether the layer also respects scales by products. A canonical form is still used for architectures
-            in which no features have the exponents that messages need (squared ReLU). It is also used if other
-            canonical forms or matrices depend on scales. Nets that weight units by shares, read moments or use probes
-            also need it.
+        is_scaled: Whether the layer is also equivariant to scales by products. A canonical form is still used for
+            architectures in which no features have the exponents that messages need (squared ReLU). It is also used if
+            other canonical forms or matrices depend on scales. Nets that weight units by shares, read moments or use
+            probes also need it.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.
@@ -61,7 +61,7 @@ class ScaleGMN(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits: signs are respected, and also scales if `is_scaled`."""
+        """Return the traits: the layer is equivariant to signs, and also to scales if `is_scaled`."""
         return Traits(has_odd=True, respects=("sign", "scale") if self.is_scaled else ("sign",))
 
     def build(self, plan: LayerPlan) -> nn.Module:

@@ -19,7 +19,7 @@ Inbox = Mapping[str, list[Tensor]]
 class Update(nn.Module):
     """`x + B silu(A norm(x) + messages)`, where messages have the hidden width.
 
-    Features that the next layer does not read stay unchanged and have no maps.
+    Features that the next layer does not read are not updated and have no maps.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, *, is_read: bool = True) -> None:

@@ -33,7 +33,7 @@ class Label:
         parity: For each family of shifts, the exponent (0 or 1) of the sign of odd half periods.
         shift: For each family of shifts, the amount that one half period adds to the values.
         is_inverse: For groups of matrices, whether the inverse transpose acts on the axis.
-        reads: The number of factors of a unit in the values. It is one if a parameter sums over the units.
+        reads: The number of times that a unit is a factor in the values. It is one if a parameter sums over the units.
     """
 
     group: str

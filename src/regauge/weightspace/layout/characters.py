@@ -1,6 +1,6 @@
 """Characters: exponents by which signs and scales multiply values and features, for each axis and family.
 
-Odd half periods of sines act as signs on other values. If they still act, they count as separate families.
+Odd half periods of sines act as signs on other values. If odd half periods still act, they count as separate families.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ Character = tuple[tuple[bool | int, ...], ...]
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
-    """Return the character of values along some axes, for those of signs, half periods and scales that still act."""
+    """Return the character of values along some axes, for those signs, half periods and scales that still act."""
     return tuple(
         (
             *(bool(exponent % 2) and has_signs for exponent in label.sign),

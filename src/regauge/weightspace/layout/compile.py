@@ -29,7 +29,7 @@ class Layout:
         fixed: Groups of matrices whose axes are channels. They must be canonicalized before networks are read.
         pieces: The pieces of tensors, by name.
         steps: The products, each of two pieces or earlier products.
-        is_signed: Whether signs still act on the values that are read. Otherwise, signs are canonicalized first.
+        is_signed: Whether signs still act on the values that are read; otherwise, signs are canonicalized first.
         is_scaled: Whether positive scales still act on these values.
         waves: If half periods still act, the angles by unit set, for sets whose units have one angle each; otherwise
             None.
@@ -241,9 +241,9 @@ def compile_layout(
         contracted: Names of the groups of matrices that are replaced by products over their axes. By default, the
             groups whose products are small enough.
         is_signed: Whether features have characters of signs, because signs are not canonicalized.
-        has_shifts: Whether the same holds for half periods. Values to which half periods are added are then read by
-            sine and cosine. If several half periods are added to one value, the layout has no `waves`, and a canonical
-            form is needed.
+        has_shifts: Whether features also have characters of half periods. Values to which half periods are added are
+            then read by their sine and cosine. If several half periods are added to one value, the layout has no
+            `waves`, and a canonical form is needed.
         readers: The axes (parameter, axis) over which parameters sum units.
 
     Raises:

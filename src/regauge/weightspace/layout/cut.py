@@ -76,7 +76,10 @@ class _Segment:
 
 
 def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site], read: Collection[int] = frozenset()) -> list[Piece]:
-    """Return the pieces of one tensor, a partition of its entries. Units along axes in `read` are summed."""
+    """Return the pieces of one tensor, a partition of its entries.
+
+    Units along axes in `read` are summed by the layer.
+    """
     per_axis = [list(_segments(axis, size, sites)) for axis, size in enumerate(shape)]
     return [_piece(name, shape, choice, read) for choice in product(*per_axis)]
 

@@ -74,12 +74,12 @@ Step = Product | Reduction
 def eliminate(
     group: Group, blocks: Known, *, most: int | None
 ) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
-    """Return the blocks without the axes of a matrix group, and the steps that compute these blocks.
+    """Return the blocks without the axes of a matrix group, and the steps that compute them from the given blocks.
 
     For a group of invertible matrices, some values are multiplied by a matrix and others by its inverse. The products
     of these two kinds of values determine the orbit. For rotations, norms and the products of all pairs of blocks
-    determine the orbit. The result is None if products do not determine the orbit, or if they have more than `most`
-    times as many values. Such a group needs a canonical form.
+    determine the orbit. The result is None if products do not determine the orbit, or if the products have more than
+    `most` times as many entries. A group without such a result needs a canonical form.
     """
     places = {
         name: [k for k, label in enumerate(block.labels) if label.group == group.name]

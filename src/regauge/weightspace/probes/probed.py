@@ -22,7 +22,10 @@ MOST_OUTPUTS = 2**14
 
 
 class MismatchError(ValueError):
-    """An error for a module that cannot evaluate networks of a symmetry on probes. The file may still be intact."""
+    """An error for a module that cannot evaluate the networks of a symmetry on probes.
+
+    The file of the net may still be intact.
+    """
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,20 +26,20 @@ PLAIN = (bool, int, float, str, type(None))
 class Probes:
     """Inputs that a net learns and on which it evaluates networks; gradients flow through the networks to the inputs.
 
-    Activations at the probes become features of units. They are averaged over all axes except units and probes, for
-    example over pixels and tokens. Outputs become features of the network. For any module, discovery finds which
+    Activations at the probes become features of units. Activations are averaged over all axes except units and probes,
+    for example over pixels and tokens. Outputs become features of the network. For any module, discovery finds which
     activations belong to which units, and a random element confirms this. Activations that belong to no unit, such as
     activations inside recurrent operators, are not used. Networks are evaluated in their canonical form, in the
     module's dtype. If layers have features that signs change, activations that signs change become such features.
 
-    Floating-point inputs are learned. They are initialized with random examples. If there are fewer examples than
-    probes, they are sampled from a normal distribution with the mean and deviation of the examples. Other inputs
-    (tokens, masks) stay examples. If the first axis of an argument has another length than that of the first tensor,
-    the argument is not changed.
+    Floating-point inputs are learned. They are initialized to random examples. If there are fewer examples than probes,
+    they are sampled from a normal distribution with the mean and deviation of the examples. All other inputs (tokens,
+    masks) remain examples. If the first axis of an argument has another length than that of the first tensor, the
+    argument is not changed.
 
     With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may form
     a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an image.
-    Convolutions along the grid then precede the MLP.
+    In that case, convolutions along the grid precede the MLP.
 
     If the module computes internally in single precision, as language models do, the features are exact only to single
     precision.

@@ -15,7 +15,7 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
-"""A relative tolerance. If rolling the inputs rolls the values up to this difference, the axis holds examples."""
+"""An axis holds the examples if rolling the inputs rolls the values along this axis, up to this relative difference."""
 
 
 @dataclass(frozen=True)
