@@ -1,4 +1,4 @@
-"""The alignment of a checkpoint, stored next to the checkpoint: an element and the symmetry of the element.
+"""The alignment of a checkpoint, stored in a file next to it: a group element, and the symmetry of this element.
 
 An alignment is a safetensors file. The names of its tensors are `group/field` for the fields of `Value`,
 `translation/family` and `rotation/group`. The header holds the symmetry as JSON. The element can be applied to another

@@ -27,9 +27,11 @@ DAMAGE = (
 )
 """Errors that numpy raises for damaged files."""
 RATIO, SPARE = 100, 1 << 28
-"""Limits on unpacked bytes: per byte of a compressed file, and the number of bytes that any file may unpack to."""
+"""Limits on unpacked bytes: the limit per byte of a compressed file, and the number of bytes to which any file may
+unpack."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Accepted compression methods of zip members. With other methods, one decompression step can fill the memory."""
+"""Accepted compression methods of zip members. With other compression methods, one decompression step can fill the
+memory."""
 
 
 def read_arrays(path: str | Path) -> Params:
@@ -96,7 +98,7 @@ def most_bytes(packed: int) -> int:
 
 
 def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str) -> None:
-    """Raise a ValueError, to which the caller adds the file name, if a zip file would unpack to far more bytes."""
+    """Raise a ValueError if a zip file would unpack to far more bytes than it has; the caller adds the file name."""
     unpacked = sum(member.file_size for member in members)
     if unpacked > most_bytes(packed):
         raise ValueError(f"its {size_text(packed)} would become {size_text(unpacked)}; {remedy}")

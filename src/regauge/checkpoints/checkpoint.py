@@ -1,6 +1,6 @@
-"""Checkpoints in files. Opening a checkpoint reads the headers; tensors are read on access or all at once.
+"""Checkpoints in files. Opening a checkpoint reads only the headers; tensors are read on access, or all at once.
 
-Files are read into a small buffer and never memory-mapped. Therefore pages of a file do not count as memory of this
+Files are read into a small buffer and never memory-mapped. Therefore the pages of a file do not count as memory of this
 process.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from regauge.checkpoints.formats.changes import Change
 
 READ_BYTES = 1 << 20
-"""The number of bytes that are read at once. They stay in the processor's cache until they are converted."""
+"""The number of bytes that are read at once. These bytes stay in the processor's cache until they are converted."""
 OWN_STRINGS = (PROVENANCE, SHARDING, "DCP_VERSION")
 """Strings in headers that describe the file and are not copied to other files."""
 POINTER = b"version https://git-lfs"
@@ -74,11 +74,11 @@ class Checkpoint(Mapping[str, Tensor]):
         path: The path of the file, or of the shards' index.
         stored: The location of every tensor, by name. `write` uses the names, dtypes and order of this mapping.
         metadata: The strings in the header of each file, except the provenance.
-        form: The form (dtype and shard size) of an output that is written like this checkpoint.
-        home: The path of the network in these files, which is the label without adapters.
-        notes: Messages about an output that is written like this checkpoint.
-        replaced: New contents of files of this checkpoint for such an output, if the output is a folder. The content is
-            None for files that the output omits.
+        form: The dtype and shard size of outputs that are written with this checkpoint's names.
+        home: The path of the network in these files: the label without adapters.
+        notes: Messages about an output that is written with this checkpoint's names and files.
+        replaced: If such an output is a folder, new contents for some files of this checkpoint. The content is None for
+            files that the output leaves out.
         read_so_far: The number of bytes read from the disk.
         adapter: The adapter that was added to the base, if the output is also an adapter.
     """
@@ -184,7 +184,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def params(self) -> Params:
-        """All tensors, on the CPU, with the dtypes of the files. They are read once and then kept in memory."""
+        """All tensors, on the CPU, with the dtypes of the files. All tensors are read once and then kept in memory."""
         if self._params is None:
             self._params = {name: self.read(name) for name in self.stored}
             self.close()
@@ -237,7 +237,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read: the stored dtype, or one that adapter changes or `form` need."""
+        """Return the dtype in which a tensor is read: as stored, or wider for adapter changes or for `form`."""
         if self._params is not None:
             return self._params[name].dtype
         stored = self.stored[name].dtype
@@ -277,7 +277,7 @@ class Checkpoint(Mapping[str, Tensor]):
         self.notes, self.replaced, self.adapter = source.notes, source.replaced, source.adapter
 
     def with_params(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """Return a checkpoint of the same files with other parameters. Only one name of a tied tensor is written."""
+        """Return a checkpoint of the same files with other parameters. A tied tensor is written under only one name."""
         absent = [name for name in self.stored if name not in params]
         if absent:
             raise KeyError(f"the parameters lack {shorten(absent)}, which {self.label} has; give all of its tensors")
@@ -292,7 +292,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """Return a view of the files in which tensors have other sizes, under the names of the model.
+        """Return a view of the files in which tensors have other sizes, under the tensor names of the model.
 
         A second name of a tied tensor is written only if the files have this name.
         """
@@ -311,7 +311,10 @@ class Checkpoint(Mapping[str, Tensor]):
         return result.with_params(params)
 
     def written_as(self, form: Form) -> "Checkpoint":
-        """Return a copy whose output has another form. The copy reads tensors with this form's precision."""
+        """Return a copy whose output has another form.
+
+        The copy reads tensors in a dtype that is wide enough for this form.
+        """
         result = copy(self)
         result.form, result._files = form, {}
         if result._params is not None:
@@ -331,7 +334,8 @@ class Checkpoint(Mapping[str, Tensor]):
         return other
 
     def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
-        """Write the checkpoint to one `.safetensors` file in its form, with its files' tensor names and header."""
+        """Write the checkpoint in its form to one `.safetensors` file, with the tensor names and the header of its
+        files."""
         (shard,) = self.layout(Path(path).name)
         values = self.as_stored()
         params = {name: round_to(values[name], dtype, name) for name, _, dtype in shard.tensors}

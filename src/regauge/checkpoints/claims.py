@@ -11,9 +11,10 @@ from torch.overrides import TorchFunctionMode
 FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 """Functions that create the tensors of new modules."""
 COPIES, SPARE = 2, 1 << 16
-"""Limits on entries of a single tensor: a number per entry in the file, and a constant in addition."""
+"""Limits on the entries of a single tensor: a number for each entry in the file, plus a constant."""
 PASSING, CALLS = 100, 20_000
-"""Limits for all tensors, many of them temporary: a multiple of the limit for one, and a base number of tensors."""
+"""Limits on all tensors, many of which are temporary: a multiple of the limit for one tensor, and a base number of
+tensors."""
 
 
 class Claims(TorchFunctionMode):

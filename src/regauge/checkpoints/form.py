@@ -63,7 +63,10 @@ class Form:
         return stored if self.dtype is None or not stored.is_floating_point else self.dtype
 
     def work_dtype(self, stored: torch.dtype) -> torch.dtype:
-        """Return the dtype in which a tensor is read, wide enough that it is rounded only once, when it is written."""
+        """Return the dtype in which a tensor is read.
+
+        It is wide enough that the tensor is rounded only once, when it is written.
+        """
         return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
 
     def layout(self, shards: Sequence[Shard], stem: str, count: int = 0) -> list[Shard]:

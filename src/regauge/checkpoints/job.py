@@ -40,7 +40,8 @@ class Work:
     """A kind of work on networks in memory.
 
     Attributes:
-        copies: The number of additional float32 copies of each network that the work holds, measured with few networks.
+        copies: The number of float32 copies of each network that the work holds in addition to the network, measured
+            for few networks.
         beside: The suffix of the file that is written next to the output, if any; see `path_beside`.
     """
 
@@ -65,7 +66,7 @@ WORKS = {
 
 LOG = logging.getLogger(__name__)
 LIBRARIES = 48 << 20
-"""Bytes of libraries that are imported when a model is differentiated for the first time, measured."""
+"""The bytes of libraries that are imported when a model is differentiated for the first time, as measured."""
 SHARED = ("aligning", "merging")
 """Kinds of work that several processes can share."""
 
@@ -75,7 +76,7 @@ class FileJob:
     """A job that makes one checkpoint from several.
 
     Attributes:
-        number: The index of the checkpoint whose names, dtypes and files the output takes over.
+        number: The index of the checkpoint whose names, dtypes and files the output has.
         output: The place of the output; None if no output is written.
         limit: The limit on memory.
         work: The work in memory, one of `WORKS`.
@@ -138,7 +139,7 @@ class FileJob:
 
     @property
     def needs_memory(self) -> str:
-        """The end of an error sentence about work that is impossible with streamed networks."""
+        """The end of an error sentence about work that streamed networks do not allow."""
         return (
             f"needs the networks in memory, which takes {size_text(self.nbytes)}, more than the "
             f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more `memory=`"
@@ -153,14 +154,14 @@ class FileJob:
             )
 
     def learned(self, method: str, phases: Sequence[tuple[float, int]]) -> "FileJob":
-        """Return the job with the memory of learning an element for one pair after the other, which is logged.
+        """Return the job with the memory for learning an element for one pair after another, and log this memory.
 
-        Every further network has two copies: its representative, and the moved network.
+        Every further network needs two copies: its representative, and the transformed network.
 
         Args:
             method: The alignment method that learns from data.
-            phases: For each phase, how many float32 copies of each network are held, and how many bytes the
-                activations take.
+            phases: For each phase, the number of float32 copies of each network, and the number of bytes of the
+                activations.
 
         Raises:
             ValueError: The memory exceeds the limit.
@@ -323,7 +324,7 @@ def open_job(
 ) -> FileJob | None:
     """Open networks in files and read their headers; return None if the networks are dictionaries.
 
-    The output has the form of the checkpoint with this index, unless `output` specifies another form.
+    The output has the form of the checkpoint with index `number`, unless `output` specifies another form.
 
     Raises:
         TypeError: Some networks are in files and others are dictionaries. Or all are dictionaries, but an output was

@@ -47,7 +47,9 @@ def folder_files() -> tuple[str, ...]:
 
 
 def locate(path: str | Path) -> Path:
-    """Return the file that contains a checkpoint, or the shards' index. For a folder, return the file that is read.
+    """Return the file that contains a checkpoint, or the shards' index.
+
+    For a folder, return the file in it that is read.
 
     A model of the hub is searched for in the cache; see `find_cached`.
     """

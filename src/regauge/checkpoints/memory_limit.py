@@ -13,9 +13,10 @@ from pathlib import Path
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 PAGES = Path("/proc/self/statm")
 MMAP_THRESHOLD = -3
-"""glibc's `mallopt` parameter for the size from which blocks have separate pages, returned to the system when freed."""
+"""glibc's `mallopt` parameter for the block size from which a block has its own pages, which freeing returns to the
+system."""
 LARGE, LARGEST = 1 << 22, 1 << 25
-"""The value set for this parameter, and the largest value to which glibc raises it when blocks are freed."""
+"""The value to which this parameter is set, and the largest value to which glibc raises it when blocks are freed."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, memory: "int | str | MemoryLimit | None") -> "MemoryLimit":
-        """Return a limit from a number of bytes or a string such as "2GB". If None, half of the machine's memory.
+        """Return a limit from a number of bytes or a string such as "2GB".
+
+        If the argument is None, the limit is half of the machine's memory.
 
         If torchrun started several processes on one machine, they share this half.
         """
@@ -70,7 +73,7 @@ def read_size(size: str, what: str) -> int:
 
 @contextmanager
 def large_blocks_returned() -> Iterator[None]:
-    """Return large freed memory blocks to the system, until the context ends.
+    """Until the context ends, return large freed memory blocks to the system.
 
     Otherwise, glibc keeps freed blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule
     that needs ten copies of a tensor used the memory of 24 copies. Other C libraries are not affected.

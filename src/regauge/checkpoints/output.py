@@ -24,14 +24,15 @@ class Output:
         path: A `.safetensors` file, or a folder. The output has the names and files of one network, the source network.
             A folder also gets the source network's other files, such as its configuration.
         overwrite: Whether an existing output of this name may be replaced. Files in a folder that do not belong to a
-            checkpoint stay.
-        resume: Whether to continue an interrupted run from its files. Work on networks in memory is repeated.
-        dtype: The dtype, or its name, to which floating-point tensors are rounded once. Values that the dtype cannot
-            hold are refused. By default, each tensor keeps its dtype in the source network.
+            checkpoint are kept.
+        resume: Whether to continue an interrupted run from its files. Work on networks in memory is not saved and is
+            repeated.
+        dtype: The dtype, or its name, to which floating-point tensors are rounded once. If the dtype cannot represent
+            an entry, an error is raised. By default, each tensor keeps its dtype in the source network.
         shard_size: The largest total size of the tensors in one file of a folder: bytes, or a string such as "5GB". By
             default, the tensors are split as in the source network.
         provenance: The provenance of the output. By default, it describes the call that writes the output.
-        page: A function that renders the JSON file of a report as an HTML page, for verbs that write a report. By
+        page: A function that renders the JSON file of a report as an HTML page, for functions that write a report. By
             default there is no page.
         shared: Whether the other processes of torchrun or Slurm make the same call and do a share of the work. This is
             possible for `rg.align`, `rg.merge` and recipes, if checkpoints are streamed and the output is a folder.

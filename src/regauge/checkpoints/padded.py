@@ -1,4 +1,4 @@
-"""Adapters of different ranks and scales, rewritten with common ranks and scales to compare and average the adapters.
+"""Adapters of different ranks and scales, rewritten with common ranks and scales so that they can be averaged.
 
 An adapter changes a matrix by `s B A`. The change stays the same if zero columns are appended to B and zero rows to A.
 It also stays the same if B is multiplied by a factor and s is divided by it. Adapters of different ranks and scales can
@@ -27,7 +27,7 @@ from regauge.core.params import round_to, work_dtype
 class Padded(CheckpointView):
     """An adapter rewritten with other ranks and scales, without changing its effect on the network.
 
-    If the adapter's configuration changes, `replaced` contains the new configuration.
+    If the configuration of the adapter changes, `replaced` contains the new configuration.
 
     Attributes:
         source: The adapter as stored in its files.

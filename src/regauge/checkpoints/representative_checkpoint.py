@@ -63,7 +63,10 @@ class RepresentativeCheckpoint(ChartedCheckpoint):
         self.coordinates = tensors.coordinates
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read. It is wide, because 16 bits would change the function."""
+        """Return the dtype in which a tensor is read.
+
+        The dtype is wide, because rounding to 16 bits would change the function.
+        """
         own = self.source.dtype_of(name)
         return work_dtype(own) if name in self._made else own
 
@@ -75,8 +78,7 @@ class MovedCheckpoint(ChartedCheckpoint):
         source: The checkpoint.
         symmetry: The symmetry, with every size known.
         element: A single element.
-        is_wide: Whether translated or rotated tensors are computed in the next wider dtype, without intermediate
-            rounding.
+        is_wide: Whether translated or rotated tensors are computed in the next wider dtype and not rounded back.
     """
 
     def __init__(self, source: Checkpoint, symmetry: Symmetry, element: Element, *, is_wide: bool = False) -> None:

@@ -1,4 +1,7 @@
-"""The state of interrupted work in one safetensors file. Resumed work has bitwise identical results."""
+"""The state of interrupted work, stored in one safetensors file.
+
+Resumed work has bitwise identical results to uninterrupted work.
+"""
 
 import json
 import time
@@ -17,7 +20,8 @@ from regauge.checkpoints.writing import bytes_of, save
 from regauge.core.params import Params, below
 
 SECONDS = 60.0
-"""The number of seconds between two states. A killed run loses at most this time, and shorter work writes no state."""
+"""The number of seconds between two states. A killed run loses at most this much work, and shorter work writes no
+state."""
 BEGINNING = 1 << 20
 """The number of bytes of a damaged file that are searched for its kind."""
 VERSION = "2"

@@ -1,4 +1,7 @@
-"""Alignment of points, after which each coordinate belongs to corresponding units in all networks."""
+"""Alignment of points that represent networks.
+
+Afterwards, each coordinate belongs to corresponding units in all networks.
+"""
 
 import torch
 from torch import Tensor
@@ -16,7 +19,9 @@ ALIGNED_AT_ONCE = 512
 
 @torch.no_grad()
 def sort_points(space: Space, points: Points) -> Points:
-    """Map all networks of an orbit to one point. Sums of weights determine signs, matrices and the order of units.
+    """Map all networks of an orbit to one point.
+
+    Sums of weights determine the signs, the matrices and the order of units of this point.
 
     If a space keeps scales (`scales="keep"`), scales and invertible matrices are not changed.
     """
@@ -34,10 +39,10 @@ def sort_points(space: Space, points: Points) -> Points:
 
 @torch.no_grad()
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
-    """Transform points along their orbits as close to a reference as weight matching can.
+    """Transform points along their orbits as close to a reference as weight matching can bring them.
 
-    Matching ends in a local optimum, which may depend on its initialization. Therefore points are sorted first, which
-    gives all networks of an orbit the same point.
+    Weight matching ends in a local optimum, which may depend on its initialization. Therefore points are sorted first,
+    which maps all networks of an orbit to the same point.
 
     Args:
         space: The space of the points.
@@ -65,7 +70,8 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
 def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
     """Return the mean of points up to permutations of units, `[values]`.
 
-    Some networks are aligned to the first network. Then they are repeatedly aligned to their mean.
+    First, some networks are aligned to the first network. Then they are repeatedly aligned to their mean, which is
+    recomputed each time.
     """
     some = points[:most]
     reference = some[0]

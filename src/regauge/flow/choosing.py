@@ -13,7 +13,7 @@ from regauge.core.task import Task
 from regauge.flow.answers import find_metrics
 
 LARGEST = torch.finfo(torch.float32).max
-"""The loss that replaces losses that are not finite."""
+"""The number that replaces NaN and Inf among losses."""
 MOVED_AT_ONCE = 256
 """The number of networks that are generated at a time."""
 FIRST_SIZE, SIZES, KEPT_MOVES = 0.3, (1e-3, 0.9), 0.25
@@ -33,7 +33,7 @@ def require_fit(task: Task, symmetry: Symmetry) -> None:
 
 
 def finite_losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
-    """Return the losses of networks on a task. Losses that are not finite become the largest float32 number.
+    """Return the losses of networks on a task. Losses that are NaN or Inf become the largest float32 number.
 
     Raises:
         ValueError: No loss is finite.

@@ -24,8 +24,8 @@ class Components(Manifold):
     """A space of networks whose coordinates are the first principal components of a population, with variance one.
 
     The components are computed from aligned networks. Each weight is divided by the standard deviation of its whole
-    tensor, and tensors are weighted. If each weight was divided by its own standard deviation, weights that training
-    hardly changes would count as much as important weights. The residual of a network outside the components consists
+    tensor, and tensors are weighted. If each weight were divided by its own standard deviation, weights that training
+    hardly changed would count as much as important weights. The residual of a network outside the components consists
     mostly of initial weights that training did not change. A flow does not model this residual. Instead, the residual
     is sampled from a normal distribution. In this distribution, entries of one tensor are correlated if they belong to
     the same units. The correlations are equal for all units that permutations exchange.
@@ -57,8 +57,8 @@ class Components(Manifold):
             space: A Euclidean space.
             points: The points of the networks.
             count: The number of components.
-            balance: An exponent. After parameters are divided by their units, the variance of a tensor is its number of
-                entries to this power.
+            balance: An exponent that determines the weights of tensors. After parameters are divided by their units, a
+                tensor of n entries has the variance n to the power of `balance`.
 
         Raises:
             ValueError: There are fewer networks or parameters than components.
@@ -133,8 +133,8 @@ def find_classes(space: Space) -> list[Tensor]:
     """Return the coordinates of each tensor, `[classes, members]`. Permutations exchange the members of a class.
 
     Members at the same position in two classes belong to the same units. If the classes of a tensor have different
-    sizes, or there are more than `MOST_COVARIANCES`, the tensor gets other classes. Each coordinate then becomes its
-    own class. If there are more than `MOST_COVARIANCES` coordinates, all become one class.
+    sizes, or there are more than `MOST_COVARIANCES`, the tensor gets other classes. In these other classes, each
+    coordinate is its own class. If there are more than `MOST_COVARIANCES` coordinates, all of them form one class.
     """
     found = []
     for number in range(int(space.tensors.max()) + 1):

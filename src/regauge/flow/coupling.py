@@ -1,4 +1,4 @@
-"""Couplings of start points and endpoints, which make paths short and crossings rare."""
+"""Couplings of start points and endpoints, which shorten paths and make crossings of paths rare."""
 
 from dataclasses import dataclass
 

@@ -45,9 +45,9 @@ SAMPLE = 256
 DRAWN, STEPS = 64, 10
 """The number of sampled networks that evaluate the prior or an epoch on a task, and the number of solver steps."""
 SHARES = (1.0, 0.5, 0.25, 0.0)
-"""Factors of the net's output that are tried after the training."""
+"""Candidate factors of the net's output, which are compared after the training."""
 TIMES = 8
-"""Random times of each held-out network when shares are compared."""
+"""The number of random times for each held-out network in this comparison."""
 
 
 @check_arguments
@@ -64,14 +64,14 @@ def fit(
     """Fit a flow from simple random networks to the networks of a population; keep the weights with the best
     validation.
 
-    By default networks are aligned. The flow begins at the normal distribution with the mean and covariances of the
-    aligned networks. The net learns the difference between the population and this normal distribution. After the
-    training, the output of the net is multiplied by the share, from 0 to 1, with the best validation. The share is 0
-    unless the best one is better than the normal distribution by more than one standard error, over held-out networks
-    or with a task over sampled networks. A flow is thus no worse than the normal distribution there. Before the
-    training, a warning is issued if sampled
-    networks are not expected to work. With a task, the warning depends on the performance of networks sampled from the
-    normal distribution. Without a task, it depends on the distance of aligned networks to their mean.
+    By default, networks are aligned before the flow is fitted. The flow begins at the normal distribution with the mean
+    and covariances of the aligned networks. The net learns the difference between the population and this normal
+    distribution. After the training, the output of the net is multiplied by the share, from 0 to 1, with the best
+    validation. The share is 0 unless the best share is better than the normal distribution by more than one standard
+    error, over held-out networks or, with a task, over sampled networks. On these networks, a flow is thus not worse
+    than the normal distribution. Before the training, a warning is issued if sampled networks are not expected to solve
+    the task. With a task, the warning depends on the performance of networks sampled from the normal distribution.
+    Without a task, it depends on the distance of aligned networks to their mean.
 
     Args:
         population: Parameters with a leading model axis, or a store, or several of one architecture. The networks are
@@ -79,9 +79,9 @@ def fit(
         symmetry: The symmetry of the networks; by default the symmetry of the store.
         config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
         task: Examples and the loss by which sampled networks are judged. With a task, the training keeps the epoch
-            whose sampled networks have the least loss. Only epochs that are no worse than the normal distribution on
-            held-out networks are considered. Give examples that networks were trained on, or examples reserved for this
-            purpose. Never give test examples.
+            whose sampled networks have the least loss. Only epochs that are not worse than the normal distribution on
+            held-out networks are considered. Pass examples that the networks were trained on, or examples reserved for
+            this purpose. Never pass test examples.
         starts: Initial networks of the population. If they are given, a prior of independent values is matched to them
             instead of to the trained networks.
         generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
@@ -126,7 +126,7 @@ class FlowFitting(Fitting[Flow]):
         reference: The network to which points are aligned, if points are aligned.
         starts: A hash of the initial networks to which the prior is matched, if such networks were given.
         task: The task that evaluates sampled networks, if a task was given.
-        outlook: Measures that predict whether sampled networks work.
+        outlook: Measures that predict whether sampled networks solve the task.
     """
 
     division: Division

@@ -60,8 +60,8 @@ class Flow:
         prior: The distribution of the start points of samples.
         moments: Statistics of the networks to which the flow was fitted.
         design: The settings from which the flow is built.
-        classes: The class labels on which samples can be conditioned, which are the values of the label column. Empty
-            without labels.
+        classes: The class labels on which samples can be conditioned, which are the values of the label column. It is
+            empty without labels.
         about: Facts about the training run, as JSON.
         trained: The training history; None if the flow was loaded from a file.
         reference: The point in the space `networks` to which networks are aligned, `[values]`; None if the fit did not
@@ -166,7 +166,7 @@ class Flow:
     ) -> Params:
         """Sample networks on the device of `velocity`. To sample on a GPU, call `flow.velocity.cuda()` first.
 
-        All devices give the same networks up to rounding, because random numbers are generated on the CPU.
+        Random numbers are generated on the CPU, so all devices give the same networks up to rounding.
 
         If a task is given, `count / keep` networks are sampled. The networks with the smallest loss on the task are
         kept, in sampling order. Then random steps on their start points are tried, and steps that lower the loss are
@@ -187,7 +187,7 @@ class Flow:
                 which the samples are evaluated later.
             keep: The share of the sampled networks that is kept.
             moves: The number of random steps that are tried for each kept network. Each step costs one sample and one
-                loss evaluation. 0 for no steps.
+                loss evaluation. If it is 0, no steps are tried.
 
         Raises:
             TypeError: `task` is not a task.
@@ -243,14 +243,14 @@ class Flow:
     ) -> Float[Tensor, " models"]:
         """Return the log density of networks in nats, which is equal for all networks of an orbit.
 
-        The computation uses the device of `velocity`. The density is that of one point for each orbit. It is defined
-        with respect to surface area on spheres, and with respect to volume in Euclidean coordinates. The point is the
-        network with the scales of the space, aligned to the reference of the fit. If the flow was not fitted to aligned
-        networks, the units of the network are sorted instead. Therefore the result is neither a density over functions
-        nor a density over all parameters, and it depends on the representation. Compare it only with the densities of
-        other networks under the same flow. If `scales="keep"`, scales and translations are part of the point. Networks
-        that differ by scales or translations then have different densities. A flow of principal components returns only
-        the density of the components.
+        The computation uses the device of `velocity`. The density is the density of one point on the orbit of each
+        network. It is defined with respect to surface area on spheres, and with respect to volume in Euclidean
+        coordinates. This point is the network with the scales of the space, aligned to the reference of the fit. If the
+        flow was not fitted to aligned networks, the units of the network are sorted instead. Therefore the result is
+        neither a density over functions nor a density over all parameters, and it depends on the representation.
+        Compare the result only with the densities of other networks under the same flow. If `scales="keep"`, the point
+        includes scales and translations. Networks that differ by scales or translations then have different densities.
+        A flow of principal components returns only the density of the components.
 
         Args:
             population: Networks with a leading model axis. Results have the networks' precision.

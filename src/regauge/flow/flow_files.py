@@ -24,9 +24,9 @@ NO_REFERENCE, TRIANGULAR = "1", "2"
 def load_flow(path: str | Path) -> Flow:
     """Load a flow from a file.
 
-    Files of version 1 contain no reference. The mean of the training networks replaces it. Files of versions 1 and 2
-    contain another square root of the covariance. Their flows have the same distribution, but the same seed gives other
-    networks.
+    Files of version 1 contain no reference. For such files, the mean of the training networks is the reference. Files
+    of versions 1 and 2 contain another square root of the covariance. Flows from these files have the same
+    distribution, but with the same seed they sample other networks.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -21,9 +21,9 @@ class BatchLoss:
 
     Attributes:
         task: The task whose loss guides the networks.
-        dropout: The share of input values that are set to zero. Each call drops different values, but the same values
-            for all networks. The remaining values are divided by the share that is kept. Dropout reduces the
-            overfitting of the examples under strong guidance. Inputs must be one tensor.
+        dropout: The share of input values that are set to zero. Each call sets other input values to zero, but the same
+            values for all networks. The remaining values are divided by the share that is kept. This dropout reduces
+            overfitting to the examples under strong guidance. Inputs must be one tensor.
         generator: The random generator of the dropout. By default, a fixed generator.
 
     References:

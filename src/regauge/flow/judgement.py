@@ -9,9 +9,11 @@ from regauge.flow.novelty import NEAR, find_chance
 from regauge.names import VERSION
 
 MANY, RARE = 0.2, 0.02
-"""Thresholds for copies: the share of near networks, and the largest probability of this share by chance."""
+"""Thresholds for copies: the largest share of networks near training networks, and the largest probability of this
+share by chance."""
 WORKING, HALF = 0.9, 0.5
-"""Shares of the held-out performance above which generated networks count as working, or as working worse."""
+"""Shares of the held-out networks' performance above which generated networks count as working, or as working less
+well."""
 Bins = tuple[tuple[float, float, float], ...]
 """Confidence, accuracy and share of the predictions, for each bin."""
 
@@ -21,7 +23,7 @@ class Score:
     """The scores of one kind of networks. Scores that need class probabilities are None without a classification task.
 
     Distances are measured after two networks are aligned to each other. Only the few pairs that are closest in a common
-    gauge are aligned.
+    gauge are aligned to each other.
 
     Attributes:
         name: The kind of networks.
@@ -37,8 +39,8 @@ class Score:
         copied: The share of networks that are copies of a training network. The distance of a copy is below that of 95%
             of the held-out networks, and below 0.8 of the held-out median distance.
         sources: The number of different training networks that are nearest to some network.
-        repeated: The share of networks that are copies of another network of the same kind. The bounds are those of
-            `copied`, with 0.5 instead of 0.8.
+        repeated: The share of networks that are copies of another network of the same kind. The bounds for copies are
+            those of `copied`, with 0.5 instead of 0.8.
         spread: The mean distance of two networks, divided by the mean distance of two held-out networks.
         disagreement: The share of examples for which two networks predict different classes, averaged over pairs.
         divergence: The Jensen-Shannon divergence of two networks' class probabilities in nats, averaged over examples
@@ -46,7 +48,7 @@ class Score:
         overlap: The largest intersection over union of a network's wrong predictions with those of a training network,
             averaged over networks.
         two_sample: The energy distance to held-out networks in the common gauge, divided by the spread of the held-out
-            networks. It is 0 for equal distributions.
+            networks. The energy distance is 0 for equal distributions.
     """
 
     name: str
@@ -77,7 +79,8 @@ class Judgement:
         one_answer: The accuracy of the best constant prediction; None without a classification task.
         losses: The loss of each network, by the names of the scores.
         reliability: Confidence, accuracy and share of the predictions in confidence bins. There are bins for single
-            networks and for the average prediction, both generated and held-out. Empty without a classification task.
+            networks and for the average prediction, both generated and held-out. It is empty without a classification
+            task.
         places: Training, held-out and generated networks, projected to the first two principal axes of the training
             networks.
         share: The share of the variance that these two axes explain.
@@ -109,10 +112,10 @@ class Judgement:
 
     @property
     def is_working(self) -> bool | None:
-        """Whether generated networks keep 90% of the held-out networks' performance; None if held-out networks fail.
+        """Whether generated networks keep 90% of the held-out networks' performance; None if the latter fail the task.
 
-        The performance is the accuracy minus the accuracy of the best constant prediction. Without accuracies, it is
-        the inverse of the loss, if losses are positive.
+        The performance is the accuracy minus the accuracy of the best constant prediction. If accuracies are missing,
+        the performance is the inverse of the loss, if losses are positive.
         """
         return None if (kept := self._kept) is None else kept >= WORKING
 
@@ -125,9 +128,10 @@ class Judgement:
     def is_copier(self) -> bool:
         """Whether the generated networks are copies of training networks or of one another.
 
-        This is true if more than a fifth of the networks are repeated. It is also true if more networks are copied than
-        chance explains, given few held-out networks. A third criterion is the median distance to the nearest training
-        network: it is less than 0.8 of the same distance for held-out networks.
+        The property is true if more than a fifth of the networks are repeated. It is also true if the share of networks
+        that are copies of training networks exceeds the share that chance explains, given few held-out networks. Third,
+        it is true if the median distance to the nearest training network is less than 0.8 of the same distance for
+        held-out networks.
         """
         return self._is_copied or self.is_collapsed
 
@@ -196,7 +200,7 @@ class Judgement:
 def find_kept(
     own: tuple[float, float | None], known: tuple[float, float | None], one_answer: float | None
 ) -> float | None:
-    """Return the networks' performance relative to that of known networks, or None if the known networks fail.
+    """Return the networks' performance relative to known networks, or None if the latter do not solve the task.
 
     `one_answer` is the accuracy of the best constant prediction; see `Judgement.is_working`.
     """

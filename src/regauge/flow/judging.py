@@ -22,7 +22,7 @@ from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 
 MANY_COORDINATES = 2000
-"""A limit. For more coordinates, the principal axes of the map are computed from fewer networks."""
+"""With more coordinates than this, the principal axes of the map are computed from fewer networks."""
 KNOWN = 500
 """The largest number of training networks whose wrong predictions are compared."""
 MAPPED = 300

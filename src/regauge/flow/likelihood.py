@@ -11,7 +11,7 @@ from regauge.flow.sampling import Field
 def integrate_density(
     space: Manifold, field: Field, x: Points, *, steps: int, probes: Float[Tensor, "probes values"] | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
-    """Return the start points whose paths lead to given points, and the change of log density along the paths.
+    """Return the start points of the paths that lead to given points, and the change of log density along these paths.
 
     The Runge-Kutta method of order four integrates points and density together, in the points' precision. On spheres,
     the velocity is evaluated at the nearest point of the sphere, where it is tangent. Therefore its divergence in the

@@ -14,9 +14,9 @@ from regauge.flow.space import Space
 SMALLEST = 1e-3
 """The smallest standard deviation of a coordinate, relative to the root mean square over its tensor."""
 NOTHING = 1e-12
-"""Variances below this share of the largest variance count as zero."""
+"""Variances below this share of the largest variance are treated as zero."""
 MOST_AXES = 2000
-"""The largest number of networks that determine the axes, if networks have more values than this."""
+"""The largest number of networks from which the axes are computed, if networks have more parameters than this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ def find_covariance(points: Points, space: Manifold, moments: Moments, shrink: f
 
 
 def count_share(space: Manifold, balance: float) -> Float[Tensor, " values"]:
-    """Return, for each coordinate, its tensor's number of coordinates to the power of `balance - 1`."""
+    """Return, for each coordinate, the number of coordinates of its tensor to the power of `balance - 1`."""
     return torch.bincount(space.tensors).double()[space.tensors] ** (balance - 1)
 
 

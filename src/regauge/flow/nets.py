@@ -34,7 +34,7 @@ class Net(Protocol):
 
 @dataclass(frozen=True)
 class Metanetwork:
-    """An equivariant net of `weightspace`, which like the priors does not depend on the order of units.
+    """An equivariant net of `weightspace`. Like the priors, it does not depend on the order of units.
 
     The same parameters also work for networks of other widths.
 

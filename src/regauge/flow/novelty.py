@@ -18,7 +18,7 @@ AT_ONCE, FEW = 64, 8
 PAIRS = 512
 """The approximate number of pairs over which a mean distance is computed, if there are more pairs."""
 NEAR, NEARER, TAIL = 0.8, 0.5, 0.05
-"""Two factors of the held-out median distance, and the share of held-out networks that may count as near."""
+"""Two shares of the held-out median distance, and the share of held-out networks that may count as near."""
 
 
 def nearest(space: Space, points: Points, others: Points, *, is_same: bool = False) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
 
 
 def measure(space: Space, first: Points, second: Points) -> Tensor:
-    """Return the distance of each pair before or after the first point is aligned, whichever is smaller."""
+    """Return the distance of each pair, with or without aligning the first point, whichever distance is smaller."""
     return torch.minimum(space.distance(first, second), space.distance(move_near(space, second, first), second))
 
 

@@ -1,4 +1,4 @@
-"""Measures, before a flow is fitted, that predict whether networks sampled from aligned networks work."""
+"""Measures of aligned networks, taken before a flow is fitted, that predict whether sampled networks solve the task."""
 
 import warnings
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from regauge.flow.judgement import HALF, WORKING
 from regauge.flow.manifold import Points
 
 WIDE = 1.1
-"""A limit on `Outlook.spread`. Above it, sampled networks are not expected to work."""
+"""A limit on `Outlook.spread`. Above this limit, sampled networks are not expected to solve the task."""
 HELP = "networks from one start, more of them, or a task that chooses or pulls (sample(task=...), Guidance) help"
 
 
@@ -22,7 +22,7 @@ class Outlook:
             networks.
         spread: The root mean square distance of aligned networks to their mean, divided by the norm of the mean.
         kept: The performance of networks sampled from the prior, as a share of the validation networks' performance, as
-            in `Judgement.is_working`. None without a task.
+            in `Judgement.is_working`. It is None without a task.
     """
 
     networks: int
@@ -41,7 +41,7 @@ class Outlook:
         return cls(count, values, float((within / before).sqrt()), float((within / common).sqrt()))
 
     def warn(self) -> None:
-        """Warn if sampled networks are not expected to work, judged by performance, or by the spread without a task."""
+        """Warn if sampled networks are not expected to solve the task (by performance, else by the spread)."""
         if self.kept is not None and self.kept < WORKING:
             warnings.warn(
                 "networks that are drawn from the normal distribution of aligned ones, at which the flow begins, "

@@ -72,7 +72,8 @@ class FullGaussian:
     On spheres, the distribution equals `MatchedGaussian`.
 
     Attributes:
-        shrink: The weight of the identity in the shrunk covariance. Few networks do not determine all covariances.
+        shrink: The weight of the identity in the shrunk covariance. A small number of networks does not determine all
+            covariances.
 
     References:
         Ledoit and Wolf (2004), A well-conditioned estimator for large-dimensional covariance matrices.
@@ -104,7 +105,8 @@ class Prior:
         space: The space of the prior.
         mean: The mean of each coordinate, `[values]`. Means on spheres are ignored.
         deviation: The standard deviation of each coordinate, `[values]`. Deviations on spheres are ignored.
-        root: The root mean square of each spherical coordinate before normalization. Only ratios matter.
+        root: The root mean square of each spherical coordinate before normalization. Only the ratios of these numbers
+            matter.
         covariance: The covariance of the standardized Euclidean coordinates; None for independent coordinates.
     """
 

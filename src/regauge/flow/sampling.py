@@ -40,7 +40,7 @@ def integrate(
             endpoint. Other solvers are "heun" (order 2, two evaluations per step) and "runge_kutta" (order 4, four
             evaluations per step).
         start: The first time.
-        end: The last time. It is less than `start` for integrating backwards.
+        end: The last time. To integrate backwards, this time is less than `start`.
 
     Raises:
         ValueError: There is no such solver, or the number of steps is not positive.
@@ -85,15 +85,15 @@ def diffuse(
 
     Assume start points `x0 ~ N(m, s^2)` that are independent of the endpoints. Then the velocity determines the
     expected start point `x - t v`, and with it the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. The
-    noise has variance `2 noise (1 - t) s^2` per unit of time. It is compensated by a drift: half of this variance times
-    that gradient. Spherical coordinates get no noise, because the velocity does not determine their gradient.
+    noise has variance `2 noise (1 - t) s^2` per unit of time. A drift compensates for the noise: half of this variance
+    times that gradient. Spherical coordinates get no noise, because the velocity does not determine their gradient.
 
     Args:
         space: The space of the points.
         field: The velocity.
         x: The start points.
         steps: The number of steps.
-        noise: The strength of the noise. If it is 0, the method is Euler's method.
+        noise: The strength of the noise. If the strength is 0, the method is Euler's method.
         start: The distribution of the start points.
         generator: The random generator of the noise.
 
@@ -141,9 +141,9 @@ def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, g
 class Guidance:
     """A loss that guides a flow towards networks for which the loss is small.
 
-    The gradient is computed at the predicted endpoint of the path and projected to tangent vectors. The factors of the
-    gradient sum to `strength` over the whole path. This sum corresponds to the number of gradient steps times their
-    learning rate.
+    The gradient is computed at the predicted endpoint of the path and projected to tangent vectors. The learning rates
+    of the gradient sum to `strength` over the whole path. The strength thus corresponds to the number of gradient steps
+    times their learning rate.
 
     Attributes:
         loss: A function from networks with a leading model axis to the loss of each network, `[models]`.

@@ -21,8 +21,8 @@ DRAWS, FEW_DRAWS, MANY = 24, 6, 10**6
 def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " values"]:
     """Return a class index for each entry of some tensors; entries that a permutation exchanges have equal indices.
 
-    A cycle and an exchange of two units of every group join the classes. Random permutations additionally join entries
-    that only independent permutations of a group's copies exchange.
+    Entries belong to one class if a cycle, or an exchange of two units, of some group maps one entry to the other.
+    Random permutations additionally join entries that only independent permutations of a group's copies exchange.
     """
     shapes = {name: symmetry.shapes[name] for name in names}
     counts = [torch.Size(shape).numel() for shape in shapes.values()]

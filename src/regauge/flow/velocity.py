@@ -15,7 +15,8 @@ from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
 LATEST = 0.99
-"""The latest time with the exact divisor. Later, the path to a predicted endpoint is divided by one hundredth."""
+"""The latest time at which the path to a predicted endpoint is divided by the exact remaining time. After this time,
+the path is divided by one hundredth."""
 
 
 @dataclass(frozen=True, eq=False)

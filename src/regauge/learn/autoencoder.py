@@ -1,4 +1,4 @@
-"""Autoencoders of networks, which map each orbit to one latent vector, and each latent vector to one network."""
+"""Autoencoders of networks: encoders map each orbit to one latent vector, and decoders each vector to one network."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +38,8 @@ class Autoencoder:
         latents = auto.encode(population)          # [models, latent], the same for all networks of an orbit
         auto.decode(latents)                       # canonical networks, which compute what the population computes
 
-    Latent vectors are computed in double precision, to make those of one orbit equal up to the rounding of the weights.
-    The result has the precision of the networks, but at least single precision.
+    Latent vectors are computed in double precision, so that all networks of an orbit have equal vectors up to the
+    rounding of their weights. The latent vectors have the precision of the networks, but at least single precision.
 
     Attributes:
         encoder: The net that maps networks to latent vectors.
@@ -124,7 +124,7 @@ class Autoencoder:
         return self.decode(self.encode(networks))
 
     def distances(self, networks: Networks, among: Networks | None = None) -> NDArray[np.float64]:
-        """Return the distances between latent vectors of networks and of `among`, or of the networks themselves."""
+        """Return the distances between latent vectors of networks and of `among` (by default, the same networks)."""
         own = self.encode(networks).double()
         others = own if among is None else self.encode(among).double()
         found: NDArray[np.float64] = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist").numpy()

@@ -21,7 +21,7 @@ from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
 
 COLUMNS = {"network": "", "id": "", "step": ""}
-"""Columns of a table of networks. They are empty for a checkpoint, which has no id and no step."""
+"""Columns of a table of networks. These columns are empty for a checkpoint, which has no id and no step."""
 NETWORKS_OF_A_SHARD = 512
 """The number of decoded networks in one shard."""
 SHOWN = 10

@@ -9,7 +9,7 @@ from regauge.core.params import Params
 
 
 class Validation(NamedTuple):
-    """The result of a validation. `order` is smaller for better nets, and `facts` are values to print."""
+    """The result of a validation. `order` is smaller for better nets, and `facts` are numbers to print."""
 
     order: tuple[float, ...]
     facts: dict[str, float]

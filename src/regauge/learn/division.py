@@ -22,8 +22,8 @@ class FitArguments(TypedDict, total=False):
     """Arguments of every function that trains a net on networks, such as `learn.fit_predictor` and `flow.fit`.
 
     Attributes:
-        indices: Indices of the networks to use, or a mask; by default all networks. Networks that are not finite are
-            left out.
+        indices: Indices of the networks to use, or a mask. By default, all networks are used. Networks with NaN or Inf
+            are left out.
         split: Indices of the networks for "train", "validation" and "test". By default, a store is split by run: all
             checkpoints of a run are in the same split. If the store has a column "split" that marks test networks,
             these networks are the test split. A population in memory is split randomly, but always in the same way:

@@ -72,8 +72,8 @@ def hyper_match(
 ) -> FlatLine:
     """Train a hypernetwork on one pair: it maps the weights of B to a network with a low-loss linear path from A.
 
-    The hypernetwork's batch normalization always uses the statistics of the rows of B. The hypernetwork sees only one
-    B, so it is merely a parametrization of the result. `straighten` trains the weights directly.
+    The batch normalization of the hypernetwork always uses the statistics of the rows of B. The hypernetwork sees only
+    one network B, so it is merely a parametrization of the result. `straighten` instead trains the weights directly.
 
     Args:
         params_a: The network at the fixed endpoint of the path; it is not changed.

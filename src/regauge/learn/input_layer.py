@@ -1,4 +1,4 @@
-"""The first layer of networks, in which a transformation of the inputs becomes a change of weights."""
+"""The first layer of networks: a transformation of the inputs is equivalent to a change of this layer's weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class InputLayer:
         must give the same outputs as transforming its first layer.
 
         Raises:
-            ValueError: There is no such layer, or more than one. Or the network also uses its inputs elsewhere.
+            ValueError: There is no such layer, or more than one. Or the network also uses its inputs in other layers.
         """
         outputs = {(place.parameter, place.axis): group.name for group in symmetry.groups for place in group.placements}
         shapes = symmetry.shapes

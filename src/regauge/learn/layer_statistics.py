@@ -43,8 +43,8 @@ def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
 def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.float32]]:
     """Return a function that computes `layer_statistics` of canonical networks, which the symmetry does not change.
 
-    The canonical form is the same as for a net over networks. In this form, products over the axes of invertible
-    matrices replace their factors. Translations are removed first.
+    The canonical form is the same as for nets that read networks. In this form, factors of invertible matrices are
+    replaced by their products. Translations are removed first.
     """
     layout = compile_layout(symmetry)
     frame = CanonicalFrame.of(layout, tuple(part for part in PARTS if part != "permutation"))

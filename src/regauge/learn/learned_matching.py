@@ -45,21 +45,22 @@ class LearnedMatching(Method):
         matcher = learn.load_matching("matcher.safetensors")
         rg.align(params_a, params_b, symmetry, method=matcher)
 
-    The net gives every unit of both networks a vector. It maximizes
+    The net computes a vector for every unit of both networks. It maximizes
 
         share * <vectors> / reach + (1 - share) * <a, g b> / sum |a| |b|
 
-    where the first term is the sum of the cosines of matched units, divided by its largest possible value. The second
-    term is the objective of `WeightMatching`, divided likewise. Vectors are matched first, by exact assignments,
-    together with the signs and half periods that change the vectors. If units are repeated within heads or other
-    groups, they are matched within these groups. Then `sweeps` of exact ascent on the objective follow. The parameters
-    determine, in closed form, the rotations and all that vectors leave open. Scales are treated as in `WeightMatching`.
+    The first term is the sum of the cosines of matched units, divided by its largest possible value. The second term is
+    the objective of `WeightMatching`, divided by its largest possible value. Vectors are matched first, by exact
+    assignments, together with the signs and half periods that change the vectors. Units that are repeated within heads
+    or other groups are matched within these groups. Then `sweeps` sweeps of exact coordinate ascent on the objective
+    follow. Rotations, and everything else that vectors do not determine, are computed from the parameters in closed
+    form. Scales are treated as in `WeightMatching`.
 
     If a task is given, four results are compared by the loss halfway between the networks: with sweeps, with vectors
     alone, with `WeightMatching`, and the identity. If the symmetry has scales that do not change running statistics,
-    `ContinuousDescent` then lowers this loss over the scales. It starts once from the best result and once from
-    `WeightMatching`. The best result of all is kept, and the objective is the negative of its loss. With a share of 0
-    the net is not used. `fit_matching` returns such a matcher unless the net is clearly better on held-out pairs.
+    `ContinuousDescent` then lowers this loss over the scales. The descent starts once from the best result and once
+    from `WeightMatching`. The best result of all is kept, and the objective is the negative of its loss. If the share
+    is 0, the net is not used. `fit_matching` returns such a matcher unless the net is clearly better on held-out pairs.
 
     The vectors of a network do not depend on the other network, so each network is read once. The net works for any
     number of units, so it also matches networks with other widths than the training networks.
@@ -108,7 +109,7 @@ class LearnedMatching(Method):
         return WeightMatching(scales=self.scales)
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return True only if the net is not used: the net was fitted to unreduced networks, with all their groups."""
+        """Return True only if the net is not used: the net was trained on networks, not on representatives."""
         method = self._descent(self.weight_matching) if has_task and self.steps else self.weight_matching
         return not self.share and method.reads_representatives(symmetry, has_task=has_task)
 
@@ -139,7 +140,7 @@ class LearnedMatching(Method):
         )
 
     def prepare(self, problem: Problem) -> Placed:
-        """Adapt the net to the problem's widths, and define the action of the problem's groups on the vectors.
+        """Adapt the net to the widths of the problem, and define how the groups of the problem act on the vectors.
 
         Raises:
             ValueError: The networks differ from the training networks in more than the numbers of units.

@@ -25,9 +25,10 @@ from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, r
 from regauge.weightspace.metanet import Metanet
 
 MOST_SHARP, START = 100.0, 20.0
-"""The upper bound and the initial factor of cosines. Larger factors make plans whose gradients are useless."""
+"""The upper bound and the initial factor of cosines. Larger factors lead to plans whose gradients are useless."""
 KEPT = 1 << 27
-"""The number of pair features, over all layers, of networks read with gradients at once: a few gigabytes."""
+"""The number of pair features, over all layers, of the networks that are read with gradients at once: a few
+gigabytes."""
 RATE = 10.0
 """The learning rate of the sharpness, relative to the learning rate of other parameters."""
 
@@ -131,7 +132,10 @@ class Losses:
         return total + self.between(placed, (first, own), (second, theirs), batch, chance)
 
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """Return the vectors of networks. To save memory, many networks are read in chunks and again for gradients."""
+        """Return the vectors of networks.
+
+        To save memory, many networks are read in chunks, and read again for gradients.
+        """
         net, count = self.siamese.net, _count(params)
         settings, layout = net.settings, net.layout_of(params)
         pairs = sum(math.prod(block.sizes) for block in layout.pair_blocks) if settings.layer.traits.keeps_pairs else 0
@@ -169,7 +173,7 @@ class Losses:
         return total
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss at a point between the networks of each pair, or its excess over the mix of outputs."""
+        """Return the mean loss at a point between each pair's networks, or its excess over interpolated outputs."""
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
         if self.line == "loss":
@@ -178,7 +182,7 @@ class Losses:
         return self.excess(a, b, between, where, batch).mean()
 
     def excess(self, a: Params, b: Params, between: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return the mean squared difference between the outputs of `between` and the mix of outputs, for each pair."""
+        """Return each pair's mean squared difference between the outputs of `between` and the interpolated outputs."""
         task = self.task
         assert task is not None
         run = torch.func.vmap(lambda params: task.run(params, batch[0]))
@@ -229,5 +233,5 @@ def _shift(count: int, chance: torch.Generator) -> int:
 
 
 def batches_of(task: Task) -> Sequence[Batch]:
-    """Return the batches of a task, from which training steps sample."""
+    """Return the batches of a task as a list, from which each training step takes one."""
     return task.batches if isinstance(task.batches, Sequence) else tuple(task.batches)

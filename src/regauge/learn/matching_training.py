@@ -71,9 +71,9 @@ def fit_matching(
 
     The training needs no labels. With a task, the net learns to align networks such that the loss is low on the
     straight line between them. Without a task, the net learns to recognize changed copies and to bring networks close.
-    The matcher uses its net only if the net is better than weight matching on held-out pairs of a task, by more than
+    The matcher uses its net only if, on held-out pairs of a task, the net is better than weight matching by more than
     one standard error of the paired differences. Otherwise the matcher is weight matching. `about["verdict"]` reports
-    the choice with both numbers, and `about["gain"]` the difference.
+    this choice with both numbers, and `about["gain"]` the difference.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
@@ -89,7 +89,7 @@ def fit_matching(
         inputs: The initial probes: a tensor, a tuple of positional or a mapping of keyword arguments.
         generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
-            `regauge.learn.division.FitArguments`. Stores are divided by `pair_by` if `split_by` names no column.
+            `regauge.learn.division.FitArguments`. Stores are split by `pair_by` if `split_by` names no column.
 
     Raises:
         IndexError: An index is out of range.
@@ -111,7 +111,7 @@ def fit_matching(
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """Partners of networks: networks of the same layout, restricted to the same value in a column if one is given.
+    """Pairs of partners for networks: networks of the same layout, with the same entry in a column if one is given.
 
     Attributes:
         collection: The networks.
@@ -159,9 +159,9 @@ class Partners:
         return np.array(drawn, np.int64)
 
     def pairs(self, parts: Parts, part: str, most: int, *, step: int = 1) -> dict[int, tuple[Indices, Indices]]:
-        """Return pairs of a part, limited for each layout; a single network is paired with a training network.
+        """Return pairs of networks in a split; a single network gets a training network as partner.
 
-        Each network is paired with the one that is `step` places further, or with the next one if there are too few.
+        Each network is paired with the network `step` positions later, or with the next network if there are too few.
         """
         own = self.with_partner(parts[part])
         result = {}
@@ -301,7 +301,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return losses.step(to_net(params, net), second, copies, examples, chance)
 
     def validate(self) -> Validation:
-        """Return the midpoint excess of held-out pairs; without a task, return the distance of held-out pairs."""
+        """Return the midpoint excess of held-out pairs, or their distance if there is no task."""
         facts = _means(self._measure("validation", LearnedMatching(self.net.net, sweeps=0)))
         found = {f"validation_{name}": value for name, value in facts.items() if name != "CPU ms"}
         order = (facts[EXCESS],) if EXCESS in facts else (facts["distance"],)

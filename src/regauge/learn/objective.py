@@ -87,7 +87,9 @@ class Objective:
     def measure(
         self, decoded: Params | None, originals: Params, known: Sequence[Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Return scores of every network, float64 `[models]`. Mean outputs replace decoded networks if None.
+        """Return scores of every network, float64 `[models]`.
+
+        If the decoded networks are None, mean outputs are used in their place.
 
         The scores are the loss, the squared error of the outputs, and for classifiers the share of examples with the
         same predicted class. If the targets are class labels that the loss does not use, the difference of both

@@ -1,4 +1,4 @@
-"""The gain of a learned part over a control that needs no training, judged pair by pair."""
+"""The gain of a learned component over a control that needs no training, measured pair by pair."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -11,8 +11,9 @@ from torch import Tensor
 class PairedGain:
     """The mean amount by which one loss is below another one, over the same cases.
 
-    A learned part replaces its control only if the gain is clear, which means above one standard error. Validation
-    chose the learned part among epochs, but did not choose the control. A smaller gain is therefore no evidence.
+    A learned component replaces its control only if the gain is clear, that is, above one standard error. The reason is
+    that validation selected the learned component among epochs, but did not select the control. A smaller gain is
+    therefore not evidence.
 
     Attributes:
         mean: The mean of the loss of the control minus the loss of the learned part.

@@ -49,13 +49,15 @@ from regauge.weightspace.shares import find_readers
 SAMPLE = 1024
 """The number of networks whose statistics standardize the inputs."""
 SHARES = tuple(k / 20 for k in range(21))
-"""Candidate shares: of the probe outputs in the mean with weights, and of the linear reader in the mean with both."""
+"""Candidate weights: of the probe outputs in the mean with the weight reader, and of the linear reader in the mean with
+both."""
 HIDDEN = 512
 """The width of the net that reads outputs at probes."""
 LEAST_SECONDS = 1e-3
-"""The time in seconds that remains for the weight reader if the probe reader used all the time."""
+"""The time in seconds that remains for the weight reader if the probe reader has used all the time."""
 Stage = Literal["probes", "weights"]
-"""The component that is trained: the probe reader, or the weight reader while the probes are frozen."""
+"""The component that is trained: the reader of outputs at probes, or the reader of weights while the probes are
+frozen."""
 
 
 @check_arguments
@@ -120,7 +122,7 @@ class PredictorFitting(Fitting[Predictor]):
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages of the training: first the probe reader, then the weight reader, if both exist."""
+        """The stages of the training: first the probe reader, then the weight reader, if the net has both."""
         stages: tuple[Stage, ...] = ("probes", "weights")
         return stages[not self.config.probes : 2 if self.config.layers else 1]
 
@@ -245,9 +247,9 @@ class PredictorFitting(Fitting[Predictor]):
         """Return the loss on the validation networks, and their scores.
 
         The validation also chooses the shares of the components in the prediction: probes against weights, and the
-        linear reader of statistics against the net. The linear reader gets the largest share for which the loss is at
-        most one standard error above the smallest loss. It is favored because the net was selected among epochs by
-        validation, but the linear reader was not.
+        linear reader of statistics against the net. The linear reader gets the largest weight for which the validation
+        loss is at most one standard error above the smallest loss. The linear reader is favored because validation
+        selected the net among epochs, but did not select the linear reader.
 
         References:
             Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.

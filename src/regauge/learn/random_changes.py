@@ -130,7 +130,7 @@ class Pruning:
         _require("the largest share of pruned values", self.share, 0.99)
 
     def prune(self, tensors: Mapping[str, Tensor], generator: torch.Generator) -> Params:
-        """Set the smallest weights of each network to zero, ranked jointly over all `tensors`, `[models, ...]`."""
+        """Set the smallest weights of each network to zero; the weights of all `tensors` are ranked together."""
         sizes = torch.cat([tensor.flatten(1) for tensor in tensors.values()], 1).abs()
         if sizes.shape[1] > SAMPLED:
             sizes = sizes[:, torch.randint(sizes.shape[1], (SAMPLED,), generator=generator)]
@@ -153,7 +153,7 @@ def changes_of_copies() -> tuple[Change, ...]:
 def move_inputs(
     params: Mapping[str, Tensor], changes: Sequence[Change], layer: InputLayer | None, generator: torch.Generator
 ) -> Params:
-    """Return networks after all changes that transform inputs have been applied in turn."""
+    """Return networks after all transformations of their inputs, one after another."""
     result = dict(params)
     for change in changes:
         if isinstance(change, Translation | Rotation | Scaling):

@@ -1,4 +1,4 @@
-"""Outputs of networks at fixed inputs: label-free targets from which a net learns the functions of networks."""
+"""Outputs of networks at fixed inputs: targets without labels, from which a net learns what networks compute."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

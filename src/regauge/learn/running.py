@@ -15,7 +15,7 @@ from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.stacks import chain_of
 
 CHAINS_AT_ONCE = 16
-"""The number of networks of a chain whose activations together fit in a processor's cache."""
+"""The number of networks of a chain whose activations fit together in a processor's cache."""
 Judge = Callable[[Tensor, slice], Tensor]
 """A function from the outputs of some networks, `[models, examples, ...]`, and their indices to losses `[models]`."""
 
@@ -27,7 +27,7 @@ class Runner:
     task: Task
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """Return the outputs of every network, `[models, examples, ...]`. They are differentiable."""
+        """Return the outputs of every network, `[models, examples, ...]`. The outputs are differentiable."""
         chain = self._chain_for(params, inputs)
         if chain is not None and not torch.is_grad_enabled():
             parts = [slice(start, start + CHAINS_AT_ONCE) for start in range(0, count_models(params), CHAINS_AT_ONCE)]
@@ -41,7 +41,9 @@ class Runner:
             return torch.stack([self.task.run(select(params, k), inputs) for k in rows])
 
     def losses(self, params: Mapping[str, Tensor], inputs: Any, judge: Judge) -> Tensor:
-        """Return the loss of every network, `[models]`, which `judge` computes from the outputs. It is differentiable.
+        """Return the loss of every network, `[models]`, which the function `judge` computes from the outputs.
+
+        The losses are differentiable.
 
         Chains of linear layers use hand-written code, which evaluates some networks at a time and stores only
         derivatives.

@@ -13,7 +13,7 @@ from regauge.relaxed.action import RelaxedAction
 from regauge.relaxed.soft_elements import SoftElement, movable
 
 FIXED = 30.0
-"""The logit of an identity choice for which vectors contain no information."""
+"""The logit of the identity in choices about which vectors contain no information."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Logits:
     Attributes:
         pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, computed from the vectors that no sign
             changes.
-        signs: For each family of signs, a term. It is added if the sign of the pair is one, and subtracted if the sign
-            is minus one. None if the vectors contain no information about signs.
+        signs: For each family of signs, a term. The term is added if the sign of the pair is one, and subtracted if the
+            sign is minus one. It is None if the vectors contain no information about signs.
     """
 
     pairs: Tensor
@@ -114,9 +114,8 @@ def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], 
 class SoftMoves:
     """The second networks of pairs, transformed by doubly stochastic plans that are computed from unit vectors.
 
-    A hard element has already transformed the networks and their vectors, so the plans describe deviations from this
-    element. Scales, shifts, matrices, and everything about which vectors contain no information are not changed
-    further.
+    A hard element has already transformed the second networks and their vectors, so the plans describe deviations from
+    this element. Scales, shifts, matrices, and everything else that vectors do not determine are not changed further.
 
     Args:
         placed: The placements of groups on the vectors.

@@ -45,7 +45,7 @@ TRAINING = re.compile(r".+\.lora_(velora|monteclora)_.+")
 """Names of tensors that are used only in training."""
 TOKENS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta(\.default)?")
 WRAPPED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
-"""Names that PEFT inserts for layers that it stores in full."""
+"""Names that PEFT inserts into the tensor names of layers that it stores in full."""
 ORIGINAL = ".original_module."
 """A part of the names of original tensors that the adapter replaces."""
 HEADED = re.compile("LM|ConditionalGeneration|PreTraining")
@@ -60,14 +60,14 @@ TIED_WHOLE = (
     "its own, with tie_word_embeddings false; or leave it out of the adapter (modules_to_save) if it was not trained"
 )
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
-"""Initialization methods of factors that do not change the base."""
+"""Methods of initializing factors that do not change the base."""
 MERGEABLE = {"use_rslora", "use_dora", "use_bdlora", "kasa_config"}
-"""Variants of LoRA that amount to a change of the weights."""
+"""Variants of LoRA that are equivalent to a change of the weights."""
 HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "corda_config", "lora_ga_config",
             "velora_config", "monteclora_config")  # fmt: skip
 """Settings that only concern training and initialization."""
 ELSEWHERE = ("layer_replication", "alora_invocation_tokens")
-"""Settings of variants that do not amount to a change of the weights."""
+"""Settings of variants that are not equivalent to a change of the weights."""
 UNPAIRED = ("use_bdlora", "kasa_config")
 """Variants whose factors are not a pair of matrices (B, A) on which every invertible matrix can act."""
 
@@ -246,7 +246,7 @@ def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
 def refuse_absent(
     base: Path, folder: Path, changes: Mapping[str, tuple[Trained, ...]], known: Container[str]
 ) -> ValueError:
-    """Return an error which states that a base lacks tensors that the adapter changes."""
+    """Return an error that says which tensors, changed by the adapter, the base lacks."""
     absent, sizes = [name for name in changes if name not in known], _tied_sizes(base)
     for name in absent:
         if any(isinstance(one, LowRank) and {len(one.up), one.down.shape[1]} & sizes for one in changes[name]):
@@ -415,7 +415,7 @@ def read_factors(folder: Path | None, params: Mapping[str, Tensor]) -> dict[str,
 
 
 def require_whole_change(label: str, names: Iterable[str], config: Mapping[str, Any], remedy: str) -> None:
-    """Raise an error if an adapter defines a change only together with its base, as the magnitudes of DoRA do."""
+    """Raise an error if an adapter defines its change only together with the base, as the magnitudes of DoRA do."""
     partial_ones = [name for name in names if PARTIAL.fullmatch(name)]
     if partial_ones or config.get("use_dora"):
         raise ValueError(

@@ -17,7 +17,7 @@ Read = Callable[[tuple[int, int] | None], Tensor]
 class LowRank:
     """The change of a matrix to `W + scale * up @ down`. If `is_transposed`, the matrix is stored transposed.
 
-    If there is a magnitude (DoRA), every output of the sum is rescaled to this magnitude.
+    If there is a magnitude (DoRA), the weights of every output are rescaled so that their norm equals this magnitude.
     """
 
     up: Tensor

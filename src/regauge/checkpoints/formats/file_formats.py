@@ -30,8 +30,8 @@ class FileFormat:
             those of the next format.
         alone: Patterns of file names. A folder is read by this format if exactly one file matches.
         has_entries: Whether a file may contain several networks, selected by `FILE:NAME`.
-        magic: The first bytes of files in this format, if they are fixed. They identify the format whatever the file
-            name is.
+        magic: The first bytes of files in this format, if all files begin with the same bytes. They identify the
+            format, whatever the file name is.
         is_refused: Whether the opener only raises an error that explains why such files are not read, with advice.
         is_folder: Whether a checkpoint consists of a whole folder of such files, which are never read or written
             singly.

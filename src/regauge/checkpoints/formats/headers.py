@@ -37,10 +37,10 @@ DTYPES = {
 }
 """Dtypes by their names in headers."""
 PACKED = ("F4", "F6_E2M3", "F6_E3M2")
-"""Names of dtypes of which several values share a byte."""
+"""Names of dtypes in which several entries share a byte."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PROVENANCE = "regauge"
-"""The header string that holds the provenance. It is not copied to files that are made from this file."""
+"""The header string that holds the provenance. This string is not copied to files that are made from this file."""
 SHARDING = "DCP_SHARDING_INFO"
 """The header string of `torch.distributed.checkpoint` for the offsets of a file's chunks in the network's tensors."""
 LARGEST_HEADER = 100_000_000

@@ -1,4 +1,4 @@
-"""A reader that returns pickles as plain records. It never imports or calls the names in a pickle.
+"""A reader that returns pickles as plain records. The reader never imports or calls the names in a pickle.
 
 A pickle is a program. This module interprets its instructions only to build dictionaries, lists, tuples, numbers,
 strings and `Record`s. A `Record` stores the name of a class or function and the arguments of a call, but the call is
@@ -23,7 +23,7 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 MEMBER = "builtins.getattr"
-"""A function by which some Python versions name enumeration members. The record is that of the member."""
+"""A function by which some Python versions name enumeration members; it is read as the member."""
 
 
 @dataclass(frozen=True, eq=False)

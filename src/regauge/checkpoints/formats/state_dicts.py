@@ -26,7 +26,7 @@ from regauge.core.counted import shorten
 from regauge.core.params import VALUES, Params
 
 SHARED = 1 << 26
-"""The number of bytes up to which entries of a tensor may share memory."""
+"""The number of bytes up to which entries of one tensor may share memory."""
 USUAL = ("state_dict", "model", "model_state_dict")
 """Names under which training scripts usually store the network."""
 AVERAGED = re.compile(r"ema|averag|swa|shadow", re.IGNORECASE)
@@ -44,8 +44,8 @@ def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = Non
     """Return a torch file's state dictionary on the CPU; it may be an entry of a training checkpoint.
 
     If the file contains several networks, `entry` selects one. Without `entry`, the network under a usual name is read,
-    and the log names the others. A ValueError is raised if the file is damaged, contains no dictionary, or has no such
-    entry. The same holds if the file contains objects other than tensors and plain values.
+    and the log names the other networks. A ValueError is raised if the file is damaged, contains no dictionary, or has
+    no such entry. A ValueError is also raised if the file contains objects other than tensors and plain values.
     """
     damaged = (
         f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "

@@ -1,4 +1,4 @@
-"""Adapters of networks whose tensor names in files differ from the names in the module to which the adapter refers."""
+"""Adapters of networks whose tensor names in files differ from the module's tensor names, which the adapter uses."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -67,7 +67,8 @@ def require_untied(base: Base, folder: Path, changed: Sequence[str]) -> None:
         changed: The names, in the files, of changed tensors that may be the embedding.
 
     Raises:
-        ValueError: The adapter changes a tied embedding. The sum would not be a network of this architecture.
+        ValueError: The adapter changes a tied embedding. A sum with such an adapter would not be a network of this
+            architecture.
     """
     module, shared = _module(base) if changed else None, set[str]()
     if module is not None:

@@ -1,8 +1,9 @@
 """Rearrangements of entries between tensors, described exactly by boxes of strided entries, for tensors of any size.
 
 A tensor that consists of rearranged entries of other tensors is represented by a list of boxes. Entry `i` of a box lies
-at `start + i . strides` in the flat tensor, and at `there + i . theirs` in the flat source tensor. Reshaping does not
-change the boxes. If axes are permuted, or tensors are sliced or concatenated, the result is again a list of boxes.
+at `start + i . strides` in the flattened tensor, and at `there + i . theirs` in the flattened source tensor. Reshaping
+does not change the boxes. If axes are permuted, or tensors are sliced or concatenated, the result is again a list of
+boxes.
 """
 
 import math
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 MOST_BOXES = 100_000
-"""The largest number of boxes of one tensor. A larger number means that entries are not rearranged along axes."""
+"""The largest number of boxes of one tensor. If more boxes are needed, the entries are not rearranged along axes."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Box:
         return self.there + _reach(self.sizes, self.theirs) + 1
 
     def copy(self, source: Tensor, target: Tensor, *, skipped_there: int = 0, skipped: int = 0) -> None:
-        """Copy these entries from a flat source to a flat target, both of which may lack a number of first entries."""
+        """Copy these entries from a flattened source to a flattened target; both may lack some of the first entries."""
         self._own(target, skipped).copy_(self._theirs(source, skipped_there))
 
     def copy_back(self, target: Tensor, source: Tensor) -> None:

@@ -2,8 +2,8 @@
 
 A library may store a network under names that differ from the module's names. It may also store the experts of a layer
 one by one instead of stacked, or three matrices as one. For every tensor of the module, a `Conversion` lists the
-entries in the files of which the tensor consists. It applies in both directions: tensors are assembled when they are
-read, and are written with the names and shapes of the files.
+entries in the files of which the tensor consists. A conversion works in both directions: tensors are assembled when
+they are read, and are written with the names and shapes of the files.
 """
 
 import json
@@ -110,7 +110,7 @@ class Conversion:
 
     @cached_property
     def users(self) -> dict[str, tuple[str, ...]]:
-        """For each other file tensor, the module tensors that contain its entries."""
+        """For each other tensor in the files, the module tensors that contain its entries."""
         found: dict[str, dict[str, None]] = {}
         for name, boxes in self.made.items():
             for box in boxes:
@@ -154,7 +154,7 @@ class Conversion:
         return result
 
     def take_apart(self, source: str, values: Callable[[str], Tensor]) -> Tensor:
-        """Return a file tensor that is no module tensor, computed from the module tensors that `values` returns."""
+        """Return a tensor of the files, computed from the module tensors that `values` returns."""
         parts = {name: values(name).reshape(-1) for name in self.users[source]}
         dtype = reduce(torch.promote_types, (part.dtype for part in parts.values()))
         result = torch.empty(self.files[source].shape, dtype=dtype)

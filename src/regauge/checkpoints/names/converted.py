@@ -18,7 +18,7 @@ from regauge.core.params import Params
 class Converted(CheckpointView):
     """A checkpoint under a module's tensor names. The tensors stay in the files until they are read.
 
-    A checkpoint that is written from it has the names, shapes, dtypes, order and number of the original files.
+    If a checkpoint is written from this view, it has the names, shapes, dtypes, order and number of the original files.
 
     Attributes:
         source: The checkpoint under the names of its files.
@@ -51,7 +51,10 @@ class Converted(CheckpointView):
         return [replace(shard, translate=self._translate) for shard in self.source.layout(file)]
 
     def written_as(self, form: Form) -> "Converted":
-        """Return a copy that is written in another form. The copy is read with this form's precision."""
+        """Return a copy that is written in another form.
+
+        The copy is read in a dtype that is wide enough for this form.
+        """
         result = cast(Converted, super().written_as(form))
         result.source = self.source.written_as(form)
         result.read_so_far = result.source.read_so_far

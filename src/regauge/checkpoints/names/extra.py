@@ -1,4 +1,7 @@
-"""Tensors in files that no class of their model has. All networks therefore use those of the first network."""
+"""Tensors in files that no class of their model has.
+
+For such tensors, all networks use the tensors of the first network.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,7 +48,7 @@ class Sharing(CheckpointView):
         return (self.other if name in self.shared else self.source).read(name, rows=rows, dtype=dtype)
 
     def written_as(self, form: Form) -> "Sharing":
-        """Return a copy whose result is written in another form."""
+        """Return a copy whose output is written in another form."""
         result = Sharing(self.source.written_as(form), self.other, (), ())
         result.stored, result.shared = self.stored, self.shared
         return result
@@ -54,8 +57,8 @@ class Sharing(CheckpointView):
 def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return checkpoints under one model's names, each with the first checkpoint's tensors that the model lacks.
 
-    An output written like one of these checkpoints also has these tensors. The notes of each checkpoint list these
-    tensors, and list which of the checkpoint's own tensors are left out.
+    An output that is written from one of these checkpoints also has these tensors. The notes of each checkpoint list
+    these tensors, and list which of the checkpoint's own tensors are left out.
     """
     first, *others = checkpoints
     wanted = first.unknown

@@ -37,7 +37,7 @@ def find_factory(folder: Path) -> Callable[[], Any]:
 def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
     """Return a checkpoint under a symmetry's names, if the model has these names and the files have others.
 
-    If the files contain tensors that the symmetry does not know, the model determines which of them belong to no model.
+    If the files contain tensors that the symmetry does not have, the model determines which of them belong to no model.
     """
     names = {place.parameter for group in symmetry.groups for place in group.placements}
     needed = names - {name for names in symmetry.tied for name in names}

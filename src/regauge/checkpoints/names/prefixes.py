@@ -16,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
-    """Return a checkpoint under the names that a model or another checkpoint has, if the names differ only by prefixes.
+    """Return a checkpoint under the names of a model or of another checkpoint, if the names differ only by prefixes.
 
     Outputs are written under the names of the files. A log message states which prefix was removed.
     """

@@ -35,9 +35,9 @@ LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
 def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> Callable[[], Any]:
     """Return a factory of the model of a folder with config.json.
 
-    The class is the one that the configuration names, or `AutoModel`. The files may hold `stored` tensors that this
-    class lacks and does not ignore, such as a further head. In this case, the class of the same family that has these
-    tensors is used.
+    The class is the one that the configuration names, or `AutoModel`. The files may hold tensors (`stored`) that this
+    class lacks and does not ignore, such as an additional head. In this case, the class of the same family that has
+    these tensors is used.
 
     Raises:
         ImportError: transformers is not installed.

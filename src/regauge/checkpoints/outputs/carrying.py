@@ -12,7 +12,7 @@ from regauge.checkpoints.outputs.replacing import OURS
 from regauge.checkpoints.plain_files import leads_out
 
 LARGE_FILE = 100_000_000
-"""The number of bytes from which a file is not copied."""
+"""Files of at least this many bytes are not copied."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
     If the network's folder has no configuration, nothing is copied. A subfolder is copied completely or not at all.
     Hidden folders, such as `.git`, and links out of the folder are not copied. If the output replaces the network in
-    the same folder, only the configuration is copied, because the other files stay in this folder.
+    the same folder, only the configuration is copied, because the other files are already in the folder.
 
     Args:
         source: The network.

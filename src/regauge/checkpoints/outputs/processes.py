@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 PLACES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 """Environment variables that contain the rank of this process and the number of processes."""
 PATIENCE = timedelta(days=30)
-"""The time for which a process waits for the others. A process that ends is noticed at once."""
+"""The time for which a process waits for the other processes. If another process ends, this is noticed immediately."""
 ENDED = (
     "another process that works on this output ended, and what is done is kept; start all of them again with "
     "`resume=True`"
@@ -56,7 +56,7 @@ class Ranks(Crew):
         return [parts[k % self.size][k // self.size] for k in range(len(every))]
 
     def sum(self, tensors: Mapping[Any, Tensor]) -> dict[Any, Tensor]:
-        """Sum tensors with the same key over all processes. If a process lacks a tensor, it counts as zeros."""
+        """Sum tensors with the same key over all processes. A tensor that a process lacks counts as zeros."""
         own = {key: (tuple(tensor.shape), tensor.dtype) for key, tensor in tensors.items()}
         known = {key: kind for kinds in self.map(lambda _: own, range(self.size)) for key, kind in kinds.items()}
         found = {}

@@ -1,8 +1,8 @@
 """The provenance of a checkpoint: the command that wrote it, the settings, and the SHA-256 of every input.
 
 A folder stores the provenance in the file `regauge.json`. A single `.safetensors` file stores it in the header string
-`regauge`. Equal runs write equal texts, because times, the output's name and the memory limit are left out. Absolute
-paths are stored relative to their common folder.
+`regauge`. Equal runs write equal texts, because the record contains no times, no output name and no memory limit.
+Absolute paths are stored relative to their common folder.
 """
 
 import hashlib
@@ -32,7 +32,8 @@ DESCRIBING = (".json", ".txt", ".model", ".jinja", ".py", ".yml", ".yaml")
 HASHED_AT_ONCE = 1 << 20
 """The number of bytes that are hashed at once."""
 NEAR = 1 << 20
-"""The largest gap between two reads that is also read, for the hash. Reads after a larger gap are not hashed."""
+"""If the gap between two reads is at most this large, its bytes are also read, for the hash. Reads after a larger gap
+are not hashed."""
 
 LOG = logging.getLogger(__name__)
 _KNOWN: dict[tuple[int, ...], str] = {}
@@ -99,8 +100,8 @@ class Provenance:
     def to_json(self, progress: Progress = no_progress, *, has_weights: bool = True) -> str:
         """Return the text for `regauge.json` or a header. Every file is read once to compute its hash.
 
-        Under `ancestors`, the provenance of each input is stored by the input's SHA-256. The ancestors of these
-        provenances are stored in the same way.
+        Under `ancestors`, the provenance of each input is stored by the input's SHA-256. The ancestors of these inputs
+        are stored in the same way.
 
         Args:
             progress: Displays the number of hashed bytes.
@@ -221,7 +222,7 @@ def hash_together(provenance: Provenance, crew: Crew) -> None:
 
 @contextmanager
 def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
-    """Hash the files of checkpoints while their tensors are read, as far as the reads follow the file order.
+    """Hash the files of checkpoints while their tensors are read, as long as tensors are read in the order of the file.
 
     At the end, the remaining bytes are read and hashed. `hash_file` then knows the hashes of all these files.
     """

@@ -1,8 +1,8 @@
-"""Replacement of an output: the old checkpoint's files are removed, and all other files in a folder stay.
+"""Replacement of an output: the old checkpoint's files are removed, and all other files in its folder are kept.
 
-A new folder is completed before it gets the old folder's name. It gets hard links to the files that stay. The old
-folder is moved aside first. If a run is killed between these two steps, no folder has the name. `finish_replacing` then
-repairs this state.
+A new folder is completed before it gets the old folder's name. The new folder gets hard links to the files that are
+kept. The old folder is moved aside before the new folder gets its name. If a run is killed between these two steps, no
+folder has this name. `finish_replacing` then repairs this state.
 """
 
 import os
@@ -21,7 +21,7 @@ OURS = ("regauge.alignment.safetensors", "regauge.md", "regauge.json")
 def own_files(folder: Path) -> set[str]:
     """Return the files of a folder that belong to its checkpoint: weights, index, and files that regauge wrote.
 
-    Damaged files and shards that no index names are included.
+    Damaged files, and shards that no index names, are included.
     """
     heads = {name for name in folder_files() if (folder / name).is_file()}
     heads |= {name for name in [_only_checkpoint(folder)] if name is not None}
@@ -39,8 +39,9 @@ def own_files(folder: Path) -> set[str]:
 def replace_files(new: Path, out: Path) -> None:
     """Move a file and its companion files to their final paths. A second call continues an interrupted run.
 
-    A file must never lie next to another file's companions. Therefore the old companions are removed before the file is
-    replaced, and the new companions are moved afterwards. If there is no old file, the new file is moved last.
+    A file must never lie next to the companion files of another file. Therefore the old companions are removed before
+    the file is replaced, and the new companions are moved afterwards. If there is no old file, the new file is moved
+    last.
     """
     beside = sorted(path for path in new.iterdir() if path.name != out.name)
     if (new / out.name).exists():
@@ -77,7 +78,7 @@ def replace_folder(new: Path, out: Path, aside: Path) -> tuple[list[str], list[s
 
 
 def finish_replacing(out: Path, aside: Path) -> None:
-    """Finish an interrupted `replace_folder`: move the old folder back, or keep its other files and remove the folder.
+    """Finish an interrupted `replace_folder`: move the old folder back, or keep its other files and remove it.
 
     If no folder was moved aside, nothing happens.
     """

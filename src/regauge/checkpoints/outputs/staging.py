@@ -53,7 +53,7 @@ from regauge.core.counted import shorten
 from regauge.core.progress import Crew, Progress, no_progress
 
 REFUSALS = (ValueError, KeyError, TypeError)
-"""Errors about inputs. After such an error, a later run cannot use the written files."""
+"""Errors about inputs. After such an error, the written files are useless for a later run."""
 IN_USE = "another process is writing {!r}; wait for it, or end it"
 LOG = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Staging:
         progress: Progress = no_progress,
         sources: Iterable[Checkpoint] = (),
     ) -> list[str]:
-        """Write all files of a checkpoint except those that an earlier run finished; check those files and return them.
+        """Write the files of a checkpoint; return the names of files that an earlier run finished and this run kept.
 
         The provenance of a folder is written last, because the `sources` of the chunks are hashed while they are read.
         """

@@ -55,7 +55,7 @@ def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def osf(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W` whose smallest singular values and their vectors are replaced by those of the adapter."""
+    """`W`, in which the smallest singular values and their vectors are replaced by those of the adapter."""
     u, s, v = (parts[f"osf_svd_params.{one}_low"].double() for one in "USV")
 
     def replace(weight: Tensor) -> Tensor:

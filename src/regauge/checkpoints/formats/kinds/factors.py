@@ -69,7 +69,7 @@ def vera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def pvera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """VeRA at the mean of the distribution. The first halves of `d` and of the rows of A hold the mean."""
+    """VeRA, evaluated at the mean of its distribution. The first halves of `d` and of the rows of A hold the mean."""
     if not shared.keys() >= {"pvera_A", "pvera_B"}:
         raise ValueError(NO_PROJECTION)
     half = len(parts["pvera_lambda_d"]) // 2
@@ -145,8 +145,8 @@ def tinylora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
     """`d = B R A`, where R is a sum of random matrices P, weighted by the entries of a vector v.
 
     A and B are the singular vectors of the base's largest singular values. The index of a module selects the vector v,
-    but the file does not store this index. The function finds the index: it samples P with the seed of each index until
-    the result equals the stored P.
+    but the file does not store this index. The function therefore finds the index: it samples P with the seed of each
+    index until the result equals the stored P.
     """
     if "tinylora_P" not in parts:
         raise ValueError(NO_PROJECTION)
