@@ -32,12 +32,12 @@ from regauge.training import AdamW, one_thread
 NETWORKS = 3
 DEMO_POINTS = 17
 UNITS = 12
-"""The number of first-layer units that are displayed."""
+"""The number of units of the first layer that the report displays."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One architecture of the demo, with a key for file names, and a function that trains it on some of the images.
+    """One architecture of the demo: a key for file names, and a function that trains it on some of the images.
 
     `first` is the name of the first layer's weight, which the report displays.
     """
@@ -160,14 +160,14 @@ def run_demo(
     quick: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Train small networks on handwritten digits, align and merge them, and write them to a folder.
+    """Train small networks on handwritten digits, align and merge the networks, and write them to a folder.
 
     Args:
         folder: The folder for checkpoints, alignments and symmetries. Files of an earlier demo are replaced.
-        data: The digits of scikit-learn, or MNIST. "auto" uses MNIST if it is in the data folder.
-        seed: The seed of the first network. The other networks have the next seeds.
-        quick: Whether narrow networks are trained for only a few steps.
-        progress: Displays each training run and each study.
+        data: The data set: the digits of scikit-learn, or MNIST. "auto" means MNIST if MNIST is in the data folder.
+        seed: The seed of the first network. The other networks have the seeds that follow.
+        quick: Whether to train narrow networks for only a few steps.
+        progress: The display of the progress of each training run and each study.
 
     Returns:
         The values in the report, ready for JSON, and the tensors that the report displays.
@@ -195,8 +195,8 @@ def run_demo(
 def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
     """Return the two architectures, with training that suits the size of the data.
 
-    The widths are chosen such that linear paths between aligned networks have low loss, but paths between unaligned
-    networks do not.
+    The widths are chosen such that linear paths between aligned networks have low loss, and linear paths between
+    unaligned networks do not.
     """
     size = data.train_images.shape[-1]
     is_small = len(data.train_labels) < 10_000

@@ -1,6 +1,6 @@
 """Presets for the populations in the papers. Each preset is a config; change settings with `dataclasses.replace`.
 
-Each function's docstring lists the settings that the paper does not specify ("Not said").
+Each function's docstring names the settings that the paper does not specify.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,9 @@ VGG11: list[int | str] = [64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "
 SMALL = (1, 16, 16, 16)
 """The channels of the CNNs in Unterthiner et al. (2020), on grayscale images."""
 TINY = Initialization(("normal",), 0.1)
-"""The initialization in paper 000. Its text says N(0, 0.1 I), but its code samples weights with a standard deviation of
-0.1 and biases of zero. The accuracies of its trained networks correspond to the code."""
+"""The initialization of networks in paper 000. The text of the paper says N(0, 0.1 I), but its code samples weights
+with a standard deviation of 0.1 and sets biases to zero. The accuracies of its trained networks correspond to the
+code."""
 
 
 def mlp_architecture(*widths: int) -> Architecture:
@@ -70,8 +71,8 @@ def convolutional_architecture(
 def uci_mlps(count: int = 100, seed: int = 0) -> PopulationConfig:
     """Return MLPs 30-16-16-2 on UCI breast cancer: 50 epochs of Adam, checkpoints every 4 steps after 10 epochs.
 
-    Not said: the learning rate (1e-3 here). Batches contain 51 of 410 examples, which gives 8 steps per epoch. In the
-    paper's code, batches contain 64 of 455 examples, which also gives 8 steps.
+    The paper does not specify the learning rate, which is 1e-3 here. Here, batches contain 51 of 410 examples, which
+    gives 8 steps per epoch. In the code of the paper, batches contain 64 of 455 examples, which also gives 8 steps.
 
     References:
         Paper 000, section 7.2 and its appendix.
@@ -92,7 +93,7 @@ def uci_mlps(count: int = 100, seed: int = 0) -> PopulationConfig:
 def mnist_tiny_mlps(count: int = 50, seed: int = 0) -> PopulationConfig:
     """Return MLPs 784-10-10 on MNIST: 25 epochs of SGD with momentum, checkpoints every 10 steps after 5 epochs.
 
-    Not said: the batch size (128 here).
+    The paper does not specify the batch size, which is 128 here.
 
     References:
         Paper 000, section 7.3 and its appendix.
@@ -119,7 +120,7 @@ def fashion_tiny_mlps(count: int = 50, seed: int = 0) -> PopulationConfig:
 def mnist_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
     """Return MLPs 784-128-128-128-10 on MNIST: 5 epochs, batch size 128, learning rate 5e-3.
 
-    Not said: the optimizer (Adam here).
+    The paper does not specify the optimizer, which is Adam here.
 
     References:
         Navon et al. (2024), appendix, MLP classifiers.
@@ -134,12 +135,14 @@ def fashion_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 
 
 def cifar10_mlps(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """Return MLPs 3072-128-128-128-10 on CIFAR-10, otherwise like `mnist_mlps`."""
+    """Return MLPs 3072-128-128-128-10 on CIFAR-10 with the training of `mnist_mlps`."""
     return replace(mnist_mlps(count, seed), data="cifar10", architecture=mlp_architecture(3072, 128, 128, 128, 10))
 
 
 def cifar10_cnns(count: int = 5000, seed: int = 0) -> PopulationConfig:
-    """Return the CNN of table 4 on CIFAR-10: 20 epochs of Adam at 1e-4. Not said: the batch size (128 here).
+    """Return CNNs with the plan of table 4 on CIFAR-10: 20 epochs of Adam at 1e-4.
+
+    The paper does not specify the batch size, which is 128 here.
 
     References:
         Navon et al. (2024), appendix, CNN classifiers.
@@ -151,9 +154,9 @@ def cifar10_cnns(count: int = 5000, seed: int = 0) -> PopulationConfig:
 def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
     """Return VGG11 with one linear layer (9 million parameters) on CIFAR-10.
 
-    Not said: the training (here that of `cifar10_cnns`), and the initialization. Here it is that of He et al., which
-    torchvision uses for VGGs. With torch's default initialization, networks with eight convolutions begin to learn
-    late.
+    The paper specifies neither the training nor the initialization. The training here is the training of
+    `cifar10_cnns`. The initialization here is that of He et al., which torchvision uses for VGGs. With torch's default
+    initialization, networks with eight convolutions begin to learn late.
 
     References:
         Navon et al. (2024), appendix F, scaling to large networks.
@@ -163,7 +166,10 @@ def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
 
 
 def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
-    """Return CNNs like `cifar10_cnns`: half the groups on 95% of classes 0-4 and 5% of the others, half on the rest.
+    """Return CNNs like `cifar10_cnns`.
+
+    Half of the groups see 95% of classes 0-4 and 5% of the other classes, and half of the groups see the other
+    examples.
 
     References:
         Navon et al. (2024), section 6, merging networks trained on disjoint data sets.
@@ -172,12 +178,12 @@ def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
 
 
 def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
-    """Return small CNNs of very different quality, because initialization, learning rate, decay and data vary.
+    """Return small CNNs of very different quality, because initialization, learning rate, weight decay and data vary.
 
-    Learning rates are log-uniform in [5e-4, 5e-2], decays in [1e-8, 1e-2]. The data are 10%, 25%, 50% or all of the
-    examples. The networks of the public zoo are trained for 86 epochs with dropout and a random optimizer. These
-    networks are trained for 20,000 steps of Adam without dropout and with decoupled decay. Images are grayscale as in
-    the public zoo, to give the networks the same shapes.
+    Learning rates are log-uniform in [5e-4, 5e-2], and weight decays in [1e-8, 1e-2]. Networks are trained on 10%, 25%,
+    50% or all of the examples. The networks of the public zoo are trained for 86 epochs with dropout and a random
+    optimizer. These networks are trained for 20,000 steps of Adam without dropout and with decoupled decay. Images are
+    grayscale as in the public zoo, so the networks have the same shapes as those of the public zoo.
 
     References:
         Unterthiner et al. (2020), section 3 and appendix.
@@ -217,7 +223,8 @@ def cnn_zoo(count: int = 400, seed: int = 0) -> PopulationConfig:
 
 
 def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> PopulationConfig:
-    """Return networks like `cnn_zoo`, by SGD with or without momentum; learning rates log-uniform in [5e-3, 0.5]."""
+    """Return networks like `cnn_zoo`, trained by SGD with or without momentum; learning rates are log-uniform in [5e-3,
+    0.5]."""
     optimizer = SGD(LogUniform(5e-3, 0.5), momentum=Choice((0.0, 0.9)), weight_decay=LogUniform(1e-8, 1e-2))
     return replace(cnn_zoo(count, seed), optimizer=optimizer)
 
@@ -225,8 +232,9 @@ def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> PopulationConfig:
 def vit_zoo(count: int = 300, seed: int = 0) -> PopulationConfig:
     """Return vision transformers of width 16 on Fashion-MNIST, trained for 100 steps with different settings.
 
-    Learning rates are log-uniform in [3e-4, 3e-2], decays in [1e-3, 1], initialization scales in [0.3, 2]. The data are
-    1%, 10% or all of the examples. There are 16 patches, two blocks and two heads.
+    Learning rates are log-uniform in [3e-4, 3e-2], weight decays in [1e-3, 1], and initialization scales in [0.3, 2].
+    Networks are trained on 1%, 10% or all of the examples. Each image has 16 patches, and each network has two blocks
+    with two heads.
     """
     return PopulationConfig(
         vit_architecture(28, 7, width=16, heads=2),
@@ -243,7 +251,10 @@ def vit_zoo(count: int = 300, seed: int = 0) -> PopulationConfig:
 
 
 def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> PopulationConfig:
-    """Return SIRENs 1-32-32-1 for sine waves, two each; not said: steps and learning rate (1,000 of Adam, 5e-4 here).
+    """Return SIRENs 1-32-32-1 that fit sine waves, two networks for each wave.
+
+    The paper does not specify the steps and the learning rate; here, networks are trained for 1,000 steps of Adam at
+    5e-4.
 
     References:
         Navon et al. (2024), section 6.1 and appendix; Navon et al. (2023), section 7.
@@ -263,8 +274,8 @@ def sine_inrs(count: int = 2 * WAVES, seed: int = 0) -> PopulationConfig:
 def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
     """Return SIRENs 2-32-32-1 that fit MNIST's images: 1,000 steps of Adam at 5e-4 on all pixels.
 
-    The column "split" is "test" for test images. Test images are spread evenly, so smaller populations contain both
-    kinds.
+    The column "split" is "test" for test images. Test images are spread evenly among all images, so smaller populations
+    contain networks of training and of test images.
 
     References:
         Navon et al. (2023), appendix: their networks add 0.5 to the output, these do not.
@@ -276,9 +287,9 @@ def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
 def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> PopulationConfig:
     """Return networks like `mnist_inrs`, with frequency 15 and one shared initialization.
 
-    The networks are trained for 60 steps of gradient descent with momentum. Units keep their initial order, and
-    training changes the networks along few directions. Therefore a flow over principal components can sample digits (no
-    paper).
+    The networks are trained for 60 steps of gradient descent with momentum. Units keep the order that they have in the
+    initialization, and training changes the networks along few directions. Therefore a flow over principal components
+    can sample networks of digits. No paper has this population.
     """
     base = mnist_inrs(count, seed)
     architecture = replace(base.architecture, settings={**base.architecture.settings, "omega": 15.0})
@@ -330,7 +341,7 @@ PRESETS: dict[str, Callable[[], PopulationConfig]] = {
     "fashion-inrs": fashion_inrs,
     "cifar10-inrs": cifar10_inrs,
 }
-"""The presets by their names on the command line. Every function takes `count` and `seed`."""
+"""The presets by their names on the command line. Every function takes the arguments `count` and `seed`."""
 
 
 def find_preset(name: str) -> PopulationConfig:

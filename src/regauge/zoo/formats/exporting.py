@@ -91,9 +91,9 @@ def export_dwsnets(
     """Write DWSNets' folders: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
     Layer numbers increase by one in sine networks and by two in ReLU networks. Programs that read these sine networks
-    add 1/2 to the output. If a network does not add 1/2, 1/2 is therefore subtracted from its last bias, which
-    preserves its function. The label is the column "label". The split is the column "split" or, without such a column,
-    the split of the store.
+    add 1/2 to the output of each network. If an exported network does not expect this, 1/2 is subtracted from its last
+    bias, so its function stays the same. The label is the column "label". The split is the column "split" or, if there
+    is no such column, the split of the store.
 
     Raises:
         ValueError: The networks are not chains of linear layers with ReLU or with sines of frequency 30, or have no

@@ -1,9 +1,9 @@
 """Importers of a folder or zip file with one checkpoint for each network, identified by the file name.
 
-Three published layouts are known by name. Two have checkpoints of `seq`, a chain of linear layers. DWSNets' sine
-networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are zip files of state
-dictionaries with an extra entry "label". If the layers of a chain have consecutive numbers, each layer includes its
-sine. If the layers have every second number, ReLUs are between them. NFN's sine networks are files
+Three published layouts are known by name. In two of these layouts, checkpoints belong to `seq`, a chain of linear
+layers. DWSNets' sine networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are
+zip files of state dictionaries with an extra entry "label". If the layers of a chain have consecutive numbers, each
+layer includes its sine. If the layers have every second number, ReLUs are between them. NFN's sine networks are files
 `randinit_smaller_{label}s/net{number}.pth` of `net`, and the number gives the split.
 """
 
@@ -27,11 +27,13 @@ DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"
 NFN = "**randinit_smaller_{label}s/net{number}.pth"
 PARTS = ((45_000, "train"), (50_000, "validation"))
-"""NFN's split: the first number that is no longer in each part. All further networks are for testing."""
+"""NFN's split: for training and for validation, the first number that is no longer in this split. All networks with
+larger numbers are for testing."""
 LABEL = ("label",)
 """Entries of a file that are not parameters."""
 MOST_DIGITS = 18
-"""The largest number of digits of a number in a name. Longer numbers are strings, because columns have 64 bits."""
+"""The largest number of digits of a number in a name. Longer numbers become strings, because integer columns have 64
+bits."""
 OMEGA = 30.0
 """The frequency of the published sine networks."""
 
@@ -47,16 +49,17 @@ def read_folder(
     """Return the checkpoints whose names match a template, such as "{id}/step{step}.pt".
 
     Another example is "lr{lr}/seed{seed}/**.safetensors". A field in braces matches a substring of the name without a
-    slash and becomes a column. If all values of a column are integers or numbers, they are converted. "id" is the
-    trajectory and "step" is the checkpoint on the trajectory. Without an integer id, all checkpoints that differ only
-    in their step form a trajectory, and trajectories are numbered. No two checkpoints may have the same id and step.
-    `*` matches any characters except slashes, and `**` matches any characters. The column "file" contains the whole
-    name. Files that `export` wrote contain all their columns in the header; values in the file name take precedence.
+    slash and becomes a column. If all values of a column are integers or numbers, the column is converted to this type.
+    "id" is the trajectory and "step" is the checkpoint on the trajectory. If the template has no integer id, all
+    checkpoints that differ only in their step form a trajectory, and trajectories are numbered. No two checkpoints may
+    have the same id and step. `*` matches any characters except slashes, and `**` matches any characters. The column
+    "file" contains the whole name. Files that `export` wrote contain all their columns in the header; values in the
+    file name take precedence.
 
     Args:
         path: The path of the folder or zip file.
         template: The pattern of the names, relative to the folder.
-        architecture: The architecture of all networks. By default, only the tensors are known.
+        architecture: The architecture of all networks. If None, only the tensors of the networks are known.
         inputs: Example inputs of the architecture's module.
         beside: Names of checkpoint entries that are not parameters, such as "label". They become columns.
 
@@ -153,7 +156,7 @@ def read_dwsnets(path: str | Path) -> Source:
 def read_nfn(path: str | Path) -> Source:
     """Return NFN's sine networks in a folder or zip file, with label and split from the names.
 
-    Their outputs lie in [-1, 1]: nothing is added to them, unlike in `read_dwsnets`.
+    The outputs of these networks lie in [-1, 1]. Unlike in `read_dwsnets`, 1/2 is not added to the outputs.
 
     Raises:
         FileNotFoundError: There are no such files.

@@ -31,7 +31,7 @@ from regauge.zoo.formats.zoo_source import Imported, Source, naming
 WEIGHTS, METRICS, LAYOUT = "weights.npy", "metrics.csv.gz", "layout.csv"
 IMAGE = 32
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, AttributeError, MemoryError)
-"""Errors that h5py raises for damaged files."""
+"""Errors that h5py raises if a file is damaged."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Variable:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The permutation of axes to PyTorch's order, after the network axis."""
+        """The permutation of a variable's axes to PyTorch's order, after the axis of networks."""
         if not self.name.endswith("kernel:0"):
             return tuple(range(len(self.shape)))
         return (len(self.shape) - 1, len(self.shape) - 2, *range(len(self.shape) - 2))
@@ -137,11 +137,13 @@ def read_layout(path: Path) -> list[Variable]:
 
 
 def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
-    """Return rows with integers "id" for the trajectory and "step". Numeric cells are converted, empty cells skipped.
+    """Return rows with the integers "id" (the trajectory) and "step".
+
+    Cells with numbers are converted, and empty cells are skipped.
 
     Args:
         path: The file.
-        count: The number of networks. At most one additional row is read.
+        count: The number of networks. At most one row more than this number is read.
     """
     ids: dict[Any, int] = {}
     rows = []
@@ -223,7 +225,7 @@ def read_hdf5(
     dataset: str = "dataset",
     inputs: tuple[Any, ...] | None = None,
 ) -> Source:
-    """Read networks from rows in the order of the architecture's state dictionary; row k is trajectory k.
+    """Read networks from rows, which have the order of the architecture's state dictionary; row k is trajectory k.
 
     Args:
         path: The path of the HDF5 file.

@@ -68,8 +68,8 @@ class Listed(nn.Module):
 
     Args:
         layers: Each layer is `["conv", in, out, kernel]`, `["linear", in, out]`, `["pool"]`, `["flatten"]`,
-            `["dropout"]` or the name of an activation. Dropout has no effect but keeps its index in the list, because
-            networks are evaluated in evaluation mode.
+            `["dropout"]` or the name of an activation. Dropout has no effect, because networks are evaluated in
+            evaluation mode, but it keeps its index in the list.
 
     References:
         Schürholt et al. (2022), Model zoos: a dataset of diverse populations of neural network models, appendix A.

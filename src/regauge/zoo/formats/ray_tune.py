@@ -28,7 +28,7 @@ BLOCK = re.compile(r"vit\.blocks\.(\d{1,9})\.")
 HEADS = 6
 """The attention heads of the vision transformers (ViT-S), which their tensors do not show."""
 IGNORED = ("config", "hist_stats")
-"""Entries of a result that repeat the settings or are not single values."""
+"""Entries of a result that repeat the settings, or that are not single values."""
 
 
 def read_ray_tune(path: str | Path, template: str = "**") -> Source:

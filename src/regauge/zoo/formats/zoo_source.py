@@ -40,9 +40,9 @@ MACOS = "__MACOSX"
 MOST_ENTRY_VALUES = 1 << 16
 """The largest size of an entry that is not a parameter."""
 BLOCK_NETWORKS = 512
-"""The largest number of networks in a block."""
+"""The largest number of networks that are written as one block."""
 BLOCK_BYTES = 64 * 2**20
-"""The largest size in bytes of the networks in a block."""
+"""The largest size in bytes of the networks that are written as one block."""
 
 
 class Tree:
@@ -128,7 +128,7 @@ def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], di
 
 
 class Imported(NamedTuple):
-    """Stacked networks that an importer has read, with one row per network."""
+    """Networks that an importer has read, stacked, with one row of metadata per network."""
 
     params: Params
     rows: list[dict[str, Any]]
@@ -136,7 +136,7 @@ class Imported(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A population from outside of regauge, which can be imported.
+    """A population from outside regauge that can be imported.
 
     Attributes:
         path: The folder or file from which the population is read.
@@ -145,7 +145,7 @@ class Source:
         read: A function that maps increasing indices in `rows` to networks.
         inputs: Example inputs of the module, needed for discovering its symmetry; None if unknown.
         about: Information about the whole population, as plain JSON.
-        named_by: The column with the source's own name of a network or its trajectory, if there is one.
+        named_by: The column with the name of a network or its trajectory in the source, if there is one.
 
     Raises:
         ValueError: Two networks have the same id and step.

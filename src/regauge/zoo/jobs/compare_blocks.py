@@ -17,7 +17,7 @@ from regauge.storage import Store
 from regauge.storage.store.listing import Place
 
 Compare = Callable[[Params, Params], Tensor]
-"""A picklable function from two populations `[n, ...]` and `[m, ...]` to a number per pair, `[n, m]`."""
+"""A picklable function that maps two populations `[n, ...]` and `[m, ...]` to one number per pair, `[n, m]`."""
 MANIFEST = "matrix.json"
 
 
@@ -97,7 +97,7 @@ def plan_comparison(
     """Return the jobs for a matrix, either new or from an interrupted run.
 
     Args:
-        store: The store, or its folder. Indices refer to this reader.
+        store: The store, or its folder. Indices of networks refer to this store.
         folder: The folder for blocks of the matrix; it is created if it does not exist.
         indices: The indices of the networks, in the order of rows and columns.
         compare: The comparison of two blocks: a function in a module, or a picklable object.

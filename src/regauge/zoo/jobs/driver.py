@@ -1,7 +1,10 @@
-"""A driver of jobs that write files. It runs each job once on any executor; a repeated run does only missing jobs.
+"""A driver of jobs that write files.
 
-A job is a pure function of its key. It writes one file, which gets its final name when it is complete. The files are
-therefore the whole state, and no locks are needed. After a crash, start the driver again with the same arguments.
+The driver runs each job once on any executor; a repeated run does only the missing jobs.
+
+A job is a pure function of its key. A job writes one file, which gets its final name when the file is complete. The
+files are therefore the whole state, and no locks are needed. After a crash, start the driver again with the same
+arguments.
 """
 
 import os
@@ -20,7 +23,7 @@ K = TypeVar("K")
 
 
 class Job(Protocol[K]):
-    """A function of a key that writes one file. It must be picklable and small."""
+    """A function of a key that writes one file. A job must be picklable and small."""
 
     @property
     def keys(self) -> Sequence[K]:
@@ -38,7 +41,7 @@ class JobsError(RuntimeError):
 
 
 class Share(NamedTuple):
-    """The share of jobs that a process does: the jobs whose index is `rank` modulo `world`."""
+    """The jobs that one process does: jobs whose index is `rank` modulo `world`."""
 
     rank: int = 0
     world: int = 1
@@ -63,15 +66,15 @@ def run_jobs(
             of the executor breaks because a worker died, another pool is opened for the missing jobs.
         share: The share of all jobs that this process does.
         rounds: The number of consecutive pools that may break without any finished job. If no job of a round succeeds
-            although the pool did not break, this round is the last.
-        progress: Displays the number of finished jobs.
+            although the pool did not break, no further round follows.
+        progress: The display of the number of finished jobs.
 
     Returns:
         The number of jobs that this call did.
 
     Raises:
-        JobsError: Jobs are missing after the last round. The cause is the error of one of these jobs. If jobs are done
-            in this process, the first error of a job is raised immediately and unchanged.
+        JobsError: Jobs are missing after the last round. The cause of this error is the error of one of these jobs. If
+            jobs are done in this process, the first error of a job is raised immediately and unchanged.
     """
     missing = missing_jobs(job, share)
     total, done = len(missing), progress("jobs", len(missing))
@@ -122,7 +125,7 @@ def perform(job: Job[K], key: K) -> None:
 
 
 def share_of(environment: Mapping[str, str] = os.environ) -> Share:
-    """Return the share of this process, from RANK and WORLD_SIZE (torchrun) or from a Slurm job array.
+    """Return the jobs of this process as a `Share`, from RANK and WORLD_SIZE (torchrun) or from a Slurm job array.
 
     If no such environment variable is set, this process does all jobs.
 

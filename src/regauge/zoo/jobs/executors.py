@@ -17,7 +17,7 @@ from typing import Any
 from regauge.training.threads import THREAD_VARIABLES, one_thread
 
 MakeExecutor = Callable[[], AbstractContextManager[Executor]]
-"""A function that opens an executor. It is called again after a pool breaks."""
+"""A function that opens an executor. This function is called again after a pool breaks."""
 RETRIES = 3
 """The number of times that Dask repeats a job that failed or whose worker died."""
 
@@ -28,7 +28,7 @@ PATIENCE = 10
 def processes(count: int) -> MakeExecutor:
     """Return a function that opens a pool of local processes, each with one thread.
 
-    The processes are spawned instead of forked, because thread pools of torch do not survive a fork.
+    The processes are spawned and not forked, because the thread pools of torch do not survive a fork.
 
     Raises:
         ValueError: The number of processes is less than one.

@@ -39,19 +39,20 @@ SHARD = 512
 """The largest number of networks in a shard."""
 LOCK = ".extension.lock"
 EARLIER = "earlier_counts"
-"""The key, in an extended population's description, for the earlier numbers of networks."""
+"""The key, in the description of an extended population, of the earlier numbers of networks."""
 KINDS = {"PopulationConfig": "Config"}
 """Names of settings classes in stores of earlier versions, by their current names."""
 SHARD_WORK = 1e13
-"""The largest number of multiplications for training a shard, which take some minutes on one core."""
+"""The largest number of multiplications that one shard's training may need. Such training takes some minutes on one
+core."""
 
 
 class Stage:
     """The finished stacks of one job in a separate small store. If the job is killed, another job continues from it.
 
     A stack is stored in parts. The names of the parts contain a mark of the process that trained the stack, and the
-    name of the last part marks it as last. If a process died within a stack, the parts of this stack are not used,
-    because each trajectory must come from one process. Another processor may round differently.
+    name of the last part marks it as last. If a process died within a stack, the stored parts of this stack are not
+    used. The reason is that each trajectory must come from one process. Another processor may round differently.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -66,7 +67,10 @@ class Stage:
         return _end(stacks[-1][-1]) if stacks else 0
 
     def keep(self, ids: Sequence[int], blocks: Iterable[SavedNetworks], *, is_last: bool) -> None:
-        """Store the blocks of a stack in turn. If the last stack consists of one part, hold it in memory."""
+        """Store the blocks of a stack, one after another.
+
+        If the last stack consists of one part, keep this part in memory.
+        """
         mark = secrets.token_hex(4)
         for number, (piece, is_end) in enumerate(self._pieces(blocks)):
             if is_last and is_end and not number:
@@ -143,9 +147,9 @@ class TrainShards:
     The size changes a training step only by rounding; see `train`. If a population was extended, `earlier` contains its
     earlier counts in order. A new shard begins at each of these counts, because shards never change.
 
-    A shard appears when its last network is trained. Until then, its finished stacks are stored separately. If a job
-    was killed and is repeated, it trains only the unfinished stacks. `advance` counts trained networks in this process,
-    including fractions. Workers display no progress.
+    A shard is written when its last network is trained. Before that, the finished stacks of the shard are stored
+    separately. If a job was killed and is repeated, it trains only the unfinished stacks. `advance` counts trained
+    networks in this process, including fractions. Worker processes display no progress.
     """
 
     folder: Path
@@ -212,7 +216,10 @@ def train_shards(
     share: Share = WHOLE,
     progress: Progress = no_progress,
 ) -> int:
-    """Do jobs like `run_jobs`, but count trained networks. Other processes report progress only after each shard."""
+    """Do jobs like `run_jobs`, but report the number of trained networks.
+
+    The number is updated after each shard if other processes do the jobs.
+    """
     total = sum(len(jobs.ids(key)) for key in missing_jobs(jobs, share))
     advance = progress("networks", total)
     if executor is None:
@@ -236,8 +243,8 @@ def plan_training(
 
     If a store contains only the first networks of the population, it is extended to the whole population. This is
     possible because network i does not depend on the number of networks. There is one exception: populations that
-    discard the worst networks of a group, if the last group is incomplete. Examples are read only if networks are
-    missing.
+    discard the worst networks of a group, if the last group is incomplete. Examples are read only if the store lacks
+    networks.
 
     Args:
         config: The whole population.
@@ -250,8 +257,9 @@ def plan_training(
 
     Raises:
         FileExistsError: The folder contains another store, more networks of this population, or other files. Or the
-            chosen matrix product library differs from the library that the store records.
-        ValueError: The size is invalid, existing networks depend on the number of networks, or networks would be equal.
+            chosen matrix product library is not the library that the store records.
+        ValueError: The size is invalid, the networks in the store depend on the number of networks, or networks would
+            be equal.
     """
     if size is not None and size < 1:
         raise ValueError(f"shards of {size} networks hold none; give at least 1")
@@ -317,7 +325,7 @@ def _require_extensible(store: Store, config: PopulationConfig) -> None:
 
 
 def settings_of(value: Any) -> Any:
-    """Return settings as plain JSON, with the class name of each component. The architecture is in the store."""
+    """Return settings as plain JSON, with the name of each component's class. The architecture is in the store."""
     if is_dataclass(value):
         values = {part: getattr(value, part.name) for part in fields(value) if part.name != "architecture"}
         told = {part.name: own for part, own in values.items() if not (LATER in part.metadata and own == part.default)}

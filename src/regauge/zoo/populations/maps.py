@@ -26,8 +26,8 @@ def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
 
     The largest eigenvalues of the Gram matrix -1/2 J D^2 J are kept, where D are the distances and J is the centering
     matrix. Distances of points in `dims` dimensions are reproduced exactly. If distances are those of networks in one
-    universe, the coordinates are the networks' principal components. Distances of orbits can have negative eigenvalues,
-    which are dropped.
+    universe, the coordinates are the networks' principal components. Distances between orbits can lead to negative
+    eigenvalues, which are dropped.
 
     Args:
         distances: A symmetric matrix with a zero diagonal, `[networks, networks]`.
@@ -58,7 +58,7 @@ def clusters(distances: ArrayLike, count: int) -> NDArray[np.int64]:
 
     Args:
         distances: A symmetric matrix with a zero diagonal, `[networks, networks]`.
-        count: The largest number of clusters. There are fewer if several distances are equal.
+        count: The largest number of clusters. There are fewer clusters if several distances are equal.
 
     Returns:
         The cluster index of each network, `[networks]`. Indices count from 0 in the order in which clusters first

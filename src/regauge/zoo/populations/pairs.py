@@ -20,7 +20,8 @@ from regauge.core.task import Task
 BYTES, PAIRS = 32 * 2**20, 4096
 """Limits on pairs that are compared at once: bytes of the networks on one side, and the number of pairs."""
 ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
-"""Modules whose networks are evaluated one by one: stacking slows convolutions on a CPU and recurrence forbids it."""
+"""Modules whose networks are evaluated one by one. Stacking makes convolutions slower on a CPU, and recurrent modules
+cannot be stacked."""
 
 
 class PairBlock(NamedTuple):
@@ -37,11 +38,12 @@ class OrbitDistances:
     """The matrix of distances between the orbits of networks in one population and the orbits of networks in another.
 
     For each pair, both networks are canonicalized, the second is aligned to the first, and the Euclidean distance is
-    computed. This is `rg.canonical.orbit_distance` for all pairs at once. If a method may find different optima in the
-    two directions (restarts, data), both directions are computed and the smaller distance is used. Exchanging the
-    populations therefore transposes the matrix. Up to rounding, the distance is invariant when networks are transformed
-    along their orbits, and it is zero within an orbit. Matching ends in local optima. Therefore the distance is an
-    upper bound on the distance of the orbits, and it can violate the triangle inequality.
+    computed. This is `rg.canonical.orbit_distance` for all pairs at once. For some methods (with restarts or data), the
+    optimum may depend on the direction. For such methods, each pair is aligned in both directions and the smaller
+    distance is used. Exchanging the populations therefore transposes the matrix. Up to rounding, the distance is
+    invariant when networks are transformed along their orbits, and it is zero within an orbit. Matching ends in local
+    optima. Therefore the distance is an upper bound on the distance of the orbits, and it can violate the triangle
+    inequality.
 
     Attributes:
         symmetry: The symmetry of the architecture.
@@ -81,7 +83,7 @@ class OrbitDistances:
 def squares(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Return the squared distances between networks' parameters, without buffers and tied names, float64 `[n]`.
 
-    If tensors in `a` have no model axis, `a` is a single network, which is compared with all networks in `b`.
+    If the tensors in `a` have no model axis, `a` is a single network, and it is compared with all networks in `b`.
     """
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     total = torch.zeros(count_models(b), dtype=torch.float64)
@@ -108,7 +110,7 @@ def require_same_architecture(first: Params, second: Params) -> None:
 
 
 def is_mutual(method: Method | None) -> bool:
-    """Return whether aligning the second network to the first is equivalent to aligning the first to the second.
+    """Return whether aligning the second network to the first gives the same pair as aligning the first to the second.
 
     Weight matching is symmetric, because the inverse element uses the transposed matrices.
     """
@@ -131,19 +133,21 @@ class Barriers:
 
     Entry (i, j) is the barrier of `rg.line`. It is the largest excess of the loss over the linear interpolation of the
     endpoint losses, and never negative. A barrier is NaN if a loss is NaN. If a symmetry is given, each pair is aligned
-    first. If a method may find different optima in the two directions, the better direction is used. Transforming both
-    endpoints by the same element changes no loss on the path. Therefore exchanging the populations transposes the
-    matrix. If the population is already aligned as a whole, pass no symmetry.
+    first. For methods whose optimum may depend on the direction, each pair is aligned in both directions, and the
+    better result is used. Transforming both endpoints by the same element changes no loss on the path. Therefore
+    exchanging the populations transposes the matrix. If the population is already aligned as a whole, pass no symmetry.
 
     Attributes:
-        task: Model, data and loss. Its `prepare` is applied to every network on a path, including both endpoints.
+        task: Model, data and loss. The task's `prepare` is applied to every network on a path, including both
+            endpoints.
         symmetry: The symmetry of the architecture. By default, networks are not aligned.
-        points: The number of networks on each path, including both endpoints. With three, only the midpoint is
-            evaluated between the endpoints, as in the paper's figure.
+        points: The number of networks on each path, including both endpoints. If there are three networks, the midpoint
+            is the only network between the endpoints, as in the paper's figure.
         method: The method that aligns pairs. Default: `WeightMatching()`, with `scales="recompute"` if the task
             prepares networks.
         seed: The seed of the method's generator.
-        at_once: The number of networks that are evaluated together. All their activations are in memory.
+        at_once: The number of networks that are evaluated together. The activations of all these networks are in memory
+            at the same time.
 
     References:
         Erdogan (2025), section 7.2 and figure 7.2.

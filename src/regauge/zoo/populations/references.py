@@ -33,10 +33,10 @@ REFERENCE = "reference.safetensors"
 class AlignShards:
     """Jobs that align networks: job `name` aligns that shard to a reference, and appends it to another store.
 
-    Networks that are not finite are skipped. Rows keep their columns and get additional columns. The column "objective"
-    is the value that the method maximizes, and "objective_before" is its value before alignment. The column
-    "is_converged" is added if the method reports it. For the attributes see `plan_population`; `reference` is a
-    checkpoint, and `products` is the library of matrix products.
+    Networks with NaN or Inf are skipped. Rows keep their columns and get more columns. The column "objective" is the
+    value that the method maximizes, and "objective_before" is its value before alignment. The column "is_converged" is
+    added if the method reports it. The attributes have the meaning that they have in `plan_population`; `reference` is
+    a checkpoint, and `products` is the library of matrix products.
     """
 
     source: Path
@@ -77,7 +77,7 @@ class AlignShards:
 
 
 def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-    """Sample at most `count` finite networks of a store; return their indices in increasing order.
+    """Sample at most `count` networks without NaN or Inf from a store; return their indices in increasing order.
 
     The networks are sampled from `among`. By default, they are sampled from the last checkpoints of all trajectories,
     `store.rows.final()`.
@@ -101,7 +101,7 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
 
 @check_arguments
 def medoid(params: Params, symmetry: Symmetry, *, method: Method | None = None, seed: int = 0) -> int:
-    """Return the index of the network whose orbit has the smallest mean distance to the orbits of all others."""
+    """Return the index of the network whose orbit has the smallest mean distance to all other orbits."""
     distances = OrbitDistances(symmetry, method, seed)(params, params)
     return int(distances.sum(1).argmin())
 
@@ -113,7 +113,8 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
         store: The store, whose symmetry must be known.
         to: The id of a trajectory, whose last checkpoint is used; or the file of a checkpoint; or "medoid" or
             "universe". The medoid or universe is computed from a sample of the last checkpoints of all trajectories.
-            The mean of a universe is not a trained network, but it is closer to all networks than a trained network.
+            The mean of a universe is not a trained network, but on average its distance to the networks is smaller than
+            that of a trained network.
         count: The sample size for the medoid or universe.
         seed: The seed of the sampling.
 
@@ -150,9 +151,9 @@ def plan_population(
 ) -> tuple[Store, AlignShards]:
     """Return the store for a population aligned to one network, and the jobs that fill the store.
 
-    The reference is written to the target's folder as `reference.safetensors`, and a later run uses it again. A target
-    is filled from a single source, aligned to a single reference. If the source has grown, plan again to align its new
-    networks.
+    The reference is written to the folder of the target as `reference.safetensors`, and later runs use this file. All
+    networks of a target come from one source, and are aligned to one reference. If networks were added to the source,
+    plan again to align the added networks.
 
     Args:
         source: The folder of the store to align.

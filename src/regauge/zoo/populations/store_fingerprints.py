@@ -22,7 +22,7 @@ from regauge.storage.store.shard_file import Shard
 KIND = "fingerprints"
 """The name under which the user's cache stores fingerprints."""
 VERSION = 3
-"""The version of the fingerprints. Fingerprints of earlier versions are recomputed."""
+"""The version of the fingerprints. Fingerprints with earlier versions are computed again."""
 FINGERPRINTED_BYTES = 1 << 25
 """The size in bytes of the networks that are processed at once."""
 
@@ -62,10 +62,10 @@ class Fingerprints:
         return cls(store, torch.from_numpy(np.concatenate(found)))
 
     def nearest(self, params: Mapping[str, Tensor], count: int = 10) -> list[tuple[int, float]]:
-        """Return the networks whose fingerprints are nearest to that of a given network, with their distances.
+        """Return the networks whose fingerprints are nearest to that of a given network, and their distances.
 
-        The Euclidean distance is zero for copies in any gauge. For similar networks, it is below the relative change of
-        the parameters.
+        The Euclidean distance between fingerprints is zero if one network is a copy of the other in any gauge. The
+        distance between fingerprints of similar networks is below the relative change of the parameters.
 
         Args:
             params: A network with the store's architecture.

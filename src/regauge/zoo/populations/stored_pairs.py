@@ -1,4 +1,4 @@
-"""Matrices over all pairs of networks in a store, computed by resumable jobs, and command results based on them."""
+"""Matrices over all pairs of networks in a store, computed by resumable jobs, and the commands' results from these."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,7 +25,8 @@ from regauge.zoo.populations.universe import universe
 BLOCK_SIDE = 32
 """The number of networks in a block of a matrix."""
 EXACT = "donot_use_mm_for_euclid_dist"
-"""The mode of `torch.cdist` without matrix products, which would lose precision for similar networks."""
+"""The mode in which `torch.cdist` uses no matrix products. Matrix products would lose precision for similar
+networks."""
 
 
 class PairMatrices:
@@ -34,10 +35,10 @@ class PairMatrices:
     Args:
         store: The store.
         numbers: The indices of the networks, `[networks]`.
-        folder: The folder for the matrices. An error is raised if it exists and regauge has not created it.
+        folder: The folder for the matrices. An error is raised if a folder exists that regauge has not created.
         key: A string that identifies the settings.
         executor: The executor of the jobs. Default: this process.
-        progress: Displays the progress.
+        progress: The display of the progress.
 
     Attributes:
         params: The networks, with a leading model axis.
@@ -122,8 +123,9 @@ class PairMatrices:
         """Return the distances between all networks, `[networks, networks]`.
 
         Args:
-            by: "orbits": distances of orbits, where each pair is aligned. "universe": distances of networks aligned to
-                the mean of their universe. "weights": distances of unaligned weights.
+            by: Which distances to compute. "orbits": distances between orbits, for which each pair is aligned.
+                "universe": distances between networks aligned to the mean of their universe. "weights": distances
+                between unaligned networks.
             seed: The seed of the alignment.
         """
         if by == "orbits":

@@ -20,13 +20,13 @@ class Universe:
     """A population whose networks are aligned to their common mean.
 
     Attributes:
-        element: A batch of elements, each of which transforms one network.
-        params: The transformed population, `act(element, params)`. Each network has the smallest norm that scales and
-            matrices can reach.
+        element: A batch of group elements, each of which transforms one network.
+        params: The transformed population, `act(element, params)`. The norm of each network is the smallest that scales
+            and matrices can give it.
         mean: The mean of the transformed networks, a single network to which other networks can be aligned.
         spread: The mean squared distance from the mean, over all parameters.
-        initial: The objective after only scales and matrices were determined. It is never smaller than the final
-            spread.
+        initial: The spread after only the scales and matrices were determined. This spread is never smaller than the
+            final spread.
         history: The spread after the initial alignment and after each round; it never increases.
         is_converged: Whether the last round's improvement was below the tolerance.
     """
@@ -74,10 +74,10 @@ def universe(
     Args:
         params: The population, with one leading model axis on every tensor; it is not changed.
         symmetry: The symmetry of the architecture.
-        method: The method that aligns networks; `WeightMatching()` by default. The method's treatment of the
-            reference's scales is not used.
+        method: The method that aligns networks; `WeightMatching()` by default. The method's setting for the scales of
+            the reference has no effect.
         rounds: The largest number of rounds.
-        tolerance: A relative improvement. If a round lowers the spread by less, it is the last round.
+        tolerance: A relative improvement. If a round lowers the spread by less than this, no further round follows.
         generator: The source of randomness, for methods with restarts.
 
     Raises:

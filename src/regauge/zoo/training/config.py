@@ -17,7 +17,7 @@ class Fraction:
     """A subset rule: every group of networks is trained on a random share of the examples.
 
     Attributes:
-        share: The share in (0, 1]. It may be a distribution, from which each group samples a share.
+        share: The share in (0, 1]. The share may be a distribution, from which each group samples its share.
     """
 
     share: Setting
@@ -45,8 +45,8 @@ class ClassHalves:
     """A subset rule with two subsets of the examples: the first for even groups, the second for odd groups.
 
     Attributes:
-        share: For each class in the first half of the classes, the first subset contains this share of the examples.
-            For the other classes, it contains the remaining share. The second subset contains all other examples.
+        share: The share of each class in the first half of the classes that the first subset contains. For the other
+            classes, the first subset contains the remaining share. The second subset contains all other examples.
 
     References:
         Navon et al. (2024), section 6, disjoint data sets with 95% and 5%.
@@ -89,8 +89,9 @@ class Checkpoints:
     """The steps at which networks are yielded, in addition to the last step.
 
     Attributes:
-        every: The number of steps between two checkpoints.
-        warmup: The number of steps before the first checkpoint. If it is 0, the first checkpoint is the initialization.
+        every: The number of steps from one checkpoint to the next.
+        warmup: The number of steps before the first checkpoint. If this number is 0, the first checkpoint is the
+            initialization.
     """
 
     every: int
@@ -111,8 +112,8 @@ class Discard:
 
     Attributes:
         step: The number of steps after which networks are stopped.
-        worst: The share of every group that is stopped, by largest validation loss. Networks that were stopped before
-            are included in this share.
+        worst: The share of networks in every group that are stopped: the networks with the largest validation losses.
+            Networks that were stopped before are included in this share.
         above: Networks whose validation loss (in nats or squared error) exceeds this number are stopped.
     """
 
@@ -135,7 +136,7 @@ class PopulationConfig(DescentConfig):
 
     Consecutive ids form a group: network i belongs to group `i // group`. The networks of a group read the same batches
     in the same order, from the same subset of the data. All other random choices are made separately for each network.
-    With `group=1`, each network also has separate batches and a separate subset, at up to three times the cost.
+    With `group=1`, each network has its own batches and its own subset, and training takes up to three times as long.
 
     Steps, epochs, batches, optimizer and schedule are those of `DescentConfig`. Batches follow one another without
     gaps, so the last batch of one epoch may contain the beginning of the next. Optimizer settings may be distributions,
@@ -203,5 +204,5 @@ class PopulationConfig(DescentConfig):
 
 
 def generator_of(*key: int | str) -> torch.Generator:
-    """Return the random generator for a key, which alone determines the random numbers."""
+    """Return the random generator for a key; the key alone determines the random numbers."""
     return torch.Generator().manual_seed(derive_seed(*key))

@@ -16,7 +16,7 @@ from regauge.storage.architecture import import_object
 from regauge.training.initialization import use_seed
 
 WAVES, WAVE_POINTS = 2000, 512
-"""The number of signals in the data set "sine-waves", and the number of points per signal."""
+"""The number of signals in the data set "sine-waves", and the number of points of each signal."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Examples:
         inputs: Inputs, `[n, ...]`.
         targets: Class indices `[n]`, int64 from 0, or floating-point targets `[n, out]`. For signals, the targets are
             `[signals, n, out]`.
-        validation_inputs: Inputs that are held out from training. Test sets are never read.
+        validation_inputs: Inputs that are not used for training. Test sets are never read.
         validation_targets: The targets of the validation inputs.
-        is_signals: Whether each network learns a separate signal, at points that all networks share.
-        labels: The class label of each signal, `[signals]`, or None. Labels are written to rows, but no network learns
-            them.
-        is_test: Whether each signal is from the test set, `[signals]`. It determines the value of the column "split",
-            which is "test" or "train". None if the signals are not split.
+        is_signals: Whether each network learns its own signal, at points that are the same for all networks.
+        labels: The class label of each signal, `[signals]`, or None. Labels are written to rows, but are not used for
+            training.
+        is_test: Whether each signal is from the test set, `[signals]`. This determines the value of the column "split",
+            which is "test" or "train". It is None if the signals are not split.
 
     Raises:
-        ValueError: The numbers of inputs and targets, or of signals and labels, differ. Or targets have another shape
-            or dtype.
+        ValueError: The numbers of inputs and targets, or of signals and labels, differ. Or the targets have another
+            shape or dtype.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Examples:
 
 
 def require_trainable(module: nn.Module, examples: Examples) -> None:
-    """Raise a ValueError unless a module can be trained on examples of its dtype. It is left in training mode."""
+    """Set a module to training mode; raise a ValueError if it cannot be trained on examples of its dtype."""
     names = [name for name, _ in module.named_parameters()]
     tied = sorted({name for name, _ in module.named_parameters(remove_duplicate=False)} - set(names))
     if tied:
@@ -185,7 +185,7 @@ def image_classes(data: ImageData, mean: float, std: float) -> Examples:
 def image_signals(data: ImageData) -> Examples:
     """Return every image with its class label, as a function from pixel centers in [-1, 1]^2, row by row, to channels.
 
-    Test images are spread evenly among training images, so the first signals contain both.
+    Test images are spread evenly among training images, so the first signals contain both kinds.
     """
     images, labels = torch.cat([data.train_images, data.test_images]), torch.cat([data.train_labels, data.test_labels])
     count, channels, height, width = images.shape

@@ -17,7 +17,7 @@ from regauge.zoo.training.examples import Examples
 
 Row = dict[str, Any]
 EVALUATED = 1000
-"""The number of examples in one evaluation call."""
+"""The number of examples in one call of an evaluation."""
 
 
 class Feed:
@@ -82,7 +82,7 @@ class Batches:
         return inputs, torch.cat(own)
 
     def keep(self, groups: Tensor, index: Tensor) -> None:
-        """Keep only some groups, and the networks at `index`."""
+        """Keep only some groups, and the networks with the indices `index`."""
         if self.feeds is not None:
             self.feeds = [self.feeds[k] for k in groups.tolist()]
         if self.examples.is_signals:

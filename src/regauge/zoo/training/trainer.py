@@ -27,16 +27,19 @@ ACTIVATION_BYTES = 8 * 2**20
 CACHE_BYTES = 18 * 2**20
 """The number of bytes that a step of a stack reads and writes: activations, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
-"""The number of bytes that a step reads and writes on other devices, which need many networks at once to be busy."""
+"""The number of bytes that a step reads and writes on devices other than the CPU, which only many networks at once
+fully use."""
 MOMENTS = 2
 """The largest number of parameter-sized tensors that an optimizer keeps."""
 STACK = 512
 """The largest number of networks in a stack."""
 STACK_BY_VMAP = 64
 COMPILED_WORK = 1e12
-"""The number of multiplications (minutes on one core) from which compiling pays off; it saves a third of them."""
+"""The number of multiplications above which a program is compiled. This training takes minutes on one core, of which
+compiling saves a third."""
 COMPILED_SIZE = 50_000
-"""A limit. For larger networks, matrix products dominate, and compiling does not accelerate them."""
+"""Networks with more parameters than this are not compiled. In such networks, matrix products take most of the time,
+and compiling does not accelerate matrix products."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,31 +58,33 @@ def train(
 ) -> Iterator[SavedNetworks]:
     """Train a population or some of its networks.
 
-    Networks are trained in stacks, on one thread. To use more cores, train other ids in other processes. A network
-    depends only on the config and the id, not on the stack, the back end and the other ids. Every step is the same up
-    to rounding, however the population is divided. In float32, rounding differences grow during training. After long
-    training, parameters therefore also depend on the stack, the library of matrix products and the processor. In
+    Networks are trained in stacks, on one thread. To use more cores, train different ids in different processes. A
+    network depends only on the config and the id, not on the stack, the back end and the other ids. Every step is the
+    same up to rounding, however the population is divided. In float32, rounding differences grow during training. After
+    long training, parameters therefore also depend on the stack, the library of matrix products and the processor. In
     float64 they are equal to 1e-9 in all tests.
 
-    A network that diverges does not affect other networks. At the next checkpoint or discard it is yielded once, marked
-    "is_diverged", and then dropped. A discarded network is yielded at the step of the discard, marked "is_discarded",
-    and then dropped. This step need not be a checkpoint. Every network therefore has one last row, at the end of
-    training or with one of the two marks.
+    A network that diverges does not affect other networks. At the next checkpoint or discard, a diverged network is
+    yielded once, with the mark "is_diverged", and then dropped. A discarded network is yielded at the step of the
+    discard, with the mark "is_discarded", and then dropped. The step of a discard need not be a checkpoint. The last
+    row of every network is therefore either the end of its training or a row with one of the two marks.
 
     Args:
         config: The configuration of the whole population.
-        ids: The ids of the networks; all networks if None. If a share of each group is discarded, groups must be
-            complete.
+        ids: The ids of the networks; all networks if None. If a share of each group is discarded, the ids of each group
+            must be complete.
         data: Examples that replace the examples named by `config.data`.
-        backend: The back end for training. If None, the fastest for the architecture and the device is used. Fully
-            connected chains and (on a CPU) convolutional chains of layers have special programs instead of the stacked
-            program.
+        backend: The back end for training. If None, the fastest back end for the architecture and the device is used.
+            Fully connected chains and (on a CPU) convolutional chains have special programs, which replace the general
+            program for stacks.
         stack: The largest number of networks in a stack.
         device: The device for training.
         dtype: The dtype of parameters and examples.
-        advance: A function that is called with the number of trained networks, including fractions, after every step.
+        advance: A function that is called after every step with the number of trained networks. Networks in training
+            count as fractions.
         on_step: A function that is called after each step of a stack with a `regauge.training.State`: the number of the
-            step, the losses and ids of the networks, and the learning rate. The networks may include stopped networks.
+            step, the losses and ids of the networks, and the learning rate. Stopped networks may still be among these
+            networks.
 
     Yields:
         For each stack, one block at every checkpoint and at the end. If networks are discarded at another step, an
@@ -87,7 +92,7 @@ def train(
 
     Raises:
         ValueError: Ids are repeated or do not belong to the population. A share of an incomplete group would be
-            discarded. Networks would be equal. Or the module cannot be trained in this way.
+            discarded. Networks would be equal. Or the module cannot be trained in stacks.
     """
     chosen = list(range(config.count)) if ids is None else sorted(ids)
     if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
@@ -108,7 +113,7 @@ def train(
 
 
 def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
-    """Return the ids of each stack: at most `size` ids, with equal numbers per group if groups have own batches."""
+    """Return the ids of each stack: at most `size` ids, equally many from every group if groups have own batches."""
     if size < 1:
         raise ValueError(f"a stack of {size} networks is asked for; give at least 1")
     if any(discard.worst is not None for discard in config.discards):
@@ -140,7 +145,7 @@ def _draw(config: PopulationConfig, examples: Examples, network: int) -> Member:
 
 
 class _Maker:
-    """A builder of programs for stacks. All stacks share one engine, which is therefore compiled once."""
+    """A builder of programs for stacks. All stacks share one engine, so it is compiled only once."""
 
     def __init__(
         self, config: PopulationConfig, module: nn.Module, examples: Examples, backend: Backend | None, networks: int
@@ -169,7 +174,7 @@ class _Maker:
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
-        """Return the number of networks that fit the cache or device: whole groups, or equal parts of one group."""
+        """Return the number of networks that fit the cache or the device: whole groups, or equal parts of one group."""
         group = self.config.group
         if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)
