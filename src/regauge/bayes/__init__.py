@@ -1,4 +1,4 @@
-"""Posteriors over the weights of networks, which are aligned as distributions.
+"""Posteriors over the weights of networks, and their alignment as distributions.
 
 References:
     Rossi, Singh and Hannagan (2023), On permutation symmetries in Bayesian neural network posteriors.

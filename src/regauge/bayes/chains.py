@@ -36,9 +36,10 @@ CONVERGED = 1.01
 AGREE, SHARE = 1.05, 0.95
 """The criterion for agreement of chains: a limit on R-hat, and the share of entries within this limit."""
 GRID = -30
-"""The grid on which values are rounded for ranking, as a power of two relative to the largest value of the tensor."""
+"""The grid on which entries are rounded for ranking, as a power of two relative to the largest entry of the tensor."""
 ZERO = 1e-12
-"""A threshold relative to the largest value of all tensors. Tensors with smaller values are zero up to rounding."""
+"""A threshold relative to the largest entry of all tensors. Tensors whose entries are smaller are treated as zero up to
+rounding."""
 FEWEST = 4
 """The smallest number of draws in a chain, because each chain is split into halves."""
 
@@ -143,11 +144,11 @@ def diagnose(
 ) -> ChainDiagnosis:
     """Measure how well Markov chains mix: in their parameters, up to symmetry, and as functions.
 
-    Chains may jump between symmetric copies of one mode, or stay in different copies. The R-hat of parameters then
-    shows no convergence, although the chains agree as functions. Therefore each draw is first transformed to its
-    canonical form. All draws are then aligned to their common mean (`MergeMany`) over the whole group, with
-    translations zero or centered. Up to rounding, the result depends only on the orbits of the draws, not on the
-    position of a draw on its orbit.
+    A chain may jump between symmetric copies of one mode, and different chains may stay in different copies. The R-hat
+    of parameters then shows no convergence, although the chains agree as functions. Therefore each draw is first
+    transformed to its canonical form. All draws are then aligned to their common mean (`MergeMany`) over the whole
+    group, with translations zero or centered. Up to rounding, the result depends only on the orbits of the draws, not
+    on the position of a draw on its orbit.
 
     ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry. This
     takes about 0.6 milliseconds of CPU time per entry. Buffers are left out. The data set works with all other

@@ -28,7 +28,7 @@ class PosteriorAlignment(Generic[AnyPosterior]):
 
     Attributes:
         posteriors: For many posteriors, all aligned posteriors; the first is unchanged. For two posteriors, only the
-            transformed second one. The predictive distribution of each posterior is unchanged.
+            transformed second posterior. The predictive distribution of each posterior is unchanged.
         before: For two posteriors, `W2^2` between their moments. For many posteriors, the mean of their distances from
             the barycenter. Buffers are not compared.
         after: The same distance after the alignment.
@@ -80,11 +80,11 @@ def align_posteriors(
 ) -> PosteriorAlignment[AnyPosterior]:
     """Transform the second posterior along its orbit, as close to the first posterior as the method can.
 
-    The method matches means and standard deviations, so the posteriors may be of different kinds. Kronecker factors
-    contribute the diagonal of their product. Low-rank Gaussians contribute the standard deviations of both components
-    together. Particles contribute their means and standard deviations. One element transforms the whole posterior,
-    because the samples of one chain lie in one copy of a mode. Matching the samples one by one would find the identity
-    at a higher cost.
+    The method matches means and standard deviations, so the posteriors may be of different kinds. For Kronecker
+    factors, the standard deviations come from the diagonal of their product. For low-rank Gaussians, they include both
+    components. For particles, they are the standard deviations over the particles. One element transforms the whole
+    posterior, because the samples of one chain lie in one copy of a mode. Matching the samples one by one would find
+    the identity at a higher cost.
 
     Translations of `symmetry` are not applied, and scales are applied only if the method balances them. The reason is
     that a posterior is flat along these coordinates only under a flat prior. Under another prior, a translated
@@ -122,7 +122,7 @@ def align_many_posteriors(
     method: Method | None = None,
     generator: torch.Generator | None = None,
 ) -> PosteriorAlignment[AnyPosterior]:
-    """Transform posteriors along their orbits until none can come closer to the barycenter of the others.
+    """Transform posteriors along their orbits until no posterior can come closer to the barycenter of the others.
 
     As in `align_posteriors`, moments are matched, and whole posteriors are transformed. For K diagonal Gaussians, the
     sum of `W2^2` over pairs is K times the sum of the distances from the barycenter. Each step for one posterior lowers
@@ -155,10 +155,10 @@ def align_many_posteriors(
 def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None = None) -> GaussianPosterior:
     """Return the diagonal Gaussian with the smallest weighted sum of squared Wasserstein distances to the moments.
 
-    The mean of the barycenter is the weighted mean of the means. Its standard deviation is the weighted mean of the
-    standard deviations, not of the variances. The distances between the means do not contribute to it. Align the
-    posteriors first (`align_many_posteriors`), because the barycenter of posteriors in different copies of a mode lies
-    in no mode.
+    The mean of the barycenter is the weighted mean of the means. The standard deviation of the barycenter is the
+    weighted mean of the standard deviations, not of the variances. The distances between the means do not change the
+    standard deviation. Align the posteriors first (`align_many_posteriors`), because the barycenter of posteriors in
+    different copies of a mode lies in no mode.
 
     Args:
         posteriors: One or more posteriors of one architecture. Posteriors that are not diagonal Gaussians are replaced

@@ -1,4 +1,4 @@
-"""Choice of a network's gauge for a purpose, such as the point of the network's orbit that is easiest to quantize."""
+"""Choice of a network's gauge for a purpose, such as the point of its orbit that is easiest to quantize."""
 
 from regauge.names import attach
 
@@ -12,7 +12,7 @@ MOVED = {
     "result": ("Trials",),
     "hadamard": ("flat_rotation",),
 }
-"""Names from earlier versions that no command needs any more, by the file that defines them."""
+"""Names of earlier versions that no command needs any more, with the file that defines each name."""
 
 moved = {name: f"regauge.gauging.{file}" for file, names in MOVED.items() for name in names}
 __getattr__, __dir__, __all__ = attach(__name__, __file__, moved=moved)

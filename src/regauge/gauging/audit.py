@@ -20,7 +20,7 @@ from regauge.gauging.mappings import ScalePair, resolve_pair
 from regauge.gauging.methods.equalize import diagonal, scaled_element
 
 Convert = Callable[[Params], Params]
-"""Function that converts parameters under the table's names to parameters under the model's names."""
+"""A function that converts parameters under the table's names to parameters under the model's names."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Finding:
         verdict: "holds"; "broken"; "skipped" if sizes differ and no tool scales the pair; "unmatched" if the row
             matches no modules.
         change: The relative change of the outputs when the pair is scaled by random factors in [1/2, 2].
-        missing: Parameters that the pair does not scale although it must.
-        extra: Parameters that the pair scales although it must not.
+        missing: Parameters that the pair does not scale, although the symmetry scales them.
+        extra: Parameters that the pair scales, although the symmetry does not scale them.
         reason: The reason for the verdict.
     """
 
@@ -91,15 +91,15 @@ def audit(
     Args:
         table: Pairs with patterns; see `read_table`.
         params: One network, under the names in the table: parameters by name, or the path of a checkpoint.
-        symmetry: The symmetry of the model, under the model's names. It determines which parameters a broken pair
-            leaves out.
+        symmetry: The symmetry of the model, under the model's names. The symmetry determines which parameters a broken
+            pair leaves out.
         module: The model, not on the meta device.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         generator: The random generator for the factors. Default: a generator with seed 0.
         outputs: The names of the outputs that are compared.
-        convert: A function that converts `params` to parameters under the model's names. It is not needed for a
-            checkpoint.
+        convert: A function that converts `params` to parameters under the model's names. The function is not needed for
+            a checkpoint.
     """
     generator = given_or_seed(generator)
     job = open_job([params], 0)

@@ -21,10 +21,10 @@ class Certificate:
     """Changes of a network's outputs after a transformation, relative to the largest entry of each output.
 
     Attributes:
-        exact: The change with both networks in float64. It shows whether the symmetry is exact.
+        exact: The change with both networks in float64. This change shows whether the symmetry is exact.
         tolerance: The largest allowed value of `exact`: 1e-9, or 1e-5 if the model rounds to float32 internally.
-        stored: The change with the transformed network in its stored dtype, which includes rounding. None if the model
-            cannot be evaluated in that dtype.
+        stored: The change with the transformed network in its stored dtype, which includes rounding. It is None if the
+            model cannot be evaluated in that dtype.
         dtype: The dtype in which the transformed network is stored.
         per_group: The exact change if only one group transforms the network, for each group.
     """
@@ -68,7 +68,7 @@ def certify(
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         outputs: The names of the outputs that are compared.
-        each_group: Whether each group's transformation is also tested separately.
+        each_group: Whether the transformation of each group is also tested alone.
     """
     model = _Model(module, *example_arguments(example_inputs, example_kwargs), outputs)
     try:

@@ -1,4 +1,7 @@
-"""Gauges of checkpoints that do not fit in memory. Only rotations are used, sampled without reading the weights."""
+"""Gauges of checkpoints that do not fit in memory.
+
+Only rotations are used, and they are sampled without reading the weights.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -21,7 +24,7 @@ from regauge.gauging.result import AS_IT_IS, Chosen, Trials
 from regauge.gauging.rounding import REPORTED, layer_rows
 
 STREAMED_BYTES = 1 << 23
-"""The size in bytes, as float32, of the chunks in which tensors are transformed if they can be split."""
+"""The size in bytes, as float32, of the chunks in which tensors are transformed if tensors can be split."""
 
 
 @check_arguments
@@ -35,15 +38,16 @@ def choose_streamed(
 ) -> Chosen:
     """Sample rotations for a checkpoint on the disk, and keep them if the layers' rounding error does not grow.
 
-    Either all rotations are kept, or none. Translations are not removed, because they add products of tensors. The mean
-    over layers of the relative squared rounding error must not grow. This holds for the method's rounding scheme and
-    for 8, 4 and 3 bits per row. In large layers, the error is measured on a subset of the rows.
+    Either all rotations are kept, or no rotation is kept. Translations are not removed, because they add products of
+    tensors. The mean over layers of the relative squared rounding error must not grow. This condition must hold for the
+    method's rounding scheme and for 8, 4 and 3 bits per row. In large layers, the error is measured on a subset of the
+    rows.
 
     Args:
         checkpoint: The network.
         symmetry: The symmetry of its architecture.
-        method: The method, whose first rotation is sampled. If the method lists no methods, the rotation is a Hadamard
-            matrix.
+        method: The method, whose first rotation is sampled. If the method has no list of methods, the rotation is a
+            Hadamard matrix.
         task: The module, which may be on the meta device, example inputs for tracing, and the outputs to preserve.
             Without a task, gains that prevent rotations are not changed.
         generator: The random generator.

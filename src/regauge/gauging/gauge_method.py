@@ -24,10 +24,11 @@ class GaugeProblem:
         params: The parameters on the CPU, in float32 or float64.
         symmetry: The symmetry, with every size known.
         task: The model and data, for methods that evaluate the model; otherwise None.
-        generator: The random generator; None for methods without random numbers.
-        test: A task with held-out data, which are not used to choose the gauge; None without such data.
+        generator: The random generator; it is None for methods without random numbers.
+        test: A task with held-out data, which are not used to choose the gauge; it is None if there are no such data.
         dtypes: The original dtypes of tensors whose dtype in `params` differs.
-        can_learn: Whether memory suffices for learning by function, which holds gradients in addition to parameters.
+        can_learn: Whether the memory suffices to learn by function; then gradients are held in memory in addition to
+            the parameters.
     """
 
     params: Params
@@ -53,7 +54,7 @@ class GaugeProblem:
 
     @cached_property
     def uncovered(self) -> Uncovered:
-        """The rotations that are possible. If a task's model can be traced, gains are first set to one."""
+        """The rotations that are possible. If a task's model can be traced, gains of norms are first set to one."""
         if self.symmetry.ones:
             self.symmetry.require_ones(self.params)
         if self.task is None or self.symmetry.ones:
@@ -74,7 +75,7 @@ class GaugeMethod(ABC):
 
     @abstractmethod
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return moves for which the method's objective is at least that of the given network."""
+        """Return moves after which the method's objective is at least that of the given network."""
 
 
 def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, str], ...]:

@@ -29,7 +29,7 @@ from regauge.gauging.moves import Move, apply_moves
 from regauge.gauging.result import Chosen, GaugeResult
 
 HADAMARD = ", or use --method hadamard without --data"
-"""Advice for the case that a gauge cannot be chosen in memory."""
+"""Advice that is printed if a gauge cannot be chosen in memory."""
 
 
 @check_arguments
@@ -61,8 +61,8 @@ def gauge(
     | `Smooth` | scales between activations and the weights that read them | a task |
     | `Chain` | several methods, one after the other | what these need |
 
-    The default methods start at the representative, from which translations are removed. If you pass a method, it
-    starts at the given network, and so does `BestGauge(methods=(...,))`.
+    The default methods start at the representative, in which the coordinates of translations are zero. If you pass a
+    method, the method starts at the given network. `BestGauge(methods=(...,))` also starts at the given network.
 
     Gains of norms can prevent rotations. If a task is given, scales of the symmetry first set these gains to one. After
     `regauge.discovery.fold`, the gains are already one.
@@ -71,8 +71,8 @@ def gauge(
     In this case only rotations are sampled, and the model is not evaluated.
 
     Args:
-        params: One network, as parameters by name or the path of a checkpoint. It is not changed. Buffers are
-            transformed with the parameters.
+        params: One network, as parameters by name or the path of a checkpoint. The argument itself is not changed.
+            Buffers are transformed with the parameters.
         symmetry: The symmetry of its architecture.
         method: The method; `BestGauge()` by default. With a task, `BestGauge` compares losses after the weights are
             rounded to four bits. Without a task, it compares the weights' rounding errors. Other methods have other
@@ -80,13 +80,14 @@ def gauge(
         task: The model and data. Methods use them to choose the gauge, and the result is certified on them. Only
             `BestGauge` uses the loss.
         test: A task with held-out data, which are not used to choose the gauge. `BestGauge` evaluates its chosen
-            network on these data. If networks are compared by the loss, half of the examples of `task` are held out by
-            default (`Task.split`).
+            network on these data. If networks are compared by the loss, and `test` is None, half of the examples of
+            `task` are held out (`Task.split`).
         generator: The random generator. Equal generator states give equal results.
-        out: The path or `Output` for the transformed network. A report is written next to it. This argument and the
-            following arguments are for checkpoints only.
-        memory: The memory limit: bytes, or a string such as "2GB". By default, half of the machine's memory.
-        progress: Displays the progress of writing.
+        out: The path or `Output` for the transformed network. A report is written next to it. `out`, `memory` and
+            `progress` are for checkpoints only.
+        memory: The memory limit: bytes, or a string such as "2GB". By default, the limit is half of the machine's
+            memory.
+        progress: The display of the progress of writing.
 
     Returns:
         The transformed network with the same names, shapes, dtypes and devices, the moves, and the groups and gains

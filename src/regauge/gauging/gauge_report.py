@@ -17,7 +17,7 @@ from regauge.gauging.result import GaugeResult
 from regauge.gauging.rounding import FOUR_BITS, REPORTED
 
 NOT_RUN = "the model has no values here: it is larger than what is run, or is not known"
-"""The reason for a missing certificate."""
+"""The reason that is reported if there is no certificate."""
 
 
 def gauge_path(checkpoint: Path) -> Path:

@@ -12,7 +12,8 @@ Square = Float64[Tensor, "n n"]
 
 
 SYLVESTER = 32
-"""The largest size of a Sylvester matrix that is stored. Larger ones are Kronecker products of smaller matrices."""
+"""The largest size of a Sylvester matrix that is stored. Larger Sylvester matrices are Kronecker products of smaller
+matrices."""
 
 
 @cache

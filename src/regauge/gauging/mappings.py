@@ -27,9 +27,9 @@ EXPRESSION = "re:"
 
 @dataclass(frozen=True)
 class ScalePair:
-    """A layer whose outputs are divided by scales, and the layers that read it, whose inputs are multiplied by them.
+    """A layer whose outputs are divided by scales, and the layers that read it, whose input weights are multiplied.
 
-    If the first layer has more output channels than the other layers read, tools divide its last output channels. A
+    If the first layer has more output channels than the other layers read, tools divide the last output channels. A
     fused layer of queries, keys and values is an example.
 
     The fields hold module names. In a table, they may be patterns. A pattern is either the end of a name, or `re:` plus
@@ -45,7 +45,7 @@ def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, st
     """Return the scale pairs that hold for a model according to its symmetry, and the remaining families of scales.
 
     A family is a pair if it divides one module, multiplies the inputs of other modules, and changes nothing else. The
-    remaining families are listed by the names of their groups, with the reasons.
+    other families are listed by the names of their groups, with the reason for each.
     """
     pairs: dict[ScalePair, None] = {}
     others: list[tuple[str, str]] = []
@@ -91,7 +91,7 @@ def _last_units(place: ScaleSite, length: int) -> tuple[int, ...]:
 
 
 def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
-    """Return the pairs as a table for AWQ in llm-compressor, where exact names are `re:^name$`, or for AutoAWQ."""
+    """Return the pairs as a table for AWQ in llm-compressor (exact names are written as `re:^name$`) or for AutoAWQ."""
     if tool == "autoawq":
         return [{"smooth_layer": one.smooth, "balance_layers": list(one.balance)} for one in pairs]
     return [
@@ -107,7 +107,8 @@ def save_mappings(
     """Write the scale pairs that hold for a model to a JSON or YAML file, as a table for one of the tools.
 
     Returns:
-        The rows of the table. Also the group and the reason for each family of scales that is not a pair.
+        The rows of the table. The result also contains the group and the reason for each family of scales that is not a
+        pair.
 
     Raises:
         FileExistsError: The file exists and `overwrite` is false.
@@ -203,8 +204,8 @@ def resolve_pair(pair: ScalePair, modules: Iterable[str]) -> list[ScalePair]:
     """Return the module pairs that match a row: each smooth layer, with the balance layers in its smallest block.
 
     The blocks of a smooth layer are the modules that contain it. The smallest block that contains balance layers is
-    used. The largest possible block is the one that the last number in the layer's name indexes, such as a layer or an
-    expert.
+    used. The largest possible block is the module whose name ends with the last number in the layer's name, such as a
+    layer or an expert.
     """
     names = list(modules)
     result = []

@@ -13,9 +13,10 @@ from regauge.core.symmetry import Symmetry
 from regauge.gauging.rounding import RoundToNearest, layer_rows
 
 MOST_VALUES = 1 << 19
-"""The approximate number of entries of a tensor that are rounded. In larger tensors, evenly spaced rows are rounded."""
+"""The approximate number of entries of a tensor for which the rounding error is measured. In larger tensors, it is
+measured on evenly spaced rows."""
 MOST_CHANNELS = 1024
-"""The number of channels per layer whose ranges are stored. In wider layers, these channels are evenly spaced."""
+"""The number of channels per layer whose ranges are stored. In wider layers, evenly spaced channels are stored."""
 
 
 @dataclass

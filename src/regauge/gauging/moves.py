@@ -21,7 +21,10 @@ from regauge.discovery.rewrites.gains import gains, unit_gains
 
 @dataclass(frozen=True)
 class Move:
-    """An element of a symmetry, and the gains that it brings to one. Afterwards these gains are set to exactly one."""
+    """An element of a symmetry, and the gains that the element brings to one.
+
+    After the element is applied, these gains are set to exactly one.
+    """
 
     symmetry: Symmetry
     element: Element
@@ -75,9 +78,9 @@ def take_out_translations(
 ) -> Move | None:
     """Return the move that sets the coordinates of translations to zero and does not change gains.
 
-    The result is None if there are no such translations. Two kinds of families are excluded. The first kind is exact
-    only with the stored running statistics. Recomputing these statistics would undo half of a move. The second kind
-    transforms 16-bit tensors. After rounding to 16 bits, the representative would compute another function.
+    The result is None if the symmetry has no such translations. Two kinds of families are excluded. The first kind is
+    exact only with the stored running statistics. Recomputing these statistics would undo half of a move. The second
+    kind transforms 16-bit tensors. After rounding to 16 bits, the representative would compute another function.
     """
     symmetry = symmetry.on_data
     families = [
@@ -117,7 +120,7 @@ def uncover_rotations(
 ) -> Uncovered:
     """Set the gains that prevent rotations to one, by scales and signs of the symmetry.
 
-    The function reads only the gains. Therefore the module may be on the meta device, and the network on the disk.
+    The function reads only gains. Therefore the module may be on the meta device, and the network may be on the disk.
 
     Args:
         read: A function that returns a parameter by name.

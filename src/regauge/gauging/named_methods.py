@@ -24,14 +24,16 @@ METHODS: dict[str, type[GaugeMethod]] = {
 def named_method(
     name: str, scheme: RoundToNearest, *, is_loss: bool, is_kept_always: bool = False, **settings: Any
 ) -> BestGauge:
-    """Return the named method, as a `BestGauge`. It keeps the unchanged network if rounding damages this network less.
+    """Return the named method, as a `BestGauge`.
+
+    The result keeps the unchanged network if rounding damages the unchanged network less.
 
     Args:
         name: A key of `METHODS`, or "best".
         scheme: The rounding scheme for which the gauge is chosen.
         is_loss: Whether networks are compared by the task's loss instead of the rounding error of the weights.
         is_kept_always: Whether the transformed network is kept even if rounding damages it more.
-        settings: Additional settings, for methods that have them: `steps` and `by` of learned rotations.
+        settings: More settings, for methods that have them: `steps` and `by` of learned rotations.
     """
     chosen = None
     if name != "best":

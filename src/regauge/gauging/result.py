@@ -15,13 +15,13 @@ AS_IT_IS = "as it is"
 
 @dataclass(frozen=True)
 class Trials:
-    """Networks of one orbit, compared by the damage that rounding does.
+    """Networks of one orbit, compared by how much rounding damages them.
 
     Attributes:
-        measure: The quantity by which networks are compared; lower is better.
+        measure: The quantity by which networks are compared. Lower values are better.
         values: The quantity for each network that was tried. The unchanged network comes first.
         kept: The name of the network that was kept.
-        whole: The quantity without rounding, if it is a loss.
+        whole: The quantity for the network without rounding, if the quantity is a loss.
         judged: The quantity on held-out data, for the given network and for the kept network.
     """
 
@@ -53,7 +53,7 @@ class Chosen:
         unit: The unit of the objective.
         fixed: Groups and gains that the method did not change, each with the reason.
         notes: Messages about the choice.
-        trials: The compared networks, if there were several.
+        trials: The compared networks, if several networks were compared.
     """
 
     moves: tuple[Move, ...]
@@ -76,14 +76,14 @@ class GaugeResult:
     Attributes:
         params: The transformed network, with the same names, shapes, dtypes and devices.
         moves: The moves to the gauge, in order.
-        objective: The objective, which the method maximizes. It is never less than `initial`.
+        objective: The objective, which the method maximizes. The objective is never less than `initial`.
         initial: The objective of the given network.
         history: The objective at the start and after each step; it never decreases.
         unit: The unit of the objective, such as "dB" for a signal-to-noise ratio.
         fixed: Groups and gains that were not changed, each with the reason.
         notes: Messages about the choice.
-        certificate: The change of the outputs; None without a task.
-        trials: The compared networks, if there were several.
+        certificate: The change of the outputs, or None if no task was given.
+        trials: The compared networks, if several networks were compared.
     """
 
     params: Params = field(repr=False)

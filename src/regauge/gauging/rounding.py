@@ -23,8 +23,8 @@ class RoundToNearest:
     """Rounding of entries to the nearest of `2^bits - 1` equally spaced levels around zero.
 
     Entries share a scale, and the largest magnitude among them maps to the largest level. By default, each row (all
-    weights of one output) has one scale. With `group`, consecutive entries along the inputs of a row share a scale.
-    With `is_per_tensor`, the whole tensor has one scale.
+    weights of one output) has one scale. If `group` is set, this number of consecutive entries along the inputs of a
+    row share a scale. With `is_per_tensor`, the whole tensor has one scale.
 
     Attributes:
         bits: The number of bits of an entry, from 2 to 16.
@@ -125,8 +125,8 @@ def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
     """Return the weights of layers with the axes that index their rows; a row contains all weights of one output.
 
     The result excludes vectors, buffers, embedding tables and position tables. It includes only one name of a tied
-    tensor. A row extends along the axes over which the layer sums. It also extends along axes of kernels, after the
-    first axis, on which no group acts.
+    tensor. A row extends along the axes over which the layer sums. A row also extends along the axes of kernels, after
+    the first axis, on which no group acts.
     """
     acting: dict[str, set[int]] = {}
     for group in symmetry.groups:
@@ -161,7 +161,7 @@ REPORTED = tuple(RoundToNearest(bits) for bits in (8, 4, 3))
 def round_network(
     params: Mapping[str, Tensor], symmetry: Symmetry, scheme: Callable[[Tensor, tuple[int, ...]], Tensor]
 ) -> Params:
-    """Return a network with rounded layer weights. All other tensors are shared with `params`.
+    """Return a network with rounded layer weights. All other tensors are the same objects as in `params`.
 
     `scheme` is a `RoundToNearest`, or another function of a tensor and the axes that index its rows.
     """
@@ -189,7 +189,7 @@ def mean_error(params: Mapping[str, Tensor], symmetry: Symmetry, scheme: RoundTo
 
 
 def relative_error(tensor: Tensor, rows: tuple[int, ...], scheme: RoundToNearest) -> float:
-    """Return `|W - Q(W)|^2 / |W|^2`; zero for an all-zero tensor."""
+    """Return `|W - Q(W)|^2 / |W|^2`, or zero for a tensor of zeros."""
     values = tensor.to(work_dtype(tensor.dtype))
     whole = float(values.square().sum(dtype=torch.float64))
     return float((values - scheme(values, rows)).square().sum(dtype=torch.float64)) / whole if whole else 0.0
@@ -204,7 +204,8 @@ INPUTS = {
     functional.linear: -1, functional.conv1d: None, functional.conv2d: None, functional.conv3d: None,
     torch.conv1d: None, torch.conv2d: None, torch.conv3d: None, torch.addmm: -1,
 }  # fmt: skip
-"""Layer functions, each with the input axis along which activations share a scale. None: all axes but the batch."""
+"""Layer functions, each with the input axis along which activations share a scale. None means all axes except the batch
+axis."""
 
 
 class _Rounded(TorchFunctionMode):
@@ -230,7 +231,8 @@ class _Rounded(TorchFunctionMode):
 def rounded_activations(scheme: RoundToNearest | None) -> Iterator[None]:
     """Return a context in which layers read rounded activations: one scale per token, or per example in convolutions.
 
-    Linear layers, convolutions and `addmm` are covered. Products of two activations are not covered.
+    The inputs of linear layers, of convolutions and of `addmm` are rounded. The inputs of products of two activations
+    are not rounded.
     """
     if scheme is None:
         yield

@@ -1,8 +1,8 @@
 """Descent on a loss: the loop that all training uses.
 
-`descend` is a generator of steps. It trains a `Program`, which consists of parameters and their optimizer.
-`PlainProgram` has the parameters of one network or any other parameters, and `regauge.training.stacks.Stack` has the
-parameters of many networks. `minimize` trains a plain program to the end.
+`descend` is a generator that yields the state after each step. It trains a `Program`, which consists of parameters and
+their optimizer. `PlainProgram` has the parameters of one network or any other parameters, and
+`regauge.training.stacks.Stack` has the parameters of many networks. `minimize` trains a plain program to the end.
 """
 
 import itertools
@@ -28,9 +28,11 @@ B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
 
 Loss = Callable[[Params, B], Tensor]
-"""A function from parameters and a batch to a loss, or to one loss for each of several independent networks."""
+"""A function from parameters and a batch to a loss, or to several losses if several independent networks are
+trained."""
 Gradient = Callable[[Params, B], tuple[Tensor, Sequence[Tensor | None]]]
-"""A function from parameters and a batch to the loss and the gradients; None for parameters without effect."""
+"""A function from parameters and a batch to the loss and the gradients. The gradient is None for parameters that do not
+affect the loss."""
 
 
 class Clock:
@@ -39,8 +41,8 @@ class Clock:
     Args:
         limit: The number of seconds after which training ends; None for no limit.
         is_cpu_time: Whether CPU seconds of this process are counted instead of wall-clock seconds. With CPU seconds,
-            the budget is the same on a busy machine.
-        spent: The number of seconds before an interruption of the training run.
+            the time limit allows the same work on a busy machine.
+        spent: The number of seconds that the training run took before an interruption.
     """
 
     def __init__(self, limit: float | None = None, *, is_cpu_time: bool = False, spent: float = 0.0) -> None:
@@ -50,7 +52,7 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """The number of seconds so far."""
+        """The number of seconds that the training run has taken."""
         return self._now() - self._begun
 
     @property
@@ -137,7 +139,7 @@ class State(NamedTuple):
 
     Attributes:
         step: The number of completed steps.
-        steps: The total number of steps, if time suffices.
+        steps: The total number of steps, if the time suffices.
         loss: The loss before the last step; for a stack, one loss per network.
         rate: The scheduled rate of the last step. Its `factor` multiplies every learning rate.
         is_last: Whether no step follows, because all steps are completed or the time limit is reached.
@@ -188,14 +190,14 @@ def descend(
     """Take steps until the number of steps or the time limit is reached; take at least one step.
 
     Args:
-        program: The program that is trained. Every step changes it.
-        batches: One batch for each step, which is read just before the step.
+        program: The program that is trained. Every step changes the program.
+        batches: One batch for each step; the batch is read just before the step.
         steps: The number of steps, if time suffices.
         schedule: The schedule of the learning rate; constant by default.
-        clock: The clock. When its time limit is reached, the current step is the last. By default, there is no limit.
-            The schedule follows the steps or the time, whichever is closer to its end.
-        done: The number of steps that were completed before. `batches` does not include their batches.
-        on_step: A function that is called after each step with the state.
+        clock: The clock. When its time limit is reached, no step follows the current step. By default, there is no
+            limit. The schedule follows the steps or the time, whichever is closer to its end.
+        done: The number of steps that were completed before. `batches` contains only the batches of later steps.
+        on_step: A function that is called with the state after each step.
 
     Yields:
         The state after each step.
@@ -236,9 +238,9 @@ def minimize(
         examples: The number of examples, which determines the number of steps in an epoch.
         lrs: Learning rates by parameter, which replace the optimizer's learning rate.
         state_file: A file in which the descent is saved between epochs. If the file exists, the descent continues from
-            it. Batches then come from `shuffle` with the generator in the file. Only the program's tensors, buffers and
-            the generator state may change between epochs.
-        progress: Displays the steps and their losses.
+            this file. Batches then come from `shuffle` with the generator that the file contains. Only the program's
+            tensors, buffers and the generator state may change between epochs.
+        progress: The display of the steps and their losses.
         label: The label of the progress bar.
         on_step: A function that is called after each step with the state.
 
@@ -297,7 +299,7 @@ def shuffle(examples: int, batch: int | None, generator: torch.Generator) -> Ite
 
 @contextmanager
 def training_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into training mode within a context, then restore the mode of every submodule."""
+    """Put a module into training mode within a context; afterwards, restore the mode of every submodule."""
     with evaluating(module):
         module.train()
         yield

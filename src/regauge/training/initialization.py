@@ -1,4 +1,4 @@
-"""Initialization of networks, by their factory or by resampling. Each network has a separate seed."""
+"""Initialization of networks, by their factory or by resampling. Each network has its own seed."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,11 @@ class Initialization:
     """The settings for initializing every network of a population.
 
     Attributes:
-        kinds: Laws of initial parameters. One of them is sampled for each network.
+        kinds: Laws of initial parameters. For each network, one of these laws is sampled.
         scale: The factor of the sampled parameters. For `isotropic` it applies to all parameters, otherwise to the
             weights, that is, parameters with at least two axes.
-        is_common: Whether all networks have the same initial parameters, namely those of the first network. The
-            networks then differ only by their training.
+        is_common: Whether all networks have the same initial parameters, namely those of the first network. If they are
+            the same, the networks differ only by their training.
     """
 
     kinds: tuple[Kind, ...] = ("factory",)
@@ -61,7 +61,7 @@ def draw_start(initialization: Initialization, seed: int, network: int) -> Start
 
 
 def initialize(architecture: Architecture, starts: Sequence[Start], dtype: torch.dtype) -> Params:
-    """Create the initial networks, `[networks, ...]`. Each network depends only on its own choices."""
+    """Create the initial networks, `[networks, ...]`. The parameters of each network depend only on its own choices."""
     template = build(architecture, 0) if any(start.kind != "factory" for start in starts) else None
     states = []
     for start in starts:
@@ -84,7 +84,7 @@ def build(architecture: Architecture, seed: int) -> nn.Module:
 
 @contextmanager
 def use_seed(seed: int) -> Iterator[None]:
-    """Seed torch's global generator for the duration of a context, then restore it."""
+    """Set the seed of torch's global generator within a context; afterwards, restore the generator."""
     with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

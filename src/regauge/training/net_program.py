@@ -28,9 +28,9 @@ class NetProgram(Generic[B]):
         loss: A function from a batch and a random generator to the mean loss.
         optimizer: The optimizer. Its settings must be numbers, not distributions.
         seed: The seed of all random choices.
-        clip: The largest norm of a gradient. Larger gradients are scaled down to this norm.
-        average: The decay of exponential moving averages of the weights. While (1 + steps) / (10 + steps) is smaller
-            than the decay, it is used instead. None for no averages.
+        clip: The largest norm of a gradient. Gradients with a larger norm are scaled down to this norm.
+        average: The decay of exponential moving averages of the weights. At first, the decay is (1 + steps) / (10 +
+            steps), as long as this is smaller. If None, there are no averages.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class NetProgram(Generic[B]):
         self._optimizer = optimizer.make(kinds, settings)
 
     def step(self, batch: B, rate: Rate) -> Tensor:
-        """Take a step at the scheduled rate, unless the loss is not finite; return the loss before the step."""
+        """Take a step at the scheduled rate, unless the loss is NaN or Inf; return the loss before the step."""
         self.net.train()
         seed, device = derive_seed(self._seed, "step", self.taken), next(self.net.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):

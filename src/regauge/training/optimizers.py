@@ -1,8 +1,8 @@
 """Optimizers that update stacked tensors: all networks in one update, with separate settings for each network.
 
-Torch's fused kernels update networks that share their settings. They also update large networks one by one.
-`BlockedUpdates` updates small networks with different settings. Torch's kernels, applied network by network, take 6
-times as long for 30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
+Torch's fused kernels update networks that share their settings. Torch's fused kernels also update large networks, one
+network after another. `BlockedUpdates` updates small networks with different settings. Torch's kernels, applied network
+by network, take 6 times as long for 30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,12 @@ from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
 UPDATED_AT_ONCE = 131_072
-"""The number of entries that are updated at a time. They stay in the cache between the operations of an update."""
+"""The number of entries that are updated at a time. These entries stay in the cache between the operations of an
+update."""
 
 LARGE_NETWORK = 32_768
-"""The size from which networks with different settings are updated one by one, by torch's fused kernel."""
+"""The number of parameters above which networks with different settings are updated one by one, by torch's fused
+kernel."""
 
 
 Parameters = Sequence[Tensor] | list[dict[str, Any]]
@@ -45,13 +47,14 @@ class ParameterBlock(NamedTuple):
 class SGD:
     """Gradient descent, with or without momentum, like `torch.optim.SGD`.
 
-    `g += weight_decay w; b = momentum b + g; w -= lr (g + momentum b if nesterov else b)`. At the first step, b is g.
+    `g += weight_decay w; b = momentum b + g; w -= lr (g + momentum b if nesterov else b)`. At the first step, b equals
+    g.
 
     Attributes:
         lr: The learning rate.
-        momentum: The share of the previous direction that is kept.
+        momentum: The share of the previous direction that is kept in each step.
         weight_decay: The factor of the penalty `weight_decay |w|^2 / 2`.
-        is_nesterov: Whether Nesterov momentum is used, which looks one step ahead.
+        is_nesterov: Whether Nesterov momentum is used.
     """
 
     per_network: ClassVar[tuple[str, ...]] = ("lr", "weight_decay", "momentum")
@@ -223,8 +226,8 @@ def stack_optimizer(
     """Return an optimizer that updates stacked parameters `[networks, ...]` in place, each network independently.
 
     The settings in `method.per_network` have one value for each network. Torch's fused kernels update all networks at
-    once if their settings are equal, otherwise one by one. If `is_fused` is None, fused kernels are used if they are
-    faster.
+    once if their settings are equal, and otherwise update one network after another. If `is_fused` is None, fused
+    kernels are used if they are faster.
     """
     if is_fused is None:
         size = sum(param[0].numel() for param in params)
@@ -252,7 +255,7 @@ class Fused:
             optimizer.step()
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters, which are those of the networks at `index`."""
+        """Continue with these parameters: the parameters of the networks with the indices `index`."""
         states = [[optimizer.state[view] for view in views] for views, optimizer, _ in self.parts]
         self.settings = {name: [values[k] for k in index.tolist()] for name, values in self.settings.items()}
         chosen = index.tolist() if self.is_split else [0]
@@ -289,7 +292,7 @@ class BlockedUpdates:
         self._cut(params, [[torch.zeros_like(p) for p in params] for _ in range(method.count_moments(settings))])
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters, which are those of the networks at `index`."""
+        """Continue with these parameters: the parameters of the networks with the indices `index`."""
         self.settings = {k: v[index] if isinstance(v, Tensor) else v for k, v in self.settings.items()}
         self._cut(params, [[tensor[index] for tensor in tensors] for tensors in self.states])
 

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Backend = Literal["stacked", "compiled", "loop"]
-"""The kind of program: one program for all networks of a stack, the same compiled, or one network after the other."""
+"""The kind of program: one program for all networks of a stack, the same program compiled, or one network after the
+other."""
 
 PIECE_BYTES = 4 * 2**20
 """The size in bytes of the largest hidden tensor for a batch part, if a batch may be split."""

@@ -11,7 +11,7 @@ class Rate(NamedTuple):
 
     Attributes:
         factor: The factor of every learning rate.
-        momentum: The momentum of SGD or the first decay of Adam. If None, the optimizer keeps its own value.
+        momentum: The momentum of SGD or the first decay of Adam. If None, the optimizer keeps its own momentum.
     """
 
     factor: float = 1.0
@@ -63,11 +63,11 @@ class OneCycle(Schedule):
 
     Attributes:
         rise: The share of the steps during which the learning rate rises.
-        start: The initial learning rate, as a share of the largest one.
-        end: The final learning rate, as a share of the initial one.
-        momentum: The smallest and the largest momentum. The momentum falls to the first number while the learning rate
-            rises, and rises to the second while the learning rate falls. Torch cycles between 0.85 and 0.95. If None,
-            the optimizer's momentum is not changed.
+        start: The initial learning rate, divided by the largest learning rate.
+        end: The final learning rate, divided by the initial learning rate.
+        momentum: The smallest and the largest momentum. The momentum falls to the smallest value while the learning
+            rate rises, and rises to the largest value while the learning rate falls. Torch cycles between 0.85 and
+            0.95. If None, the optimizer's momentum is not changed.
 
     References:
         Smith and Topin (2018); torch.optim.lr_scheduler.OneCycleLR.
@@ -105,8 +105,8 @@ class StepDecay(Schedule):
     """A schedule that multiplies the rate by a factor after each `every` steps, like `torch.optim.lr_scheduler.StepLR`.
 
     Attributes:
-        every: The number of steps between two decays.
-        gamma: The factor of a decay.
+        every: The number of steps from one decay to the next.
+        gamma: The factor by which each decay multiplies the learning rate.
     """
 
     every: int

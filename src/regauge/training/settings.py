@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 LATER = "later"
-"""A mark for fields that older stores lack. The default of such a field is not written."""
+"""A mark for fields that stores of earlier versions lack. The default of such a field is not written."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ Setting = float | Uniform | LogUniform | Choice
 
 
 def draw(setting: Setting, *key: int | str) -> float:
-    """Sample a value with a key, which alone determines the value."""
+    """Sample a value with a key; the key alone determines the value."""
     if isinstance(setting, float | int):
         return float(setting)
     return setting.at((derive_seed(*key) >> 10) / 2**53)

@@ -36,12 +36,15 @@ class Engine(Protocol):
             targets: Class indices `[groups, examples]`, or numbers `[networks or groups, examples, out]`.
 
         Returns:
-            Mean losses `[networks]`: cross entropy for class indices, squared error for numbers. Also gradients in the
-            order of the trained parameters, which the next call may overwrite.
+            Mean losses `[networks]`: cross entropy for class indices, squared error for numbers. The result also
+            contains gradients in the order of the trained parameters. The next call may overwrite these gradients.
         """
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs of every network, `[networks, examples, out]`. Inputs are as in `gradients`."""
+        """Return the outputs of every network, `[networks, examples, out]`.
+
+        The inputs have the same form as in `gradients`.
+        """
 
 
 class Stack:
@@ -79,7 +82,7 @@ class Stack:
         return {name: both[name].clone() for name in self.order}
 
     def keep(self, index: Tensor) -> None:
-        """Drop all networks except those at `index`."""
+        """Drop all networks except the networks with the indices `index`."""
         self.learned = {name: tensor[index] for name, tensor in self.learned.items()}
         self.rest = {name: tensor[index] for name, tensor in self.rest.items()}
         self.optimizer.keep(list(self.learned.values()), index)
@@ -161,7 +164,7 @@ def fit_signals(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Params:
-    """Minimize each network's mean squared error on all points. Networks are trained independently.
+    """Minimize each network's mean squared error on all points. All networks are trained independently.
 
     Args:
         module: The module of one network; its own parameters are not used.
@@ -169,7 +172,7 @@ def fit_signals(
         inputs: The inputs that all networks share, `[n, in]`.
         targets: The target outputs of each network at these inputs, `[models, n, out]`.
         descent: The settings: steps, optimizer and schedule.
-        progress: Displays the steps.
+        progress: The display of the steps.
         on_step: A function that is called after each step with the step number, the losses of all networks and the
             rate.
 
@@ -233,7 +236,7 @@ class LoopEngine:
         return outputs
 
     def count_pieces(self, own: Params, batch: Tensor) -> int:
-        """Return the number of batch parts: one if activations fit the cache, or if examples depend on one another."""
+        """Return the number of parts of a batch: one if activations fit the cache or examples affect one another."""
         if next(self.module.buffers(), None) is not None or batch.device.type != "cpu":
             return 1
         sizes = [0]

@@ -12,11 +12,11 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 KEPT_BYTES = 31 * 2**20
-"""The size of the freed block that makes glibc keep memory, just below glibc's limit of 32 MiB."""
+"""The size of the block whose release makes glibc keep memory. It is just below glibc's limit of 32 MiB."""
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep up to 62 MiB of freed memory, which every step would otherwise return and map again.
+    """Make glibc keep up to 62 MiB of freed memory; otherwise, every step would return this memory and map it again.
 
     If a separately mapped block is freed, glibc raises two thresholds to the block's size and to twice that size
     (mallopt(3), M_MMAP_THRESHOLD). The block is never written, so it costs nothing; other allocators ignore it.
@@ -25,7 +25,10 @@ def keep_freed_memory() -> None:
 
 
 class _Limit:
-    """The settings before the limit, restored when the last block that shares the limit ends, in any thread."""
+    """The settings before the limit.
+
+    They are restored when the last block that shares the limit ends, in any thread.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -40,9 +43,9 @@ _LIMIT = _Limit()
 def one_thread() -> Iterator[None]:
     """Limit torch to one thread within the block, also for imports and new processes; several threads may enter it.
 
-    The threads of a small network mostly wait for one another. If other processes are running, this waiting uses
-    processor time. Two threads were 3 to 16 times slower than one. Processes for different networks do not wait for one
-    another.
+    The threads of a small network mostly wait for one another. If other processes are running, this waiting takes
+    processor time from them. With two threads, training took 3 to 16 times as long as with one thread. Processes for
+    different networks do not wait for one another.
     """
     with _LIMIT.lock:
         if not _LIMIT.blocks:

@@ -1,4 +1,4 @@
-"""Settings of training. This module does not import torch, which makes command-line options load fast."""
+"""Settings of training. This module does not import torch, so command-line options load fast."""
 
 import math
 from dataclasses import dataclass, field

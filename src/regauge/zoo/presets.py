@@ -223,8 +223,7 @@ def cnn_zoo(count: int = 400, seed: int = 0) -> PopulationConfig:
 
 
 def cnn_zoo_sgd(count: int = 200, seed: int = 1) -> PopulationConfig:
-    """Return networks like `cnn_zoo`, trained by SGD with or without momentum; learning rates are log-uniform in [5e-3,
-    0.5]."""
+    """Return networks like `cnn_zoo`, by SGD with varied momentum; learning rates are log-uniform in [5e-3, 0.5]."""
     optimizer = SGD(LogUniform(5e-3, 0.5), momentum=Choice((0.0, 0.9)), weight_decay=LogUniform(1e-8, 1e-2))
     return replace(cnn_zoo(count, seed), optimizer=optimizer)
 

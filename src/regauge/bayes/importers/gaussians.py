@@ -23,7 +23,7 @@ def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
 
     `layer.mu_weight` and `layer.rho_weight` become `layer.weight` with standard deviation `log(1 + exp(rho))`.
     Convolutions of bayesian-torch use the name "kernel" instead of "weight". Layers that are not Bayesian have no
-    uncertainty. Some layers store noise and priors as buffers, which are left out.
+    uncertainty. Some layers store noise and priors as buffers, which the Gaussian does not contain.
 
     Args:
         state: The result of `model.state_dict()`.
@@ -62,7 +62,7 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
     """Return the diagonal Gaussian of an `ivon.IVON` optimizer: `std = 1 / sqrt(ess (hess + weight_decay))`.
 
     Args:
-        optimizer: The optimizer. Call this function outside of `sampled_params()`, because the weights inside are a
+        optimizer: The optimizer. Call this function outside of `sampled_params()`, because inside, the weights are a
             sample.
         module: The module that was optimized. Parameters that the optimizer lacks have no uncertainty.
 
@@ -94,8 +94,8 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
     """Return the posterior of a fitted diagonal or Kronecker-factored approximation of laplace-torch.
 
     The approximation may cover only the last layer or a subnetwork. Weights that it does not cover have no uncertainty.
-    These are weights without gradients, weights before the last layer (`DiagLLLaplace`, `KronLLLaplace`), and weights
-    outside of a subnetwork (`DiagSubnetLaplace`, where standard deviations are zero).
+    Weights without uncertainty are weights without gradients, weights before the last layer (`DiagLLLaplace`,
+    `KronLLLaplace`), and weights outside of a subnetwork (`DiagSubnetLaplace`, where standard deviations are zero).
 
     In `KronLaplace`, a weight has the precision `G (x) A + delta I`. The inverse of this precision is not a Kronecker
     product. The returned posterior therefore has the precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta
@@ -213,7 +213,7 @@ def from_swag(
 
 
 def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:
-    """Return a validated diagonal Gaussian of copied tensors, which optimizers do not change."""
+    """Return a valid diagonal Gaussian of copied tensors; optimizers do not change the copies."""
     if not std:
         raise ValueError(
             f"{source} has no uncertain parameters; give a posterior with standard deviations, or use its mean as one "

@@ -73,9 +73,10 @@ SPREADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sd_diag": torch.Tensor.detach,
     "prec_diag": torch.rsqrt,
 }
-"""Fields of diagonal Gaussians (variational, extended Kalman filter, Laplace), with conversions to deviations."""
+"""Fields that identify diagonal Gaussians (variational, extended Kalman filter, Laplace), with conversions to standard
+deviations."""
 DENSE = ("L_factor", "prec", "cov")
-"""Fields of Gaussians with full covariances."""
+"""Fields that identify Gaussians with full covariances."""
 
 
 def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> GaussianPosterior | ParticlePosterior:
@@ -130,7 +131,7 @@ def log_posterior(
     examples: int,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Callable[[Mapping[str, Tensor], tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    """Return the log posterior per example as a function, which transforms of the library `posteriors` accept.
+    """Return the log posterior per example, as a function that transforms of the library `posteriors` accept.
 
     The function maps parameters and a batch `(inputs, targets)` to
 

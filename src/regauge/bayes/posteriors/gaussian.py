@@ -24,7 +24,7 @@ class GaussianPosterior(NamedTuple):
 
     Attributes:
         mean: A whole network, including buffers.
-        std: Nonnegative standard deviations. Missing tensors, such as buffers, have no uncertainty.
+        std: Nonnegative standard deviations. Tensors without standard deviations, such as buffers, are certain.
 
     References:
         Rossi et al. (2023), sections 2 and 4.1.
@@ -82,7 +82,7 @@ class GaussianPosterior(NamedTuple):
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> "GaussianPosterior":
-        """Return the posterior itself, which is already a diagonal Gaussian."""
+        """Return the posterior itself, because it already is a diagonal Gaussian."""
         return self
 
     def couple(
@@ -104,10 +104,13 @@ class GaussianPosterior(NamedTuple):
 
 
 def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element, Element]:
-    """Bind a symmetry and an element to the sizes of `params`. They then also act on dictionaries with fewer names.
+    """Bind a symmetry and an element to the sizes of `params`.
 
-    The second returned element has no translations; it transforms deviations from the mean. The element must add the
-    same translation to all samples, and must not contain rotations that depend on gains with a posterior variance.
+    The bound objects then also act on dictionaries with fewer names.
+
+    The second returned element contains no translations, so it can transform deviations from the mean. The element must
+    add the same translation to all samples, and must not contain rotations that depend on gains with a posterior
+    variance.
     """
     bound = symmetry.bind(params)
     families = (bound.translation(name) for name in element.translation)
@@ -155,9 +158,10 @@ def sample(name: str, mean: Tensor, std: Params, noise: Params, count: int) -> T
 
 
 Noise = Params
-"""The randomness of some samples, with a leading sample axis on every tensor. `draw` returns it, `at` uses it.
+"""The random numbers of some samples, with a leading sample axis on every tensor. `draw` returns this noise, and `at`
+uses it.
 
-Noise is separate from the samples. Several posteriors can therefore be compared under the same randomness."""
+Noise is separate from the samples, so several posteriors can be compared with the same random numbers."""
 
 
 @runtime_checkable
@@ -171,7 +175,9 @@ class Posterior(Protocol):
         """Return the samples for this noise: parameters and buffers with a leading sample axis on every tensor."""
 
     def push(self, symmetry: Symmetry, element: Element) -> Self:
-        """Return the distribution of `act(element, theta)` for theta from this posterior. Predictions stay the same.
+        """Return the distribution of `act(element, theta)`, where theta has this posterior.
+
+        The predictive distribution stays the same.
 
         Raises:
             ValueError: The element transforms parameters such that the result is outside of this family of

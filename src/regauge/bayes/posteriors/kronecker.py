@@ -238,7 +238,10 @@ class KroneckerPosterior:
         return SquaredDistance(sum_squares(self.mean, other.mean, skip), spread)
 
     def between(self, other: "KroneckerPosterior", t: float) -> "KroneckerPosterior":
-        """Return the point on the geodesic. It has two terms, because its covariance is not a Kronecker product."""
+        """Return the distribution at one point of the geodesic.
+
+        The point has two terms, because its covariance is not a Kronecker product.
+        """
         terms = {
             name: tuple(KroneckerTerm((1 - t) * rows, columns) for rows, columns in own)
             + tuple(KroneckerTerm(t * rows, columns) for rows, columns in other.terms[name])

@@ -29,8 +29,9 @@ class LowRankPosterior:
 
     Attributes:
         mean: A whole network, including buffers.
-        std: Nonnegative standard deviations of the diagonal component. Missing parameters have no diagonal component.
-        deviations: The matrix D, with a leading axis of length K on every tensor. Missing parameters have no
+        std: Nonnegative standard deviations of the diagonal component. Parameters without an entry have no diagonal
+            component.
+        deviations: The matrix D, with a leading axis of length K on every tensor. Parameters without an entry have no
             deviations.
 
     Raises:
@@ -109,9 +110,9 @@ class LowRankPosterior:
     ) -> "tuple[LowRankPosterior, LowRankPosterior]":
         """Couple the diagonal components and the rotated deviations, each with shared noise; see `Transportable`.
 
-        The coupling is the best among couplings that do not mix the two components. If one component is zero, it is the
-        best of all couplings. In general, the best coupling mixes the components, and its matrix has as many entries as
-        the squared number of parameters.
+        The coupling is the best among couplings that do not mix the two components. If one of the components is zero,
+        this coupling is the best of all couplings. In general, the best coupling mixes the components, and its matrix
+        has as many entries as the squared number of parameters.
         """
         require_same_shapes(self.mean, other.mean)
         std, std_b = ({name: t for name, t in q.std.items() if name not in skip} for q in (self, other))

@@ -50,7 +50,10 @@ class ParticlePosterior:
         return next(iter(self.stack.values())).shape[0]
 
     def draw(self, count: int, generator: torch.Generator) -> Params:
-        """Sample indices of particles in random order. An index is repeated only after every index has occurred."""
+        """Sample indices of particles in random order.
+
+        An index is repeated only after every index has occurred once.
+        """
         rounds = -(-count // self.count)
         orders = [torch.randperm(self.count, generator=generator, device=generator.device) for _ in range(rounds)]
         return {PARTICLE: torch.cat([torch.zeros(0, dtype=torch.int64, device=generator.device), *orders])[:count]}
@@ -65,7 +68,7 @@ class ParticlePosterior:
         return ParticlePosterior(symmetry.act(element, self.stack), self.buffers)
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Return the noise unchanged. It contains particle indices, which transformations do not change."""
+        """Return the noise unchanged. The noise contains particle indices, which transformations do not change."""
         return noise
 
     def moments(self) -> GaussianPosterior:
@@ -103,7 +106,10 @@ class ParticlePosterior:
         return self, ParticlePosterior(paired, other.buffers)
 
     def squared_distance(self, other: "ParticlePosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """Return the mean squared distance of the pairs. Its term `mean` is the squared distance between the means."""
+        """Return the mean squared distance between paired particles.
+
+        The term `mean` of the result is the squared distance between the means.
+        """
         mean = spread = 0.0
         for x, y in self._pieces(other, skip):
             # Over pairs mean |d|^2 = |mean d|^2 + mean |d - mean d|^2: the shift, and the rest.

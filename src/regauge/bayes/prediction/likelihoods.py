@@ -11,8 +11,8 @@ from torch import Tensor
 class Likelihood(Protocol):
     """The distribution of a target given the output of a network. Users can write their own likelihoods.
 
-    Outputs may have leading axes that targets lack, such as the sample axis. Both methods keep these axes. Each entry
-    on the first axis of the targets is one example. Results and sums over examples are float64.
+    Outputs may have leading axes that targets lack, such as the sample axis. Both methods keep such axes. Each entry on
+    the first axis of the targets is one example. Results and sums over examples are float64.
     """
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -59,7 +59,9 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Normal:
-    """The likelihood of numbers with independent noise of known size. Outputs are means in the targets' shape.
+    """The likelihood of numbers with independent noise of known size.
+
+    Outputs are the means, in the shape of the targets.
 
     Attributes:
         std: The standard deviation of the noise, in the units of the targets.

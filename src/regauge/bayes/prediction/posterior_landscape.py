@@ -51,7 +51,7 @@ class PosteriorCurve(Curve):
 
     @property
     def excess_errors(self) -> tuple[float, ...]:
-        """Monte Carlo standard errors of `excess`. They are NaN for a single sample, and 0 at the endpoints.
+        """Monte Carlo standard errors of `excess`. The errors are NaN for a single sample, and 0 at the endpoints.
 
         All points share the same noise. The effect of a sample on the endpoints is subtracted from its effect between
         the endpoints. Therefore the errors of the excess are often much smaller than the errors of the losses suggest.
@@ -96,7 +96,7 @@ def posterior_line(
     between diagonal Gaussians. Otherwise the endpoint at t = 1 has the same distribution, but other samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
-    the likelihoods of the endpoints, each with all samples. There is no barrier, because -log is convex.
+    the likelihoods of the endpoints, each with all samples. This path has no barrier, because -log is convex.
 
     Args:
         module, batches, likelihood, outputs, chunk: See `predict`.
@@ -104,7 +104,7 @@ def posterior_line(
         q_b: The posterior at t = 1, of the same kind as `q_a`. Align this posterior first; otherwise the barrier has
             little meaning.
         noise: The noise of the samples, in the coordinates of q_a.
-        samples: The number of samples, as an alternative to noise.
+        samples: The number of samples, if `noise` is not given.
         generator: The random generator of the samples.
         points: The number of equally spaced values of t, including both endpoints.
         path: `geodesic` or `mixture`.
@@ -157,7 +157,7 @@ class PosteriorSlice:
             "log_prior" are sums over all examples and parameters. The surface "log_posterior" is their sum without the
             unknown constant. The surface "loss" is the negative log likelihood per example. The axes are orthonormal;
             `plane.points` marks the three networks.
-        examples: The number of examples. Totals are divided by it for comparison with losses.
+        examples: The number of examples. Sums over examples are divided by this number to compare them with losses.
     """
 
     plane: Plane
@@ -238,8 +238,8 @@ class PosteriorCollapse:
 
     Attributes:
         samples: The variances of each sample's units, averaged over samples.
-        averages: The variances of the units after averaging over samples for each input. They describe the component
-            that all samples share.
+        averages: The variances of the units after activations are averaged over samples for each input. These variances
+            describe what all samples have in common.
     """
 
     samples: VarianceCollapse

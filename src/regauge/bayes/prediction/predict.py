@@ -17,10 +17,11 @@ from regauge.core.params import Params, require_finite
 from regauge.core.task import Batch, call
 
 TOGETHER = 2**21
-"""A limit on samples evaluated together: entries of their parameters and of their largest intermediate result.
+"""The largest number of entries of samples that are evaluated together, for parameters and for the largest intermediate
+result.
 
-Evaluating small networks together saves the overhead of calls. Beyond this limit, nothing is gained on a CPU, and
-batched convolutions become several times slower than single ones."""
+Evaluating small networks together saves the time that each call costs. With more entries, evaluating networks together
+saves no time on a CPU, and batched convolutions become several times slower than single convolutions."""
 
 
 @check_arguments
@@ -47,18 +48,18 @@ def predict(
         posterior: Any posterior (for example an ensemble), or the parameters of one network.
         module: The module that is called with the parameters, in evaluation mode. Its own parameters are not used.
         batches: Pairs (inputs, targets), as for `Task`. The batches are read once and held in memory. Integer targets
-            may have any shape, and each integer is one example. Negative targets (-100) are ignored.
+            may have any shape, and each integer is one example. Negative targets (such as -100) are ignored.
         noise: The noise of the samples. If several posteriors use the same noise, their differences are far more
             precise.
-        samples: The number of samples, as an alternative to noise.
+        samples: The number of samples, if `noise` is not given.
         generator: The random generator of the samples.
         likelihood: The likelihood of a target given the outputs; `Categorical()` by default.
         outputs: The output that is compared with the targets. Default: the first tensor.
         chunk: The number of samples that are evaluated together.
 
     Raises:
-        ValueError: Noise and a number of samples are both given or both missing. One of them is given for a single
-            network. There are no examples. Or parameters are NaN or Inf.
+        ValueError: Noise and a number of samples are both given or both missing. Noise or a number of samples is given
+            for a single network. There are no examples. Or parameters are NaN or Inf.
 
     References:
         Rossi et al. (2023), section 3, equation 5 and appendix C (128 samples).

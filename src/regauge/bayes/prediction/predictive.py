@@ -46,16 +46,17 @@ class Predictive:
     """Predictions of posterior samples on some examples, combined by Bayesian model averaging.
 
     The loss is the negative log predictive likelihood per example, in nats, `-(1/N) sum_i log (1/S) sum_s p(y_i | x_i,
-    theta_s)`. The average is inside the logarithm: probabilities are averaged, not logits. It is computed by
-    log-sum-exp. All numbers are float64. Classification scores raise a ValueError if targets are not class labels, and
-    regression scores raise a ValueError for class labels.
+    theta_s)`. The average is inside the logarithm: probabilities are averaged, and logits are not. The loss is computed
+    by log-sum-exp. All numbers are float64. Classification scores raise a ValueError if targets are not class labels,
+    and regression scores raise a ValueError for class labels.
 
     Attributes:
         log_likelihoods: The log likelihood of every sample on every example, in nats, `[samples, examples]`.
         targets: The targets of the examples, `[examples, ...]`.
         averages: The `statistics` of the likelihood, averaged over samples, `[examples, ...]`, and the average
             "log_likelihood".
-        is_exact: Whether the samples are the whole distribution, as for one network. If so, no score is an estimate.
+        is_exact: Whether the samples are the whole distribution, as for one network. If this is true, no score is an
+            estimate.
 
     References:
         Rossi et al. (2023), equation 5, which is a sum and not negated.
@@ -71,8 +72,8 @@ class Predictive:
         """The negative log predictive likelihood per example, in nats.
 
         The loss is an estimate. Its expectation exceeds the limit of infinitely many samples, by about the mean over
-        examples of `Var(p_i) / (2 S E(p_i)^2)`. One sample gives the expected loss. `corrected` removes most of this
-        bias.
+        examples of `Var(p_i) / (2 S E(p_i)^2)`. For a single sample, the expectation of the loss is the expected loss
+        of one network (`gibbs`). `corrected` removes most of this bias.
         """
         return -float(log_mean_exp(self.log_likelihoods).mean())
 
@@ -86,7 +87,7 @@ class Predictive:
     def error(self) -> float:
         """The Monte Carlo standard error of the loss, by the delta method; NaN for a single sample.
 
-        The error measures the randomness of the samples, not of the choice of the examples.
+        The error measures the randomness of the samples, but not the random choice of the examples.
         """
         return 0.0 if self.is_exact else standard_error(self.influences)
 
@@ -94,8 +95,8 @@ class Predictive:
     def corrected(self) -> float:
         """The jackknife estimate `S loss - (S - 1) mean_s loss without s`, whose bias decreases like 1 / S^2.
 
-        If few samples contribute most of the likelihood of an example, the estimate is noisier than the loss. It is NaN
-        for a single sample.
+        If few samples contribute most of the likelihood of an example, the estimate is noisier than the loss. The
+        estimate is NaN for a single sample.
 
         References:
             Quenouille (1956), Notes on bias in estimation.

@@ -1,4 +1,4 @@
-"""Mixtures of two posteriors. As a path, they have no barrier by construction, which makes them misleading."""
+"""Mixtures of two posteriors. A path of mixtures has no barrier by construction, so it is misleading evidence."""
 
 from dataclasses import dataclass
 

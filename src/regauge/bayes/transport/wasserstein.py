@@ -57,7 +57,7 @@ class Displacement:
     """The distributions of `(1 - t) theta_0 + t theta_1` for two coupled posteriors that share their noise.
 
     Noise of the first posterior can be used at every point of the path. For fixed noise, a sample follows a straight
-    path as t grows. The last posterior has the same kind and is expressed for this shared noise.
+    path as t grows. The last posterior keeps its kind, in a form that uses this shared noise.
 
     References:
         McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.
@@ -67,7 +67,7 @@ class Displacement:
     last: Transportable
 
     def at(self, t: float) -> Posterior:
-        """Return the posterior at the position t. At the endpoints, return the first or last posterior itself.
+        """Return the posterior at the position t. At the endpoints, return the first or the last posterior itself.
 
         Raises:
             ValueError: t is outside of [0, 1].

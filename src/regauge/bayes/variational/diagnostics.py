@@ -14,7 +14,7 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 SIGNAL = 2.0
-"""A limit. A weight counts as used if its mean exceeds this number of standard deviations."""
+"""A weight counts as used if its mean exceeds this number of standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class Diagnostics:
 
     Attributes:
         kl: The Kullback-Leibler divergence from the prior, in nats.
-        kl_per_example: The divergence per training example, which is comparable with the loss.
-        std_ratio: The median ratio of the standard deviation to that of the prior, over all uncertain parameters.
-        std_ratios: The same median ratio for each parameter.
+        kl_per_example: The divergence per training example, which can be compared with the loss per example.
+        std_ratio: The median, over all uncertain parameters, of their standard deviation divided by the standard
+            deviation of the prior.
+        std_ratios: The same median for each parameter.
         active: The number of active units in each group. A unit is active if the mean of one of its outgoing weights
             exceeds two standard deviations.
         sizes: The total number of units in each of these groups.

@@ -29,9 +29,9 @@ class VariationalConfig(DescentConfig):
 
         -(1/N) ( E_q[log likelihood + log prior] + T entropy(q) ),
 
-    Here, samples of the weights on a batch estimate the likelihood, and the other terms have a closed form. An
-    alternative is to weight the Kullback-Leibler divergence, likelihood - T KL(q, prior). This is equivalent to
-    dividing the standard deviation of the prior by sqrt(T).
+    Here, samples of the weights on a batch estimate the likelihood, and the other terms have a closed form. Another
+    definition weights the Kullback-Leibler divergence: likelihood - T KL(q, prior). It is equivalent to this definition
+    with the standard deviation of the prior divided by sqrt(T).
 
     Learning rates refer to this bound per example. To convert a learning rate for the bound summed over N examples,
     multiply it by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. This
@@ -95,30 +95,31 @@ def fit(
 
     Args:
         start: The initial means.
-        module: The module that is called with the parameters. Its own parameters are not used.
+        module: The module that is called with the means and sampled weights as its parameters. Its own parameters are
+            not used.
         inputs: The training inputs, `[n, ...]`.
         targets: The targets, `[n, ...]`, in the form that the likelihood requires.
         config: The prior, the temperature, and the settings of training.
         generator: The random generator for the order of examples, samples and augmentation. Default: a generator with
             seed 0.
         likelihood: The likelihood of a target given the outputs; `Categorical()` by default.
-        certain: Names of parameters that are trained as point estimates, without a prior.
+        certain: Names of parameters that have no uncertainty and no prior, and are only optimized.
         augmentation: Random changes of the images in every batch; none by default. Each changed image counts as one
             example in the bound.
         state: A `.safetensors` file in which the state of a long fit is saved. If the file exists, the fit continues
-            from this state. The result is bitwise identical to that of an uninterrupted fit.
+            from the state in it. The result is bitwise identical to that of an uninterrupted fit.
         progress: Displays the steps, with the mean negative log likelihood of each batch under the sampled weights.
         on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
             loss that `progress` displays, and the learning rate.
 
     Returns:
-        Means and standard deviations. If the module has a tensor under several names, the result contains this tensor
-        under the first name.
+        The fitted means and standard deviations. If the module has a tensor under several names, the result contains
+        this tensor under the first name.
 
     Raises:
         ValueError: No parameter is uncertain, `certain` contains a name that is not a parameter, or the parameters have
-            several dtypes or devices. The numbers of inputs and targets differ. Training diverges. Or the file does not
-            contain a state of this fit.
+            several dtypes or devices. The numbers of inputs and targets differ. The training diverges. Or the file does
+            not contain a state of this fit.
     """
     generator = given_or_seed(generator)
     if not len(inputs) == len(targets) > 0:

@@ -1,4 +1,4 @@
-"""The method BestGauge, which tries several methods and keeps the network that rounding damages least."""
+"""The method BestGauge, which tries several methods and keeps the network with the smallest damage by rounding."""
 
 import copy
 import math
@@ -22,19 +22,20 @@ from regauge.gauging.result import AS_IT_IS, Chosen, Trials
 from regauge.gauging.rounding import FOUR_BITS, REPORTED, RoundToNearest, layer_rows, mean_error, round_network
 
 MOST_LEARNED = 20_000_000
-"""A limit on weights in layers. Rotations of larger networks are learned only if the caller requests it."""
+"""The largest number of weights in layers for which rotations are learned by default. In larger networks, rotations are
+learned only if the caller requests it."""
 
 NOTHING_BETTER = (
     "the network stays as it is, since nothing that was tried loses less; is_kept_always (--always) moves it anyway"
 )
-"""The note for the case that no method improves the given network."""
+"""The note if no method improves the given network."""
 OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
 """Units of the objective, for a loss and for weights."""
 
 
 @dataclass(frozen=True)
 class BestGauge(GaugeMethod):
-    """A method that tries several methods and keeps the network that rounding damages least.
+    """A method that tries several methods and keeps the network with the smallest damage by rounding.
 
     The objectives of different methods are not comparable, and a smaller rounding error of weights does not imply a
     smaller loss. With a task, networks are compared by its loss over all batches, with the weights of all layers
@@ -44,17 +45,17 @@ class BestGauge(GaugeMethod):
     of the compared quantity.
 
     Methods start in the gauge in which the coordinates of translations are zero. This gauge is also a candidate.
-    Therefore copies of a network that differ by a translation get the same gauge. The only exception is a copy for
-    which the unchanged network is best. Translations of 16-bit tensors are not removed, because these tensors would
-    lose precision.
+    Therefore copies of a network that differ by a translation get the same gauge. The exception is a copy for which the
+    unchanged network is best. Translations of 16-bit tensors are not removed, because these tensors would lose
+    precision.
 
     Attributes:
         scheme: The rounding scheme for weights.
-        methods: The methods, in the order in which they are tried. In case of ties, the first one is kept. By default,
-            the methods equalize scales, rotate all possible groups by Hadamard matrices, and learn rotations by the
-            error of the weights. With a task, rotations are also learned by function.
-        by: Whether networks are compared by the task's loss or by the rounding error of the weights. With a task, the
-            default is the loss.
+        methods: The methods, in the order in which they are tried. If several networks are equally good, the first of
+            them is kept. By default, the methods equalize scales, rotate all possible groups by Hadamard matrices, and
+            learn rotations by the error of the weights. With a task, rotations are also learned by function.
+        by: Whether networks are compared by the task's loss or by the rounding error of the weights. If a task is
+            given, the default is the loss.
         steps: The number of steps for learned rotations, if `methods` is not given.
         is_kept_always: Whether the best transformed network is kept even if rounding damages the unchanged network
             less.

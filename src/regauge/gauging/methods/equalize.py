@@ -21,7 +21,7 @@ from regauge.gauging.result import Chosen
 NO_SCALES = "it has no scales"
 """The reason for a group that has neither families of scales nor matrices that contain scales."""
 SETTLED = 1e-6
-"""A convergence threshold: sweeps end when no factor changes by a larger share."""
+"""A threshold for convergence: sweeps end when no factor changes by a larger relative amount."""
 Units = Float64[Tensor, " unit"]
 """One number for each unit of each copy of a group."""
 

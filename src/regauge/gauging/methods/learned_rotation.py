@@ -16,9 +16,9 @@ from regauge.gauging.rounding import FOUR_BITS, RoundToNearest
 STRETCHING = 5
 """The learning rate of scales and whole linear groups, relative to that of rotations."""
 EVERY = 10
-"""The number of steps between trials of the current point with true rounding."""
+"""The number of steps after which the current point is evaluated with true rounding."""
 RATES = (0.3, 0.1, 0.03)
-"""Learning rates of the rounds of descent by function, relative to the learning rate of descent by weights."""
+"""Learning rates of the rounds of descent by function, divided by the learning rate of descent by weights."""
 ON_EXPECTED = 150
 """The largest number of steps on the expected distance, which precede the steps on the rounded outputs."""
 
@@ -27,10 +27,11 @@ ON_EXPECTED = 150
 class LearnedRotation(GaugeMethod):
     """Rotations of every orthogonal and linear group, found by descent; with data, also scales and whole matrices.
 
-    If `by="weights"`, the method uses no data. Descent starts at the identity or at Hadamard matrices, whichever is
-    better. Rotations are `C(A) R_0` with the Cayley map `C(A) = (1 - A)^-1 (1 + A)` of a skew-symmetric matrix A for
-    each copy of a group. The descent reduces the expected rounding error, `sum over scales of range^2`, relative to the
-    norm of each layer. The objective is the signal-to-noise ratio of the rounded weights of all layers, in dB.
+    If `by="weights"`, the method uses no data. Descent starts at the identity or at Hadamard matrices, whichever gives
+    the smaller error. Rotations are `C(A) R_0` with the Cayley map `C(A) = (1 - A)^-1 (1 + A)` of a skew-symmetric
+    matrix A for each copy of a group. The descent reduces the expected rounding error, `sum over scales of range^2`,
+    relative to the norm of each layer. The objective is the signal-to-noise ratio of the rounded weights of all layers,
+    in dB.
 
     If `by="function"`, descent reduces the distance between the outputs of the rounded network and of the given network
     on the task's batches. If the task uses cross entropy, this distance is the Kullback-Leibler divergence of the
@@ -43,16 +44,17 @@ class LearnedRotation(GaugeMethod):
     quarter of the batches, which neither descent uses. Targets are not needed. Signs are not optimized, because they do
     not change the rounding. The method holds `PROBES` gradients of the layers in memory.
 
-    In both cases, the method evaluates steps with true rounding and keeps the best element. Rounding makes the distance
-    a rugged function, to a degree that depends on the network. Therefore the second descent consists of rounds. Each
-    round starts at the best element so far, with a lower learning rate than the previous round.
+    In both cases, the method evaluates steps with true rounding and keeps the best element. Because of rounding, the
+    distance is a rugged function; how rugged depends on the network. Therefore the second descent consists of rounds.
+    Each round starts at the best element so far, with a lower learning rate than the previous round.
 
     Attributes:
         scheme: The rounding scheme for weights.
-        steps: The number of Adam steps. If `by="function"`, at most `ON_EXPECTED` steps on the expected distance
-            precede them.
-        lr: The initial learning rate of Adam. The rate falls linearly to zero in each round.
-        by: Whether the error of the weights or of the function is minimized. The error of the function needs a task.
+        steps: The number of Adam steps. If `by="function"`, at most `ON_EXPECTED` steps on the expected distance come
+            before these steps.
+        lr: The initial learning rate of Adam. The learning rate falls linearly to zero in each round.
+        by: Whether the error of the weights or of the function is minimized. The error of the function can only be
+            minimized if a task is given.
 
     References:
         Liu et al. (2024), SpinQuant, section 3.2, for descent on rotations by Cayley's map; Shao et al. (2024),
@@ -79,7 +81,7 @@ class LearnedRotation(GaugeMethod):
         return self.by == "function"
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return the moves to the best element of all steps."""
+        """Return the moves to the best element that any step reached."""
         is_function = self.by == "function"
         reach = OrbitPart(problem, is_scaled=is_function)
         loss: OfFunction | OfWeights = OfWeights(self.scheme)

@@ -21,7 +21,8 @@ from regauge.gauging.moves import Move
 from regauge.gauging.rounding import layer_rows
 
 FURTHEST = math.log(1e3) / 2
-"""A bound on the logarithms of scales and of linear-group matrices in one descent: a condition number of 1000."""
+"""A bound on the logarithms of scales and of linear-group matrices in one descent, which allows a condition number of
+1000."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Point:
     """A point on the orbit.
 
     Attributes:
-        matrices: Matrices of the groups that rotate. They act on the network whose gains are one.
+        matrices: Matrices of the groups that rotate. The matrices act on the network after its gains are set to one.
         scales: Scales of the whole symmetry, which act after the matrices; None if scales are not optimized.
     """
 
@@ -47,7 +48,7 @@ class OrbitPart:
     Attributes:
         found: The groups that rotate, and the move that first sets gains to one.
         symmetry: The whole symmetry.
-        start: The network after these gains are set to one, on which the matrices of points act.
+        start: The network after its gains are set to one. The matrices of points act on this network.
     """
 
     def __init__(self, problem: GaugeProblem, *, is_scaled: bool) -> None:
@@ -64,7 +65,7 @@ class OrbitPart:
 
     @property
     def can_scale(self) -> bool:
-        """Whether there are scales, and optimizing them is allowed."""
+        """Whether scales exist and may be optimized."""
         return self._is_scaled and bool(directions(self.symmetry, "keep"))
 
     @cached_property
@@ -83,7 +84,7 @@ class OrbitPart:
 
     @property
     def as_it_is(self) -> Point:
-        """The point of the given network, in which gains keep their given values."""
+        """The point that is the given network. At this point, gains keep their values."""
         still = self.found.symmetry.identity()
         if not self.can_scale:
             return Point(still, None)

@@ -36,7 +36,7 @@ class RoundingLoss(Protocol):
 
 
 class OfWeights:
-    """The rounding error of all layers, relative to the norm of each layer. No data are needed."""
+    """The rounding error of all layers, relative to the norm of each layer. This score needs no data."""
 
     unit = "dB"
 
@@ -191,7 +191,10 @@ class Expected:
         self._curvature = function.curvature(reach, chance)
 
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
-        """Return the logarithm of the expected distance. Its gradients have the same size for many and for few bits."""
+        """Return the logarithm of the expected distance.
+
+        The gradients of this logarithm have the same size for many and for few bits.
+        """
         params, gradients = reach.params(point, reach.layers), reach.gradients(point, self._curvature)
         terms = [
             self._scheme.expected_error(params[name], rows, gradients[name].square().sum(0))

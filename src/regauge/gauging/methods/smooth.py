@@ -22,7 +22,7 @@ from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_rows
 
 LARGEST_FACTOR = 1e4
-"""The largest ratio of a factor to the mean factor."""
+"""The largest factor of a unit, divided by the mean factor."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,18 @@ class Smooth(GaugeMethod):
     scaled. The symmetry contains all layers that read the same activations, such as routers and shared experts. Scales
     are never moved across an operation that does not commute with them.
 
-    `Smooth()` searches as AWQ does; `Smooth(alpha=0.5, statistic="max", is_against_weights=True)` is SmoothQuant.
+    With its default arguments, the method searches as AWQ does. `Smooth(alpha=0.5, statistic="max",
+    is_against_weights=True)` is SmoothQuant.
 
-    The objective is a signal-to-noise ratio in dB, averaged over families. It is measured on the outputs of layers for
-    the first batch of the task.
+    The objective is a signal-to-noise ratio in dB, averaged over families. This ratio is measured on the outputs of
+    layers for the first batch of the task.
 
     Attributes:
         scheme: The rounding scheme for weights.
-        activations: The rounding scheme for activations when values of alpha are compared. Each token or example has a
-            separate scale. If None, activations are not rounded.
+        activations: The rounding scheme for activations when values of alpha are compared. Each token or example has
+            its own scale. If None, activations are not rounded.
         alpha: The exponent. If None, the method searches for it.
-        grid: The number of equal steps from zero to one whose endpoints are tried as exponents.
+        grid: The number of equal steps from zero to one; the endpoints of the steps are tried as exponents.
         statistic: The measure of activation size: the mean or the largest magnitude.
         is_against_weights: Whether `beta = 1 - alpha`; otherwise, beta is zero.
 
@@ -152,7 +153,7 @@ class _Work:
         return _Pair(direction, values, readers, products)
 
     def search(self, pair: _Pair) -> tuple[Units, float, float]:
-        """Return the best factors, and the signal-to-noise ratio without and with them."""
+        """Return the best factors, and the signal-to-noise ratios without and with these factors."""
         method, count = self._method, pair.direction.count
         names = [*dict.fromkeys(place.name for place in pair.values)]
         known = self._run(self._params, [*names, *pair.products])

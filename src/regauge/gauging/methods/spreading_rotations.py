@@ -39,7 +39,7 @@ class RoundedLayers:
         return decibels(sum(self._errors.values()) / self._whole)
 
     def offer(self, group: Group, element: Element, *, is_certain: bool = False) -> bool:
-        """Transform a group by an element's component, if this does not increase the error or `is_certain`."""
+        """Transform one group by its component of an element, if the error does not increase or if `is_certain`."""
         sites = {name: [s for s in local if s.group.name == group.name] for name, local in self.symmetry.sites.items()}
         sites = {name: local for name, local in sites.items() if local and name in self.params}
         ndims = {name: self.params[name].ndim for name in sites}
@@ -57,14 +57,14 @@ class RoundedLayers:
 
 @dataclass(frozen=True)
 class Rotation(GaugeMethod):
-    """A rotation of every orthogonal and linear group. It is kept if it does not increase the rounding error.
+    """A rotation of every orthogonal and linear group. The rotation is kept if it does not increase the rounding error.
 
     The objective is the signal-to-noise ratio of the rounded weights of all layers, in dB.
 
     Attributes:
         scheme: The rounding scheme for weights.
         is_kept_always: Whether rotations are kept even if they increase the weights' rounding error. This is useful if
-            activations are also rounded. The objective may then decrease.
+            activations are also rounded. In this case, the objective may decrease.
     """
 
     scheme: RoundToNearest = FOUR_BITS
@@ -72,7 +72,10 @@ class Rotation(GaugeMethod):
 
     @abstractmethod
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
-        """Return a rotation for each group and copy, without reading the weights. Other components are the identity."""
+        """Return a rotation for each group and copy, without reading the weights.
+
+        Other components of the element are the identity.
+        """
 
     def choose(self, problem: GaugeProblem) -> Chosen:
         """Return rotations of all groups, chosen one after the other."""
@@ -101,8 +104,8 @@ class Rotation(GaugeMethod):
 class Hadamard(Rotation):
     """A Hadamard matrix for every orthogonal and linear group. If a generator is given, signs are random.
 
-    Some sizes have no Hadamard matrix. For these, the largest Hadamard matrix whose size divides the size is used, in a
-    Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, the stream's rotation
+    Some sizes have no Hadamard matrix. For such sizes, the largest Hadamard matrix whose size divides the size is used,
+    in a Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, the stream's rotation
     preserves the vector of ones. Pairs of rotary dimensions are rotated by 45 degrees, because only rotations within
     pairs commute with the rotary embedding.
 
@@ -124,7 +127,7 @@ class Hadamard(Rotation):
 
 @dataclass(frozen=True)
 class RandomRotation(Rotation):
-    """A uniformly random rotation of every orthogonal and linear group. It needs a generator.
+    """A uniformly random rotation of every orthogonal and linear group. The method needs a generator.
 
     References:
         Liu et al. (2024), SpinQuant, section 2.2.

@@ -103,7 +103,7 @@ MAXIMA: dict[str, Any] = {
 class Passed(NamedTuple):
     """Tensors that a step saves from a forward pass: the input, the output, and slopes or positions of maxima.
 
-    Later activations may have overwritten the output, except the output of an activation itself.
+    Later activations may have overwritten this output, but the output of an activation itself is not overwritten.
     """
 
     read: Tensor
@@ -125,11 +125,11 @@ class Step(ABC):
 
     @abstractmethod
     def forward(self, x: Tensor, params: Params, *, is_free: bool) -> Passed:
-        """Return the output. If `is_free`, `x` may be overwritten."""
+        """Return the output. If `is_free`, the input `x` may be overwritten."""
 
     @abstractmethod
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
-        """Return the derivatives with respect to the input (any tensor unless `goes_on`) and parameters in `names`."""
+        """Return the derivatives for the input (any tensor unless `goes_on`) and for the parameters in `names`."""
 
 
 @dataclass(frozen=True)
@@ -270,9 +270,9 @@ class Flattening(Step):
 def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
     """Return the steps of a module that is a chain of layers and activations, or None.
 
-    The result is None if the module is not a chain or has hooks. It is also None if the module overrides `forward` or
-    differs between training and evaluation. `reads_vectors` states whether an example is a vector or an image. The
-    module is left in training mode.
+    The result is None if the module is not a chain, or if the module has hooks. It is also None if the module overrides
+    `forward`, or computes different functions in training and in evaluation. `reads_vectors` states whether an example
+    is a vector or an image. The function leaves the module in training mode.
     """
     if any(_is_altered(part) for part in module.modules()):
         return None

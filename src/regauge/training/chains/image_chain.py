@@ -26,9 +26,11 @@ from regauge.training.programs import PIECE_BYTES, channels_last, mean_losses
 from regauge.training.threads import keep_freed_memory
 
 HELD_BYTES = 48 * 2**20
-"""The size in bytes of activations that are held at once, which is less than `keep_freed_memory` keeps."""
+"""The size in bytes of the activations that are held at once. It is less than the memory that `keep_freed_memory`
+keeps."""
 LARGEST_VALUE = 1e37
-"""A bound on activations. Below it nothing overflows, which matters because oneDNN's ReLU and maxima drop NaN."""
+"""A bound on activations. Activations below this bound do not overflow. This matters because the ReLU and the maxima of
+oneDNN drop NaN."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class HeldNetworks:
     Attributes:
         start: The index of the first network.
         stop: The index after the last network.
-        networks: The parameters of each network.
-        batches: The batch parts of each network.
+        networks: The parameters of each network in the range.
+        batches: The batch, in parts, of each network in the range.
     """
 
     start: int
@@ -228,7 +230,7 @@ def _fits_blocks(step: Step) -> bool:
 
 
 def unstack(params: Mapping[str, Tensor], *, is_blocked: bool = False) -> list[Params]:
-    """Return the networks of a stack. Kernels get channels-last layout, or stay unchanged for oneDNN's layout."""
+    """Return the networks of a stack. Kernels get channels-last layout; for oneDNN's layout, they stay unchanged."""
     # Kernels of one channel are in either layout as they are, and convolutions would take the other one.
     apart = {
         name: tensor.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format).permute(0, 1, 4, 2, 3).unbind()

@@ -30,7 +30,7 @@ class Link:
 def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
     """Return the links of a chain of linear layers, each followed by a factor, an activation, both or neither.
 
-    The input may be flattened first. The result is None if there are other steps.
+    The input may be flattened first. The result is None if the chain has other steps.
     """
     links: list[Link] = []
     is_open = False
