@@ -38,7 +38,7 @@ class Autoencoder:
         latents = auto.encode(population)          # [models, latent], the same for all networks of an orbit
         auto.decode(latents)                       # canonical networks, which compute what the population computes
 
-    Latent vectors are computed in double precision, so that all networks of an orbit have equal vectors up to the
+    Latent vectors are computed in double precision. All networks of an orbit therefore have equal vectors, up to the
     rounding of their weights. The latent vectors have the precision of the networks, but at least single precision.
 
     Attributes:
