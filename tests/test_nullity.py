@@ -1,6 +1,7 @@
 """Completeness: the null space of the outputs' Jacobian against the discovered continuous group."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import models
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 import regauge as rg
 
+EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
+RANK = "of a rank: the weights of a layer, or the values that it reads, span fewer dimensions than the layer has inputs"
 DEAD = "of values without influence: of units that are dead at this point, of what only chooses, or is unused"
 
 
@@ -102,6 +105,43 @@ def test_a_symmetry_with_a_missing_group_is_caught() -> None:
     assert part.missing == whole.missing + 11 - part.found
     assert part.unexplained > whole.unexplained
     assert "unexplained" in str(part)
+
+
+def test_directions_that_do_not_depend_on_eps_are_not_named_after_it() -> None:
+    module, x = Residual(lambda: nn.BatchNorm2d(4)), torch.randn(2, 2, 5, 5)
+    whole = rg.discover(module, (x,))
+    bare = replace(whole, translations=tuple(one for one in whole.translations if one.is_stored_only))
+    report = rg.discovery.nullity(module, (x,), symmetry=bare, generator=torch.Generator().manual_seed(0))
+    # The biases before the norms, with the running means.
+    assert (report.missing, report.explained, report.unexplained) == (12, (), 12)
+
+
+def test_a_scale_that_only_an_eps_ends_is_named_after_it() -> None:
+    layers = (nn.Linear(4, 5), nn.LayerNorm(5, eps=1e-14), nn.Tanh(), nn.Linear(5, 3))
+    assert found(nn.Sequential(*layers), torch.randn(4, 4)).explained == ((EPS, 1),)
+
+
+class Crossed(nn.Module):
+    """Layers that read four units computed from three inputs, or a layer with two outputs that reads four units."""
+
+    def __init__(self, *, is_narrow: bool) -> None:
+        super().__init__()
+        self.is_narrow, self.into, self.out = is_narrow, nn.Linear(3, 4), nn.Linear(4, 2)
+        self.gate, self.other = (nn.Linear(3 if is_narrow else 4, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.into(x)
+        g = self.gate(x if self.is_narrow else h).sigmoid()
+        found: Tensor = self.out(h + g if self.is_narrow else g * self.other(h).tanh() + (1 - g) * h)
+        return found
+
+
+@pytest.mark.parametrize(("is_narrow", "count"), [(False, 8), (True, 6)])
+def test_directions_of_a_rank_are_named(*, is_narrow: bool, count: int) -> None:
+    """Of two layers of four rows each, one column is not seen; of three columns of a layer, two rows."""
+    report = found(Crossed(is_narrow=is_narrow), torch.randn(6, 3))
+    assert report.explained[-1] == (RANK, count)
+    assert report.unexplained == 0
 
 
 def test_dead_units_are_named() -> None:

@@ -386,6 +386,14 @@ def context(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+def dense(m: Any, x: Tensor) -> Tensor:
+    """Features of an earlier layer beside those of a later one, with a batch norm before each reader."""
+    h = m.i(x)
+    h = torch.cat([h, m.c(m.n(h).relu())], 1)
+    out: Tensor = m.o(m.e(h).relu().mean((2, 3)))
+    return out
+
+
 def qkvo(width: int = 4) -> dict[str, nn.Module]:
     """Queries, keys, values and the layer behind them."""
     return {**{name: nn.Linear(5, width) for name in "qkv"}, "o": nn.Linear(width, 4)}
@@ -462,6 +470,13 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "maxout": (
         lambda: Written(maxout, a=nn.Linear(3, 12), b=nn.Linear(4, 6), o=nn.Linear(3, 2)),
         lambda: torch.randn(9, 3), 4,
+    ),
+    "dense": (
+        lambda: Written(
+            dense, i=nn.Conv2d(2, 3, 1), n=nn.BatchNorm2d(3), c=nn.Conv2d(3, 2, 3, padding=1), e=nn.BatchNorm2d(5),
+            o=nn.Linear(5, 2),
+        ),
+        lambda: torch.randn(3, 2, 4, 4), 21,
     ),
     "context": (
         lambda: Written(

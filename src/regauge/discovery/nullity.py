@@ -1,7 +1,7 @@
 """Completeness of continuous symmetries: the outputs' null space is compared with the discovered groups."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,10 @@ MOST_MISSES = 20
 """The largest number of random inputs for which the outputs may be infinite or NaN."""
 PER_INPUT = 24
 """The number of output entries that are differentiated for one random input."""
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""The layers whose weights, or whose inputs, may span fewer dimensions than the layer has inputs."""
+ROUNDING = 1e-13
+"""The largest influence of a value, compared to the largest one of all values, that may be due to rounding."""
 STEP = 1e-3
 """The step size along a one-parameter subgroup. Fourth-order differences compute its tangent."""
 STRENGTHS = (0.3, 0.3, 3.0)
@@ -40,6 +44,7 @@ The result describes the first point. The other points show which directions are
 point.
 """
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
+RANK = "of a rank: the weights of a layer, or the values that it reads, span fewer dimensions than the layer has inputs"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
 OTHER_EPS = 1e-2
 """The amount added to the eps of norms, which reveals null directions that depend on the eps."""
@@ -153,15 +158,40 @@ def nullity(
     unit = None
     if symmetry.gains and (ones := chart_gains(symmetry)):
         unit = discover(module, inputs, kwargs, outputs=outputs, ones=ones, verify=False)
-    first, *others = (
+    points = (
         partial(_at_point, probe, symmetry, unit, names, generator, tolerance, strength) for strength in STRENGTHS
     )
-    report = first()
+    first = best = next(points)()
+    if not (least := first.report.unexplained):
+        return first.report
     # What is blind at one point alone comes from units that are in one linear piece there for all inputs.
-    anywhere = min([report.unexplained, *(judge().unexplained for judge in others if report.unexplained)])
-    if less := report.unexplained - anywhere:
-        report = replace(report, explained=(*report.explained, (LOCAL, less)))
-    return report
+    for other in (make() for make in points):
+        count = other.report.unexplained + first.space.count_hidden(~other.is_active)
+        if count < least:
+            least, best = count, other
+    seen = min(least, _count_seen_by_eps(best, probe, names, generator))
+    ranks = min(least - seen, _add_ranks(best, probe, names, generator) if seen < least else 0)
+    kinds = (EPS, seen), (RANK, ranks), (LOCAL, first.report.unexplained - least)
+    return replace(first.report, explained=(*first.report.explained, *(kind for kind in kinds if kind[1])))
+
+
+@dataclass(frozen=True)
+class _Point:
+    """The null space at one point.
+
+    Attributes:
+        report: The comparison with the symmetry, and the known kinds of directions.
+        space: The null space, and the part of it that is explained.
+        params: The parameters.
+        columns: The norms of the Jacobian's columns. All vectors are multiplied by them.
+        is_active: Whether a value has an influence.
+    """
+
+    report: Nullity
+    space: "_Directions"
+    params: Params
+    columns: Tensor
+    is_active: Tensor
 
 
 def _at_point(
@@ -172,7 +202,7 @@ def _at_point(
     generator: torch.Generator,
     tolerance: float,
     strength: float,
-) -> Nullity:
+) -> _Point:
     """Compare the null space at one point with the symmetry, and with the symmetry that exists if all gains are one."""
     params = perturb(probe.params, set(probe.buffers), generator, strength)
     params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
@@ -184,7 +214,7 @@ def _at_point(
         raise ValueError(
             "the outputs do not depend on any parameter; there is nothing to compare; check that the model uses them"
         )
-    is_active = columns > tolerance * columns.max()
+    is_active = columns > ROUNDING * columns.max()  # Biases behind large values have a small, but exact, influence.
     # Columns of very different norms would blur the gap between zero and not zero.
     columns = torch.where(is_active, columns, torch.ones_like(columns))
     space = _Directions(jacobian * is_active / columns, tolerance)
@@ -195,14 +225,58 @@ def _at_point(
     for sentence, directions in _known_kinds(probe.module.module, params, names, is_active):
         if added := space.add_null(directions * columns):
             explained.append((sentence, added))
-    if len(rest := space.rest()) and any(True for _ in _norms_eps(probe.module)):
-        state = generator.get_state()  # Other points stay what they are.
-        with _Doubles(), _other_eps(probe.module):
-            jacobian = _jacobian(probe, params, names, generator, len(jacobian))
-        generator.set_state(state)
-        if seen := space.count_seen(jacobian / columns, rest):
-            explained.append((EPS, seen))
-    return Nullity(total, int((~is_active).sum()), len(space.kernel), found, tuple(explained))
+    report = Nullity(total, int((~is_active).sum()), len(space.kernel), found, tuple(explained))
+    return _Point(report, space, params, columns, is_active)
+
+
+def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
+    """Return how many unexplained directions outputs see if norms have another eps."""
+    if not any(True for _ in _norms_eps(probe.module)):
+        return 0
+    with _Doubles(), _other_eps(probe.module):
+        jacobian = _jacobian(probe, point.params, names, generator, int(1.5 * len(point.columns)) + 64)
+    return point.space.count_seen(jacobian / point.columns, point.space.rest())
+
+
+def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
+    """Add directions that a layer's weights or inputs do not see. Return the increase of the dimension.
+
+    These directions do not change the outputs of a layer. Either they change its inputs and none of its parameters, or
+    they change its parameters alone.
+    """
+    space, before = point.space, len(point.space.basis)
+    held: list[tuple[Tensor, Tensor]] = []
+
+    def rows(which: int) -> Tensor:
+        def read(result: Any) -> list[Tensor]:
+            found = [pair[which] for pair in held]
+            held.clear()
+            return found
+
+        return _jacobian(probe, point.params, names, generator, len(space.kernel) + 64, read) / point.columns
+
+    layers: dict[nn.Module, str] = {
+        one: home for home, one in probe.module.module.named_modules() if isinstance(one, LAYERS)
+    }
+    called: dict[nn.Module, None] = {}
+    handles = [one.register_forward_hook(lambda layer, _, __: called.setdefault(layer)) for one in layers]
+    with _Doubles():
+        _jacobian(probe, point.params, names, generator, 1)
+    for handle in handles:
+        handle.remove()
+    for layer in called:
+        own = [name for name in names if name.rpartition(".")[0] == layers[layer]]
+        handle = layer.register_forward_hook(lambda _, inputs, output: held.append((inputs[0], output)))
+        with _Doubles():
+            inputs, outputs = rows(0), rows(1)
+        handle.remove()
+        is_own = torch.cat([torch.full((point.params[name].numel(),), name in own) for name in names])
+        fixed = torch.eye(len(is_own), dtype=torch.float64) * outputs.norm(dim=1).max()
+        upstream = space.null_of(torch.cat([outputs, fixed[is_own]]))
+        singular, right = _svd(inputs @ upstream.mT)
+        space.add(right[singular > 1e-9 * inputs.norm(dim=1).max()] @ upstream)
+        space.add(space.null_of(torch.cat([outputs, fixed[~is_own]])))
+    return len(space.basis) - before
 
 
 class _Directions:
@@ -240,10 +314,27 @@ class _Directions:
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """Return how many of these null directions another Jacobian does not map to zero, up to rounding."""
+        """Return how many null directions another Jacobian does not map to zero, up to rounding.
+
+        Directions count as one if they differ by a vector of the subspace. The other Jacobian may see that vector.
+        """
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
         rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))
-        return int((torch.linalg.svdvals(jacobian @ directions.mT) > rounding).sum())
+        left, singular, _ = torch.linalg.svd(jacobian @ self.basis.mT, full_matrices=False)
+        left, seen = left[:, singular > rounding], jacobian @ directions.mT
+        return int((torch.linalg.svdvals(seen - left @ (left.mT @ seen)) > rounding).sum())
+
+    def count_hidden(self, is_dead: Tensor) -> int:
+        """Return how many unexplained directions lie in the subspace and the given values."""
+        rest = self.rest()
+        parts = self.basis, torch.cat([self.basis, rest])
+        known, whole = (int(torch.linalg.matrix_rank(part[:, ~is_dead], rtol=1e-8)) for part in parts)
+        return len(rest) - (whole - known)
+
+    def null_of(self, jacobian: Tensor) -> Tensor:
+        """Return an orthonormal basis of the null vectors that another Jacobian maps to zero."""
+        singular, right = _svd(jacobian @ self.kernel.mT)
+        return right[singular <= 1e-9 * singular.max()] @ self.kernel
 
 
 @contextmanager
@@ -293,8 +384,20 @@ def _distinct(params: Params) -> list[str]:
     return list(first.values())
 
 
-def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.Generator, rows: int) -> Tensor:
-    """Return gradients of random output entries at random inputs, `[rows, parameters]`."""
+def _outputs(result: Mapping[str, Sequence[Tensor]]) -> list[Tensor]:
+    """Return the floating-point outputs of a model."""
+    return [t for several in result.values() for t in several if t.is_floating_point()]
+
+
+def _jacobian(
+    probe: Probe,
+    params: Params,
+    names: list[str],
+    generator: torch.Generator,
+    rows: int,
+    read: Callable[[Any], list[Tensor]] = _outputs,
+) -> Tensor:
+    """Return gradients of random entries of outputs, or of other values, at random inputs, `[rows, parameters]`."""
     leaves = {name: params[name].clone().requires_grad_(True) for name in names}
     tied = {t.data_ptr(): leaves[name] for name, t in params.items() if name in leaves}
     named = {f"module.{name}": tied.get(t.data_ptr(), t) for name, t in params.items()}
@@ -307,7 +410,7 @@ def _jacobian(probe: Probe, params: Params, names: list[str], generator: torch.G
             result = torch.func.functional_call(probe.module, named, inputs, kwargs, tie_weights=False)
         except (RuntimeError, IndexError):  # Numbers that are positions, such as the starts of bags.
             result = None
-        tensors = [] if result is None else [t for several in result.values() for t in several if t.is_floating_point()]
+        tensors = [] if result is None else read(result)
         values = torch.cat([t.flatten() for t in tensors]) if tensors else torch.full((1,), math.nan)
         if not bool(values.isfinite().all()):
             misses += 1

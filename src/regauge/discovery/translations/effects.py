@@ -35,8 +35,9 @@ from regauge.discovery.translations.offsets import (
     SeenError,
     added,
     along,
-    channel_vector,
+    channels,
     each_position,
+    picked,
     varied,
 )
 from regauge.discovery.translations.run import MOVES, Rules, Run
@@ -395,9 +396,11 @@ def _batch_norm(run: Run, node: Node) -> Any:
         if not offset.is_uniform(*(k for k in range(len(shape_of(x))) if k != 1)):
             raise SeenError
         if not uses_batch and _require_statistic(run, mean):
-            for term in offset.known():
-                steps, size = channel_vector(term, 1)
-                image = Image(Entries(str(run.graph.parameter(mean)), (size,), (1,)), (), steps)
+            for term in offset.known():  # Of concatenated values, some may have no offset.
+                own = channels(term, 1)
+                there = own.nonzero().flatten()
+                steps, size = picked(term, own[there[0] : there[-1] + 1])
+                image = Image(Entries(str(run.graph.parameter(mean)), (size,), (1,), int(there[0])), (), steps)
                 run.events.append(("image", image))
     return _channel_bias(run, node, 1, 2)
 

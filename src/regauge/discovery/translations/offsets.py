@@ -286,14 +286,6 @@ def channels(term: Addend, *dims: int) -> Tensor:
     return places.flatten()
 
 
-def channel_vector(term: Addend, dim: int) -> tuple[tuple[ImageStep, ...], int]:
-    """Return the steps that compute the vector added along one axis, and the length of this vector.
-
-    Raise `SeenError` if the vector varies along another axis.
-    """
-    return picked(term, channels(term, dim))
-
-
 def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
     """Return the steps that compute the vector of a term's entries at some places, and the length of this vector.
 
