@@ -124,7 +124,7 @@ class FlowFitting(Fitting[Flow]):
         points: The training and validation networks, as points of the space.
         labels: The class index of each network, if there are classes.
         reference: The network to which points are aligned, if points are aligned.
-        starts: A hash of the initial networks to which the prior is matched, if such networks were given.
+        known: A hash of the initial networks to which the prior is matched, if given, and whether there is a task.
         task: The task that evaluates sampled networks, if a task was given.
         outlook: Measures that predict whether sampled networks solve the task.
     """
@@ -140,7 +140,7 @@ class FlowFitting(Fitting[Flow]):
     classes: Sequence[Any]
     labels: Mapping[str, Tensor]
     reference: Tensor | None
-    starts: str | None
+    known: Mapping[str, Any]
     task: Task | None
     outlook: Outlook | None
 
@@ -174,7 +174,7 @@ class FlowFitting(Fitting[Flow]):
         classes, labels = _labels(collection, config, parts)
         net = build_velocity(manifold, prior, moments, config, len(classes), division.chance("net")).to(config.device)
         loader = Loader({"points": points["train"]}, generator=division.chance("order"), batch=config.batch)
-        known = None if starts is None else digest(*starts.values())
+        known = {"starts": None if starts is None else digest(*starts.values()), "has_task": task is not None}
         made = cls(
             *(division, config, net, loader, manifold, prior, moments, points, classes, labels, reference),
             *(known, task, outlook),
@@ -186,11 +186,6 @@ class FlowFitting(Fitting[Flow]):
             outlook.warn()
             made = replace(made, outlook=outlook)
         return made
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """All settings and data on which the training depends, as JSON."""
-        return self.division.describe(self.config, starts=self.starts, has_task=self.task is not None)
 
     def standardize(self) -> None:
         """Initialize a net over networks with the statistics of points at random times."""

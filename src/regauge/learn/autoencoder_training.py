@@ -130,6 +130,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
     rest: Params
     layer: InputLayer | None
     objective: Objective
+    known: Mapping[str, Any]
 
     @classmethod
     def prepare(
@@ -161,16 +162,11 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         layer = InputLayer.find(symmetry, runs) if is_moved else None
         whole = _Net(net, decoder).to(config.device)
         loader = division.loader(config.batch, augment=config.augment)
-        return cls(division, config, whole, loader, to_device(first, config.device), layer, objective)
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """All settings and data on which the training depends, as JSON."""
-        return self.division.describe(
-            self.config,
-            outputs=digest(*(mean.cpu() for mean in self.objective.mean)),
-            inputs=digest(*(array for given, _ in self.objective.batches for array in arrays_of(given))),
-        )
+        known = {
+            "outputs": digest(*(mean.cpu() for mean in objective.mean)),
+            "inputs": digest(*(array for given, _ in objective.batches for array in arrays_of(given))),
+        }
+        return cls(division, config, whole, loader, to_device(first, config.device), layer, objective, known)
 
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
         """Return the mean loss of a batch, after random changes of its networks."""

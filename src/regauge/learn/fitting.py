@@ -1,6 +1,7 @@
 """The training of a net on networks: the net, its loss, its validation and its result."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -26,12 +27,14 @@ class Fitting(ABC, Generic[Made]):
         config: The settings.
         net: The trained net, on the device that the settings name.
         loader: The batches of an epoch.
+        known: Other inputs of the training, such as hashes of data, as JSON.
     """
 
     division: Division
     config: NetTrainingConfig
     net: nn.Module
     loader: Loader
+    known: Mapping[str, Any]
 
     @abstractmethod
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
@@ -48,7 +51,7 @@ class Fitting(ABC, Generic[Made]):
     @property
     def inputs(self) -> dict[str, Any]:
         """All settings and data on which the training depends, as JSON."""
-        return self.division.describe(self.config)
+        return self.division.describe(self.config, **self.known)
 
     def train(self, arguments: FitArguments) -> Trained:
         """Train the net."""

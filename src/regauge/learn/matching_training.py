@@ -276,11 +276,6 @@ class MatchingFitting(Fitting[LearnedMatching]):
         loader = division.loader(config.batch, train)
         return cls(division, config, siamese, loader, losses, batches, partners, known)
 
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """All settings and data on which the training depends, as JSON."""
-        return self.division.describe(self.config, **self.known)
-
     def loss(self, batch: Batch, chance: torch.Generator) -> Tensor:
         """Return the mean loss of a batch."""
         config, losses = self.config, self.losses[batch.layout]

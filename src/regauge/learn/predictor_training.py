@@ -185,11 +185,6 @@ class PredictorFitting(Fitting[Predictor]):
             fit_start(net, collection, division.parts["train"], target, values)
         return cls(division, config, net, loader, target, values, tuple(layers), renderings, known)
 
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """All settings and data on which the training depends, as JSON."""
-        return self.division.describe(self.config, **self.known)
-
     def train(self, arguments: FitArguments) -> Trained:
         """Train the stages in turn. A resumed training run continues with the remaining stages."""
         config, stages, before, state = self.config, self.stages, [], arguments.get("state")
