@@ -478,8 +478,8 @@ class CheckpointView(Checkpoint):
         source: The other checkpoint.
     """
 
-    def __init__(self, source: Checkpoint, stored: Mapping[str, StoredTensor], params: Params | None = None) -> None:
-        super().__init__(source.label, source.path, stored, source.metadata, params)
+    def __init__(self, source: Checkpoint, stored: Mapping[str, StoredTensor]) -> None:
+        super().__init__(source.label, source.path, stored, source.metadata)
         self.source = source
         self._take_over(source)
 

@@ -26,10 +26,9 @@ def integrate(
     *,
     steps: int,
     solver: Solver = "heun",
-    start: float = 0.0,
     end: float = 1.0,
 ) -> Points:
-    """Integrate a velocity from one time to another in equal steps.
+    """Integrate a velocity from time 0 to another time in equal steps.
 
     Args:
         space: The space of the points.
@@ -39,8 +38,7 @@ def integrate(
         solver: "euler" follows geodesics; if the velocity belongs to a geodesic, one step ends at the geodesic's
             endpoint. Other solvers are "heun" (order 2, two evaluations per step) and "runge_kutta" (order 4, four
             evaluations per step).
-        start: The first time.
-        end: The last time. To integrate backwards, this time is less than `start`.
+        end: The last time.
 
     Raises:
         ValueError: There is no such solver, or the number of steps is not positive.
@@ -49,9 +47,9 @@ def integrate(
         raise ValueError(
             f"steps={steps} and solver={solver!r}: take a step at least, by 'euler', 'heun' or 'runge_kutta'"
         )
-    h = (end - start) / steps
+    h = end / steps
     for k in range(steps):
-        t = start + k * h
+        t = k * h
         first = _at(space, field, x, t)
         if solver == "euler":
             x = space.exp(x, h * first)

@@ -164,9 +164,7 @@ class Loader(IterableDataset[Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the loader as JSON, from which `load_state_dict` continues."""
-        is_over = self.number >= len(self)  # behind the last batch the next epoch begins
-        epoch, number = (self.epoch + 1, 0) if is_over else (self.epoch, self.number)
-        return {"seed": self.seed, "epoch": epoch, "number": number, "networks": self._digest}
+        return self._state_at(self.number)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the position of another loader with the same networks and settings.
@@ -262,15 +260,14 @@ class Loader(IterableDataset[Batch]):
         batches, start = [], 0
         for number, own in zip(block, indices, strict=True):
             part = params if len(block) == 1 else select(params, slice(start, start + len(own)))
-            batches.append(Batch(own, part, layout, self._state_behind(number)))
+            batches.append(Batch(own, part, layout, self._state_at((number // self.world + 1) * self.world)))
             start += len(own)
         return batches
 
-    def _state_behind(self, number: int) -> dict[str, Any]:
-        """Return the state after a batch, and after the other processes' batches of the same step."""
-        behind = (number // self.world + 1) * self.world
-        epoch, behind = (self.epoch + 1, 0) if behind >= len(self) else (self.epoch, behind)
-        return {"seed": self.seed, "epoch": epoch, "number": behind, "networks": self._digest}
+    def _state_at(self, number: int) -> dict[str, Any]:
+        """Return the state before a batch. After the last batch, the next epoch begins."""
+        epoch, number = (self.epoch + 1, 0) if number >= len(self) else (self.epoch, number)
+        return {"seed": self.seed, "epoch": epoch, "number": number, "networks": self._digest}
 
     def _move(self, params: Params, layout: int, block: Sequence[int], counts: Sequence[int]) -> Params:
         """Transform each network by a random element."""

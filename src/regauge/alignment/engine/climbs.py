@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regauge.alignment.engine.ascent import Ascent, Neighborhoods
 from regauge.alignment.engine.nested_blocks import solve_family
+from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import extend
 from regauge.core import act as _act
 from regauge.core.element import Element
@@ -186,12 +187,12 @@ class Pursuit:
         self._symmetry, self._start = symmetry, start
         sites = {name: symmetry.sites[name] for name in b}
         placed = _act.act(symmetry.groups, sites, start, b, {name: t.ndim for name, t in b.items()})
-        self._ascent = make_ascent(symmetry, _batch(a), _batch(placed), tolerance=tolerance)
+        self._ascent = make_ascent(symmetry, batch_of_one(a), batch_of_one(placed), tolerance=tolerance)
         self.changed: set[str] = set()
 
     def aim_at(self, a: Tensors) -> None:
         """Replace tensors of the first network. Names that `a` lacks are unchanged."""
-        self._ascent.aim_at(_batch(a))
+        self._ascent.aim_at(batch_of_one(a))
 
     def climb(self, max_sweeps: int) -> float:
         """Sweep until no group changes, and return the gain."""
@@ -217,10 +218,6 @@ class Pursuit:
     def second(self) -> dict[str, Tensor]:
         """The current second network. Later climbs may overwrite its tensors."""
         return {name: tensor[0] for name, tensor in self._ascent.networks.second().items()}
-
-
-def _batch(tensors: Tensors) -> dict[str, Tensor]:
-    return {name: tensor.unsqueeze(0) for name, tensor in tensors.items()}
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,13 @@ class Converted(CheckpointView):
         conversion: The file tensors from which each module tensor is assembled.
     """
 
-    def __init__(self, source: Checkpoint, conversion: Conversion, params: Params | None = None) -> None:
+    def __init__(self, source: Checkpoint, conversion: Conversion) -> None:
         stored = {name: source.stored[there]._replace(name=name) for name, there in conversion.renamed.items()}
         for name, boxes in conversion.made.items():
             blank, first = conversion.blanks[name], source.stored[boxes[0].source]
             nbytes = blank.numel * blank.dtype.itemsize
             stored[name] = StoredTensor(name, first.file, blank.dtype, blank.shape, first.start, nbytes)
-        super().__init__(source, stored, params)
+        super().__init__(source, stored)
         self.conversion = conversion
 
     @property

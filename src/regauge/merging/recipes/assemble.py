@@ -92,7 +92,7 @@ class Assembled:
     result: MergeResult | None = None
 
 
-class Setting(TypedDict, total=False):
+class AssemblySetting(TypedDict, total=False):
     """Settings for alignment, for reading networks, and for displaying progress; see `merge_recipe`."""
 
     model: Model | str | None
@@ -101,6 +101,11 @@ class Setting(TypedDict, total=False):
     generator: torch.Generator | None
     memory: int | str | MemoryLimit | None
     progress: Progress
+
+
+class Setting(AssemblySetting, total=False):
+    """The settings of `assemble`, which can also make only a plan."""
+
     dry_run: bool
 
 

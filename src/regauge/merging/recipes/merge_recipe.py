@@ -4,26 +4,21 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
-import torch
-
-from regauge.alignment import Method, WeightMatching
+from regauge.alignment import WeightMatching
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.form import Form
-from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Input, Provenance
 from regauge.core.arguments import check_arguments
 from regauge.core.given import given_or_seed
-from regauge.core.progress import Progress, no_progress
-from regauge.core.symmetry import Symmetry
-from regauge.hub import Model
+from regauge.core.progress import no_progress
 from regauge.hub.tokens import Vocabulary
 from regauge.hub.vocabulary import read_choice
 from regauge.merging.assemble_mixture import AssembledMixture, assemble_mixture
 from regauge.merging.merge_record import MergeResult
-from regauge.merging.recipes.assemble import Assembled, Planner, Request, assemble
+from regauge.merging.recipes.assemble import Assembled, AssemblySetting, Planner, Request, assemble
 from regauge.merging.recipes.plan_parts import choose_dtype, plan_parts, plan_rule
 from regauge.merging.recipes.read_mixture import MixtureRecipe, read_mixture
 from regauge.merging.recipes.read_recipe import read_recipe
@@ -35,17 +30,6 @@ from regauge.merging.settings import Number, as_weights
 LOG = logging.getLogger("regauge.merging")
 KEPT = "recipe.yml"
 """The file name of the recipe's copy in an output folder."""
-
-
-class AssemblySetting(TypedDict, total=False):
-    """Settings for reading and aligning networks; see `merge_recipe`."""
-
-    model: Model | str | None
-    symmetry: Symmetry | None
-    method: Method | None
-    generator: torch.Generator | None
-    memory: int | str | MemoryLimit | None
-    progress: Progress
 
 
 def merge_recipe(
