@@ -17,8 +17,9 @@ from sklearn.datasets import load_breast_cancer
 
 from regauge.data import data_files, images
 from regauge.data.curves import waves
-from regauge.data.data_files import DataFile, locate, present
+from regauge.data.data_files import DataFile, folders, locate, present
 from regauge.data.images import (
+    CIFAR10_FILE,
     CIFAR10_SHA256,
     FASHION_FILES,
     MNIST_SHA256,
@@ -27,12 +28,19 @@ from regauge.data.images import (
     cifar100,
     digits,
     fashion_mnist,
-    has_cifar10,
     has_mnist,
     mnist,
 )
 from regauge.data.packaged import breast_cancer, help_topics, windows
 from regauge.data.shapes import SHAPES_SHA256, shape
+
+
+def has_cifar10() -> bool:
+    """Whether CIFAR-10 is on this machine, in one of its two forms."""
+    return present(CIFAR10_FILE) is not None or any(
+        all((place / name).is_file() for name in CIFAR10_SHA256) for place in folders("cifar10")
+    )
+
 
 needs_cifar10 = pytest.mark.skipif(not has_cifar10(), reason="REGAUGE_DATA names no folder with cifar10/")
 needs_mnist = pytest.mark.skipif(not has_mnist(), reason="REGAUGE_DATA names no folder with mnist/")

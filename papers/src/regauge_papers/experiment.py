@@ -20,7 +20,7 @@ from regauge.checkpoints.checkpoint import load
 from regauge.checkpoints.writing import save, save_text
 from regauge.core.devices import to_device
 from regauge.core.params import Params
-from regauge.core.progress import Progress, Unit, no_progress
+from regauge.core.progress import Advance, Progress, no_progress
 from regauge_papers.settings import place_of
 from regauge_papers.table import Record, Table
 
@@ -32,6 +32,33 @@ Scale = Literal["smoke", "cpu", "paper"]
 CPU = torch.device("cpu")
 SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
 """A note below the tables of the smallest scale."""
+
+
+class Unit:
+    """A `Progress` for one unit, which is a part of a longer piece of work.
+
+    While the unit progresses, it reports progress on the whole piece of work. The last hundredth of the unit counts as
+    done only when the caller finishes the unit.
+
+    Args:
+        advance: The function that reports progress on the piece of work.
+    """
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance, self._done = advance, 0.0
+
+    def __call__(self, label: str, total: float, /) -> Advance:
+        def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
+            share = min(amount / total, 0.99 - self._done)
+            if share > 0:
+                self._done += share
+                self._advance(share, loss=loss)
+
+        return advance
+
+    def finish(self) -> None:
+        """Count the remainder of the unit as done."""
+        self._advance(1 - self._done)
 
 
 class Name(str):

@@ -36,33 +36,6 @@ def no_progress(label: str, total: float, /) -> Advance:
     return no_advance
 
 
-class Unit:
-    """A `Progress` for one unit, which is a part of a longer piece of work.
-
-    While the unit progresses, it reports progress on the whole piece of work. The last hundredth of the unit counts as
-    done only when the caller finishes the unit.
-
-    Args:
-        advance: The function that reports progress on the piece of work.
-    """
-
-    def __init__(self, advance: Advance) -> None:
-        self._advance, self._done = advance, 0.0
-
-    def __call__(self, label: str, total: float, /) -> Advance:
-        def advance(amount: float = 1, /, *, loss: float | None = None) -> None:
-            share = min(amount / total, 0.99 - self._done)
-            if share > 0:
-                self._done += share
-                self._advance(share, loss=loss)
-
-        return advance
-
-    def finish(self) -> None:
-        """Count the remainder of the unit as done."""
-        self._advance(1 - self._done)
-
-
 class Crew:
     """The processes that compute an output together. This base class represents a single process."""
 

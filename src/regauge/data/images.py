@@ -243,13 +243,6 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
     return _read_cifar10(locate(CIFAR10_FILE))
 
 
-def has_cifar10() -> bool:
-    """Return whether CIFAR-10 is on this machine, that is, needs no download."""
-    return present(CIFAR10_FILE) is not None or any(
-        all((place / name).is_file() for name in CIFAR10_SHA256) for place in folders("cifar10")
-    )
-
-
 def cifar100(folder: str | Path | None = None) -> ImageData:
     """Return CIFAR-100: photographs with CIFAR-10's numbers and size, in 100 classes (the fine labels).
 
