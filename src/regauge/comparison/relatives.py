@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 
@@ -18,14 +18,24 @@ from regauge.checkpoints.output import Output
 from regauge.comparison.common import find_common
 from regauge.comparison.compare_networks import compare
 from regauge.comparison.comparison import Comparison
-from regauge.comparison.independence import DRAWS
 from regauge.core.arguments import check_arguments
-from regauge.core.progress import Progress, no_progress
+from regauge.core.progress import Progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 from regauge.hub import Model, Networks, Values, bring_together, model_with, name_model, open_model, open_networks
 
 NO_TRACING: Mapping[str, Any] = MappingProxyType({})
+
+
+class ComparisonSetting(TypedDict, total=False):
+    """The keyword arguments of `rg.compare`, except the references and the memory limit."""
+
+    task: Task | None
+    draws: int
+    generator: torch.Generator | None
+    out: Output | str | Path | None
+    exact: bool
+    progress: Progress
 
 
 @dataclass(frozen=True)
@@ -61,34 +71,12 @@ class Relatives:
         """Return whether two networks have a common part on which the symmetry acts."""
         return find_common(a, b, self.networks.symmetry, has_widths=not self.is_streamed) is not None
 
-    def compare(
-        self,
-        a: Checkpoint,
-        b: Checkpoint,
-        *,
-        task: Task | None = None,
-        draws: int = DRAWS,
-        generator: torch.Generator | None = None,
-        out: Output | str | Path | None = None,
-        exact: bool = False,
-        progress: Progress = no_progress,
-    ) -> Comparison:
-        """Compare two of the networks as `rg.compare` does.
+    def compare(self, a: Checkpoint, b: Checkpoint, **setting: Unpack[ComparisonSetting]) -> Comparison:
+        """Compare two of the networks as `rg.compare` does, with the same keyword arguments.
 
         Tensors that are read for this comparison are not kept in memory.
         """
-        return compare(
-            copy(a),
-            copy(b),
-            self.networks.symmetry,
-            task=task,
-            draws=draws,
-            generator=generator,
-            out=out,
-            memory=self.limit,
-            exact=exact,
-            progress=progress,
-        )
+        return compare(copy(a), copy(b), self.networks.symmetry, memory=self.limit, **setting)
 
 
 @check_arguments
