@@ -348,15 +348,31 @@ def _read_again(m: Any, x: Tensor) -> Tensor:
     return film(m, x) + m.shift(x[..., 4:6]).sum(-1, keepdim=True)
 
 
+def _difference(m: Any, x: Tensor) -> Tensor:
+    """Differences of the scores that two queries give to one key."""
+    k = m.k(x).mT
+    out: Tensor = m.o((m.q(x) @ k - m.v(x) @ k).tanh())
+    return out
+
+
+def _twice(m: Any, x: Tensor) -> Tensor:
+    """Twice the scores minus the scores."""
+    scores = m.q(x) @ m.k(x).mT
+    out: Tensor = m.o((2.0 * scores - scores - 1.0).tanh())
+    return out
+
+
 UNLIKE: dict[str, tuple[Callable[..., Tensor], Callable[[], dict[str, nn.Module]], int]] = {
     "a divisor with an eps": (partial(positive, eps=1e-6), qkvo, 5),
     "a divisor of other features": (partial(positive, is_by_k=False), qkvo, 5),
     "a divisor of all positions": (partial(causal_features, is_causal=False), qkvo, 5),
     "mixed heads with a factor that inputs choose": (
         partial(talking, is_dynamic=True),
-        lambda: {**qkvo(), "first": nn.Linear(2, 2), "second": nn.Linear(2, 2)},
+        lambda: {**qkvo(), "k": nn.Linear(5, 4, bias=False), "first": nn.Linear(2, 2), "second": nn.Linear(2, 2)},
         5,
     ),
+    "differences of scores": (_difference, lambda: {**qkvo(), "o": nn.Linear(6, 4)}, 5),
+    "twice the scores minus the scores": (_twice, lambda: {**qkvo(), "o": nn.Linear(6, 4)}, 5),
     "scale and shift by other codes": (partial(film, code=slice(3, 5)), film_layers, 6),
     "a shift without a bias": (film, lambda: film_layers(has_bias=False), 6),
     "a shift that is read again": (_read_again, film_layers, 6),
@@ -375,7 +391,7 @@ def test_what_only_looks_as_if_a_constant_passed_is_seen(name: str) -> None:
     torch.manual_seed(0)
     found = rg.discover(Written(function, **layers()).double(), (torch.randn(3, 6, width).double(),), verify=False)
     homes = {family.entries.parameter for family in found.translations}
-    assert not homes & {"v.bias", "a.bias"}
+    assert not homes & {"k.bias", "v.bias", "a.bias"}
 
 
 def test_what_does_not_fit_is_told_before_anything_is_moved() -> None:

@@ -1,7 +1,7 @@
 """Offsets: the amounts by which a value of a traced model changes if a vector is added to a parameter."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
@@ -125,11 +125,13 @@ class Offset:
             and a zero label means that nothing is added.
         is_masked: Whether the offset is missing at entries that a mask excludes from a softmax. In that case, only a
             softmax may remove the offset.
+        source: An object that offsets share if their labels number the same amounts.
     """
 
     terms: tuple[Addend, ...] = ()
     labels: Tensor | None = None
     is_masked: bool = False
+    source: object = field(default_factory=object)
 
     @property
     def arrays(self) -> list[Tensor]:
@@ -149,7 +151,7 @@ class Offset:
     def is_equal(self, other: "Offset") -> bool:
         """Return whether two offsets are known to be equal."""
         if self.labels is not None and other.labels is not None:
-            return torch.equal(self.labels, other.labels)
+            return self.source is other.source and torch.equal(self.labels, other.labels)
         alike = [
             (a.steps, a.product.key) == (b.steps, b.product.key) and torch.equal(a.places, b.places)
             for a, b in zip(self.terms, other.terms, strict=False)
@@ -177,7 +179,7 @@ class Offset:
     def _with(self, arrays: Sequence[Tensor]) -> "Offset":
         """Return the offset with the given places or labels in place of its own."""
         if self.labels is not None:
-            return Offset(labels=arrays[0], is_masked=self.is_masked)
+            return replace(self, labels=arrays[0])
         terms = tuple(Addend(term.steps, term.size, places) for term, places in zip(self.terms, arrays, strict=True))
         return Offset(terms, is_masked=self.is_masked)
 
@@ -188,7 +190,8 @@ class Offset:
 
     def then(self, *steps: ImageStep) -> "Offset":
         """Return the offset after further steps. These steps keep the length of its vectors."""
-        return replace(self, terms=tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms))
+        terms = tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms)
+        return replace(self, terms=terms, source=object())
 
     def content(self) -> Hashable | None:
         """Return a key that is equal for equal offsets; None if the key would be too large."""
@@ -335,6 +338,6 @@ def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> A
         scaled = [one if factor == 1 else one.then(ImageStep("scale", factor=factor)) for one, factor in there]
         return Offset(tuple(term for one in scaled for term in one.terms), is_masked=is_masked)
     if len(there) == 1:
-        return there[0][0]
+        return there[0][0] if there[0][1] == 1 else there[0][0].then()
     first, second = (one.as_labels() for one, _ in there)
     return Offset(labels=paired(first, second), is_masked=is_masked)
