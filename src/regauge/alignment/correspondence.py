@@ -75,9 +75,9 @@ class Correspondence:
         the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
         weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both
         operations apply this permutation. Suppose that the second network B contains several copies of every unit of
-        the first network A, and divides the outgoing weights among the copies. Then the result computes the same
-        function as A. If A is wider by an integer factor and every unit of B is mapped to several units of A, the
-        result computes the same function as B.
+        the first network A, and divides the outgoing weights among the copies. In this case, the transformed network
+        computes the same function as A. If A is wider by an integer factor and every unit of B is mapped to several
+        units of A, the result computes the same function as B.
 
         Args:
             params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are
@@ -131,9 +131,9 @@ def correspond(
     optimum of one plan.
 
     This method departs from the paper. Plans use incoming and outgoing weights and are improved in sweeps. In the
-    paper, each plan is computed once, layer by layer from the input to the output. Here, the outgoing weights of B are
-    divided by the masses of B's units instead of averaged. Therefore networks of different widths that compute the same
-    function are recognized.
+    paper, each plan is computed once, layer by layer from the input to the output. In this function, the outgoing
+    weights of B are divided by the masses of B's units instead of averaged. Therefore networks of different widths that
+    compute the same function are recognized.
 
     Args:
         params_a: The first network, which stays unchanged.

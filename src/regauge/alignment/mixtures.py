@@ -183,8 +183,8 @@ class Mixture:
 class RelaxedUniverse:
     """Relaxed networks and their similarity to one another. The first network is hard.
 
-    The objective is that of `universe_objective`, evaluated at the relaxed tensors. It is linear in the distribution at
-    each site. Therefore it is a polynomial in the step size.
+    The objective is that of `universe_objective`, evaluated at the relaxed tensors. This objective is linear in the
+    distribution at each site. Therefore it is a polynomial in the step size.
     """
 
     def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:

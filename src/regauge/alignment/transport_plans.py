@@ -28,9 +28,9 @@ def transport(
 
     Rows of T sum to 1/n and columns sum to 1/m. The entropy is `entropy(T) = -sum T log T`. Without regularization, the
     optimum is exact. If n = m, the optimum is an assignment: n T is a permutation. If n and m have a small common
-    multiple, the optimum is an assignment of split units. Otherwise, the optimum is the solution of a linear program.
-    With regularization, Sinkhorn's iteration runs on logarithms while the regularization decreases to its final
-    strength. Then a nearby plan with exact marginals is returned.
+    multiple, the optimum is an assignment of split units. In all other cases, the optimum is the solution of a linear
+    program. With regularization, Sinkhorn's iteration runs on logarithms while the regularization decreases to its
+    final strength. The function returns a nearby plan with exact marginals.
 
     Args:
         profit: The profits, `[n, m]`.

@@ -150,9 +150,9 @@ def diagnose(
     group, with translations zero or centered. Up to rounding, the result depends only on the orbits of the draws, not
     on the position of a draw on its orbit.
 
-    ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry. This
-    takes about 0.6 milliseconds of CPU time per entry. Buffers are left out. The data set works with all other
-    functions of ArviZ.
+    ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry. These
+    diagnostics take about 0.6 milliseconds of CPU time per entry. Buffers are left out. The data set works with all
+    other functions of ArviZ.
 
     Args:
         chains: The draws of each chain: a stack with one leading axis, a list of networks, or a `ParticlePosterior`.

@@ -183,7 +183,10 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
 
 @dataclass(frozen=True)
 class OneGaussian:
-    """One Gaussian that merges many networks or posteriors. Its mean is the mean of the aligned members."""
+    """One Gaussian that merges many networks or posteriors.
+
+    The mean of this Gaussian is the mean of the aligned members.
+    """
 
     posterior: GaussianPosterior
     alignment: ManyResult | PosteriorAlignment[Posterior]

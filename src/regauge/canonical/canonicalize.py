@@ -70,8 +70,8 @@ def canonicalize(
 
     The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If its
     bias is also zero, its outgoing weights are scaled. Equal units keep their order, because exchanging them gives the
-    same network. Rotations need distinct eigenvalues. Otherwise the result computes the same function, but depends on
-    the given network of the orbit. The same holds, up to rounding, if a comparison is nearly a tie.
+    same network. Rotations need distinct eigenvalues. If eigenvalues are equal, the result computes the same function,
+    but depends on the given network of the orbit. The same holds, up to rounding, if a comparison is nearly a tie.
 
     A product of two matrices may have more inner coordinates than its rank. An example is the product of `Linear(4, 6)`
     and `Linear(6, 2)`. Some entries of the two factors then do not affect the function. The canonical form of such a

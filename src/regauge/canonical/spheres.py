@@ -139,8 +139,8 @@ class Manifold:
         """Return the Karcher mean of canonical networks. For two networks, it lies on the geodesic between them.
 
         Args:
-            networks: One or more networks. On each sphere, they should lie within a half sphere. Otherwise the mean may
-                not be unique.
+            networks: One or more networks. On each sphere, they should lie within a half sphere. If they do not, the
+                mean may not be unique.
             weights: One nonnegative weight for each network. Default: equal weights.
 
         Raises:

@@ -202,7 +202,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def is_safetensors(self) -> bool:
-        """Whether tensors can be read from the disk one by one. This is not possible for torch files."""
+        """Whether tensors can be read from the disk one by one. Tensors of torch files cannot be read one by one."""
         return all(tensor.start is not None for tensor in self.stored.values())
 
     @property

@@ -65,7 +65,7 @@ class Form:
     def work_dtype(self, stored: torch.dtype) -> torch.dtype:
         """Return the dtype in which a tensor is read.
 
-        It is wide enough that the tensor is rounded only once, when it is written.
+        The dtype is wide enough that the tensor is rounded only once, when it is written.
         """
         return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
 

@@ -75,7 +75,7 @@ def read_size(size: str, what: str) -> int:
 def large_blocks_returned() -> Iterator[None]:
     """Until the context ends, return large freed memory blocks to the system.
 
-    Otherwise, glibc keeps freed blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule
+    By default, glibc keeps freed blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule
     that needs ten copies of a tensor used the memory of 24 copies. Other C libraries are not affected.
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

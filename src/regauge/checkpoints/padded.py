@@ -1,8 +1,8 @@
 """Adapters of different ranks and scales, rewritten with common ranks and scales so that they can be averaged.
 
 An adapter changes a matrix by `s B A`. The change stays the same if zero columns are appended to B and zero rows to A.
-It also stays the same if B is multiplied by a factor and s is divided by it. Adapters of different ranks and scales can
-therefore be written as adapters of the largest rank, and have the symmetry of such adapters.
+The change also stays the same if B is multiplied by a factor and s is divided by the same factor. Adapters of different
+ranks and scales can therefore be written as adapters of the largest rank, and have the symmetry of such adapters.
 
 References:
     Hu et al. (2022), LoRA, section 4.1; the documentation of PEFT's LoraConfig for `rank_pattern` and `alpha_pattern`.
@@ -59,7 +59,7 @@ class Padded(CheckpointView):
         return (*self.source.files, self.path.parent / ADAPTER_CONFIG)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read. It is wider if the tensor is rescaled."""
+        """Return the dtype in which a tensor is read. The dtype is wider if the tensor is rescaled."""
         dtype = super().dtype_of(name)
         return work_dtype(dtype) if self._params is None and name in self._scales else dtype
 

@@ -47,7 +47,7 @@ class StateFile:
         path: A path that ends in `.safetensors`, in an existing folder.
         work: The name of the work, for errors and the header.
         generator: The random generator of the work; its state is stored and restored.
-        buffers: Tensors that the work changes in place. They are also stored and restored.
+        buffers: Tensors that the work changes in place. Buffers are also stored and restored.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A reader of untrusted YAML files. Their size is limited, also after aliases are expanded."""
+"""A reader of untrusted YAML files. The size of these files is limited, also after aliases are expanded."""
 
 from pathlib import Path
 from typing import Any

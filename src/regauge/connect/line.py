@@ -79,7 +79,7 @@ class Curve:
     def raw_barrier(self) -> float:
         """The largest excess over the inner points of the path.
 
-        It is negative if the loss is below the interpolated loss at all inner points.
+        The barrier is negative if the loss is below the interpolated loss at all inner points.
         """
         return max(self.excess[1:-1])
 
@@ -87,7 +87,7 @@ class Curve:
     def auc(self) -> float:
         """The area under the excess by the trapezoidal rule, which equals the mean excess.
 
-        It is negative if the excess is negative on most of the path.
+        The area is negative if the excess is negative on most of the path.
         """
         ts, heights = [row["t"] for row in self.table], self.excess
         return sum((ts[k + 1] - ts[k]) * (heights[k] + heights[k + 1]) / 2 for k in range(len(ts) - 1))
@@ -167,7 +167,7 @@ def line(
         points: The number of equally spaced points t, including both endpoints.
         symmetry: If given, the weights of the second network are first aligned to the first network, as by the default
             of `rg.align`. The result then stores the curve before alignment in `unaligned`, and `plot` shows both
-            curves. This is possible only for linear paths.
+            curves. A symmetry can be given only for linear paths.
         path: The path: `Straight()` (default), `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain` or
             `Repaired`.
         prepare: A function that is applied to every network on the path, including the endpoints. Default: the

@@ -352,7 +352,10 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
 
 
 def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return the interpolated means and standard deviations. Both are exact if a unit is equal in all endpoints."""
+    """Return the interpolated means and standard deviations.
+
+    Mean and standard deviation are exact if a unit is equal in all endpoints.
+    """
     first = ends[0]
     rest = list(zip(ends, shares, strict=True))[1:]
     mean = first.mean + sum(w * (end.mean - first.mean) for end, w in rest)

@@ -1,9 +1,9 @@
 """The action of an element on parameters: gather, multiply, rotate, shift.
 
 For each entry of an axis, the source index is the destination index plus a sum of displacements, one for each
-placement. So one gather with a broadcast sum as its index applies all permutations to a parameter. If the displacements
-along one axis do not depend on the index along another axis, the entries can also be gathered axis by axis. Gathering
-axis by axis needs no index tensor as large as the parameter.
+placement. One gather with a broadcast sum as its index therefore applies all permutations to a parameter. If the
+displacements along one axis do not depend on the index along another axis, the entries can also be gathered axis by
+axis. Gathering axis by axis needs no index tensor as large as the parameter.
 """
 
 import math

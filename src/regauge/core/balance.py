@@ -87,10 +87,10 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
 
     `act(balance(p), p)` minimizes the sum of squares of all parameters. The minimum is over the positive factors of
     every unit and the invertible matrices of every linear group. The logarithm of the sum of squares is convex along
-    geodesics of these groups. So all copies of a network that differ by scales are balanced to the same network. Copies
-    that differ by invertible matrices are balanced to networks that agree up to rotations. The matrices returned here
-    are symmetric. In a plain ReLU network, balancing makes the norms of each unit's incoming weights (including the
-    bias) and outgoing weights equal. For an attention head, balancing makes the Gram matrices of queries and keys
+    geodesics of these groups. All copies of a network that differ by scales are therefore balanced to the same network.
+    Copies that differ by invertible matrices are balanced to networks that agree up to rotations. The matrices returned
+    here are symmetric. In a plain ReLU network, balancing makes the norms of each unit's incoming weights (including
+    the bias) and outgoing weights equal. For an attention head, balancing makes the Gram matrices of queries and keys
     equal.
 
     Newton's method optimizes all scales and matrices at once (`minimize`).
@@ -246,9 +246,9 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     """Return the symmetry in which gains of frozen normalization are treated as parameters.
 
     A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
-    limit while the gain grows. So buffers that scale in such a direction must contribute to the norm. The exponents of
-    the scales determine these buffers. The entries of the buffers do not matter. A direction is a vector t of
-    logarithms, one for each family. Along t, no parameter grows (`E t <= 0`), and some parameters shrink. Running
+    limit while the gain grows. Buffers that scale in such a direction must therefore contribute to the norm. The
+    exponents of the scales determine these buffers. The entries of the buffers do not matter. A direction is a vector t
+    of logarithms, one for each family. Along t, no parameter grows (`E t <= 0`), and some parameters shrink. Running
     statistics of trained normalization do not scale along such a direction. If balancing keeps buffers unchanged, no
     buffer needs to contribute.
     """

@@ -1,6 +1,6 @@
 """The chart in which translations are additive: it describes a network as a representative and coordinates.
 
-First, the gains are brought to one. Then the vectors of the translation families are subtracted one after another,
+First, the gains are brought to one. The vectors of the translation families are then subtracted one after another,
 first from weights and then from biases. No step undoes an earlier step. The coordinates are one vector for each family.
 The order in which vectors are added to the coordinates does not matter. If vectors were added to the network itself,
 families that read each other's parameters would not commute. An example is a family that adds to a LayerNorm, and an

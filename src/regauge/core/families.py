@@ -211,10 +211,10 @@ def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
     """Return the average of a tensor over all elements of the groups of `sites`: the part that these cannot change.
 
     The average over permutations gives all units the same entries. The average over signs or rotations is zero. The
-    inner product of two averaged tensors is the expected inner product under a uniformly random element. So this inner
-    product is the known part of an objective before elements of these groups are chosen. If the average covers a whole
-    axis, one entry for each class of units is kept. This entry is scaled to keep inner products correct. Return None if
-    the average is zero.
+    inner product of two averaged tensors is the expected inner product under a uniformly random element. This inner
+    product is therefore the known part of an objective before elements of these groups are chosen. If the average
+    covers a whole axis, one entry for each class of units is kept. This entry is scaled to keep inner products correct.
+    Return None if the average is zero.
     """
     for site in sites:
         axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()

@@ -121,7 +121,8 @@ class ExplainedSums:
 
     The sums contain the second network twice: before and after alignment. The part that no element changes, such as the
     mean over units, contains no information about units. Networks that were trained on similar data share this part.
-    Examples are gains around one, or token frequencies. So correlations are computed after this part is subtracted.
+    Examples are gains around one, or token frequencies. Correlations are therefore computed after this part is
+    subtracted.
     """
 
     def __init__(self) -> None:

@@ -243,10 +243,10 @@ class SquaredNorm:
         """Take the best step of one group's matrices while all others are fixed.
 
         Networks that are not chosen, or in which the group is rigid, do not change. If the group acts on d axes of one
-        tensor, the step is computed as if it acted on only one of them. Then the d-th root of the step does not
-        overshoot when the group acts on all axes. In a singular copy, one side may annihilate a subspace of the other
-        side. The logarithm of the volume of this subspace then gets a linear term. If the rank of a copy is in doubt,
-        the group becomes rigid in this network.
+        tensor, the step is computed as if it acted on only one of them. The d-th root of this step does not overshoot
+        when the group acts on all axes. In a singular copy, one side may annihilate a subspace of the other side. The
+        logarithm of the volume of this subspace then gets a linear term. If the rank of a copy is in doubt, the group
+        becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)

@@ -331,7 +331,7 @@ class Symmetry:
         return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates
 
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
-        """Return the network that has this representative and these coordinates. This is the inverse of `split`.
+        """Return the network that has this representative and these coordinates. This method is the inverse of `split`.
 
         The network is an affine function of the representative. If the coordinates are equal, a linear path between two
         representatives therefore becomes a linear path between the networks. The network has the dtypes of the

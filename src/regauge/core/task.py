@@ -92,9 +92,9 @@ class Task:
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
         """Split the examples at random into one task for making a choice and one task for evaluating the choice.
 
-        Both tasks have the `prepare` function of this task. This function computes statistics from its own data, not
-        from the split. If the first axes of a batch's tensors differ in length, examples cannot be separated. Then
-        whole batches are assigned at random.
+        The two new tasks have the `prepare` function of this task. This function computes statistics from its own data,
+        not from the split. If the first axes of a batch's tensors differ in length, examples cannot be separated. In
+        this case, whole batches are assigned at random.
 
         Args:
             share: The share of the examples that go to the first task, between 0 and 1. Each task gets at least one

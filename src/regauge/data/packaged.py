@@ -86,7 +86,7 @@ class TextData:
 def help_topics() -> TextData:
     """Return the topics of Python's built-in help (`help("LOOPING")`), sorted by name.
 
-    These are about 460,000 characters of the language reference. The exact text depends on the Python version.
+    The topics have about 460,000 characters of the language reference. The exact text depends on the Python version.
     """
     from pydoc_data.topics import topics
 

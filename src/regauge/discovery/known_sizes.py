@@ -1,9 +1,9 @@
 """Programs whose sizes follow from integer inputs, such as patch grids and lengths.
 
-`torch.export` does not know tensor entries. So it stops if Python code converts a tensor to a number. If the tensor
-follows from integer inputs, and not from learned or measured values, the example inputs determine the number. Therefore
-this module also computes every tensor that follows from such integers. The computed entries replace every number that
-Python code reads from a tensor, and every index whose length depends on entries.
+`torch.export` does not know tensor entries. `torch.export` therefore stops if Python code converts a tensor to a
+number. If the tensor follows from integer inputs, and not from learned or measured values, the example inputs determine
+the number. Therefore this module also computes every tensor that follows from such integers. The computed entries
+replace every number that Python code reads from a tensor, and every index whose length depends on entries.
 """
 
 import functools
@@ -43,8 +43,8 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
     """Export a module whose sizes follow from integer inputs. The module may be on the meta device.
 
     Returns:
-        The program for the given integers. It is None if the program depends on other entries such as activations or
-        weights, if Python code branches on a tensor, or if the inputs are on the meta device.
+        The program for the given integers. The result is None if the program depends on other entries such as
+        activations or weights, if Python code branches on a tensor, or if the inputs are on the meta device.
     """
     given = [one for one in pytree.tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)]
     if any(one.is_meta for one in given):

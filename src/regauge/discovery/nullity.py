@@ -116,11 +116,11 @@ def nullity(
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
     of the example. If the model raises an error on such inputs, or returns Inf or NaN, random inputs of the example's
-    size are used. They are nonnegative if the example is nonnegative. If the model also fails on these inputs, integer
-    inputs are copied from the example. The Jacobian has columns for parameters and for floating-point buffers. Buffers
-    such as running statistics are included because groups act on them and they can compensate for parameters. The
-    symmetry is complete at this point if its tangent vectors span the null space. If a unit is dead at this point,
-    there may be further null directions that belong to no symmetry.
+    size are used. These random inputs are nonnegative if the example is nonnegative. If the model also fails on these
+    inputs, integer inputs are copied from the example. The Jacobian has columns for parameters and for floating-point
+    buffers. Buffers such as running statistics are included because groups act on them and they can compensate for
+    parameters. The symmetry is complete at this point if its tangent vectors span the null space. If a unit is dead at
+    this point, there may be further null directions that belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.

@@ -2,7 +2,7 @@
 
 `topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. The result
 represents a set if every later operator treats all ranks in the same way and each token separately. In that case, the
-compared units may be permuted. Otherwise, `topk` is treated as an operator without a rule.
+compared units may be permuted. If the result is not a set, `topk` is treated as an operator without a rule.
 """
 
 from collections import Counter

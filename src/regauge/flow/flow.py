@@ -169,9 +169,9 @@ class Flow:
         Random numbers are generated on the CPU, so all devices give the same networks up to rounding.
 
         If a task is given, `count / keep` networks are sampled. The networks with the smallest loss on the task are
-        kept, in sampling order. Then random steps on their start points are tried, and steps that lower the loss are
-        accepted; see `ChosenNetworks.move`. This selection needs no gradient, and hardly reduces the diversity or the
-        novelty of the samples.
+        kept, in sampling order. Random steps on the start points of these networks are then tried, and steps that lower
+        the loss are accepted; see `ChosenNetworks.move`. This selection needs no gradient, and hardly reduces the
+        diversity or the novelty of the samples.
 
         Args:
             count: The number of networks.
@@ -244,7 +244,7 @@ class Flow:
         """Return the log density of networks in nats, which is equal for all networks of an orbit.
 
         The computation uses the device of `velocity`. The density is the density of one point on the orbit of each
-        network. It is defined with respect to surface area on spheres, and with respect to volume in Euclidean
+        network. The density is defined with respect to surface area on spheres, and with respect to volume in Euclidean
         coordinates. This point is the network with the scales of the space, aligned to the reference of the fit. If the
         flow was not fitted to aligned networks, the units of the network are sorted instead. Therefore the result is
         neither a density over functions nor a density over all parameters, and it depends on the representation.

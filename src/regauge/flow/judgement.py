@@ -128,10 +128,10 @@ class Judgement:
     def is_copier(self) -> bool:
         """Whether the generated networks are copies of training networks or of one another.
 
-        The property is true if more than a fifth of the networks are repeated. It is also true if the share of networks
-        that are copies of training networks exceeds the share that chance explains, given few held-out networks. Third,
-        it is true if the median distance to the nearest training network is less than 0.8 of the same distance for
-        held-out networks.
+        The property is true if more than a fifth of the networks are repeated. The property is also true if the share
+        of networks that are copies of training networks exceeds the share that chance explains, given few held-out
+        networks. Third, it is true if the median distance to the nearest training network is less than 0.8 of the same
+        distance for held-out networks.
         """
         return self._is_copied or self.is_collapsed
 

@@ -70,7 +70,9 @@ def judge(
 
 @dataclass(frozen=True, eq=False)
 class KnownNetworks:
-    """The networks with which generated networks are compared. They are evaluated once for any number of judgements.
+    """The networks with which generated networks are compared.
+
+    These networks are evaluated once for any number of judgements.
 
     Attributes:
         evaluate: A task, or a function that maps the parameters of one network to its metrics.

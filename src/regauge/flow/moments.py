@@ -52,7 +52,7 @@ class Moments:
     """Statistics of the points of networks, in float64.
 
     Attributes:
-        mean: The mean of each coordinate, `[values]`. It is zero if signs flip the coordinate.
+        mean: The mean of each coordinate, `[values]`. The mean is zero if signs flip the coordinate.
         deviation: The standard deviation of each coordinate; it is never zero.
         root: The root mean square of each coordinate; it is never zero.
         covariance: The covariance of the standardized Euclidean coordinates, if it was requested.

@@ -22,7 +22,7 @@ class Outlook:
             networks.
         spread: The root mean square distance of aligned networks to their mean, divided by the norm of the mean.
         kept: The performance of networks sampled from the prior, as a share of the validation networks' performance, as
-            in `Judgement.is_working`. It is None without a task.
+            in `Judgement.is_working`. Without a task, `kept` is None.
     """
 
     networks: int

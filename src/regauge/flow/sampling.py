@@ -81,10 +81,11 @@ def diffuse(
 ) -> Points:
     """Integrate a velocity with noise that preserves the distribution at every time, by the Euler-Maruyama method.
 
-    Assume start points `x0 ~ N(m, s^2)` that are independent of the endpoints. Then the velocity determines the
-    expected start point `x - t v`, and with it the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. The
-    noise has variance `2 noise (1 - t) s^2` per unit of time. A drift compensates for the noise: half of this variance
-    times that gradient. Spherical coordinates get no noise, because the velocity does not determine their gradient.
+    Assume start points `x0 ~ N(m, s^2)` that are independent of the endpoints. Under this assumption, the velocity
+    determines the expected start point `x - t v`, and with it the gradient of the log density, `-(x - t v - m) / ((1 -
+    t) s^2)`. The noise has variance `2 noise (1 - t) s^2` per unit of time. A drift compensates for the noise: half of
+    this variance times that gradient. Spherical coordinates get no noise, because the velocity does not determine their
+    gradient.
 
     Args:
         space: The space of the points.

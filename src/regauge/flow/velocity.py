@@ -24,8 +24,8 @@ class StraightLines:
     """Straight paths between two independent normal distributions of every coordinate.
 
     Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)`, the point `x = (1 - t) x0 + t x1` is normal. Given x, the
-    velocity and the endpoint are also normal. Their means are linear in x, and their standard deviations do not depend
-    on x.
+    velocity and the endpoint are also normal. The means of both are linear in x, and the standard deviations of both do
+    not depend on x.
     """
 
     start: tuple[Tensor, Tensor]
@@ -59,7 +59,7 @@ class Velocity(nn.Module):
         space: The space of the points.
         prior: The prior of the start points.
         moments: The moments of the endpoints.
-        net: The net that is trained. It maps standardized points to outputs in the unit of the predicted quantity.
+        net: The net that is trained. The net maps standardized points to outputs in the unit of the predicted quantity.
         clock: The module that encodes time and class for the net.
         predicts: "velocity" or "end". If the net predicts the endpoint, the velocity is the remaining path divided by
             the remaining time.

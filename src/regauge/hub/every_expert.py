@@ -24,10 +24,10 @@ class EveryExpert(TorchFunctionMode):
 
     Such a loop finds the chosen experts with `nonzero`, finds an expert's tokens with `where`, and adds these tokens'
     results with `index_add_`. No other code may use the result of this `where`. The last `spare` entries of the expert
-    masks do not represent experts. They represent tokens that other devices process.
+    masks do not represent experts. These entries represent tokens that other devices process.
 
-    Another form of the loop sorts the tokens by expert. It splits the tokens by a list of token counts per expert, and
-    concatenates the experts' results with `cat`.
+    Another form of the loop sorts the tokens by expert. This form of the loop splits the tokens by a list of token
+    counts per expert, and concatenates the experts' results with `cat`.
     """
 
     def __init__(self, spare: int = 0) -> None:

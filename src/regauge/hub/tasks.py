@@ -83,7 +83,10 @@ def make_task(
 
 
 def example_task(model: Model, kwargs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Task:
-    """Make a task without targets on a model's example inputs. Its loss is the mean square of the output."""
+    """Make a task without targets on a model's example inputs.
+
+    The loss of this task is the mean square of the output.
+    """
     inputs: Any = dict(kwargs) if kwargs else model.inputs
     if model.inputs and kwargs:
         inputs = inspect.signature(model.module.forward).bind(*model.inputs, **kwargs).arguments

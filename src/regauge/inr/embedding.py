@@ -141,8 +141,8 @@ def train_embedding(
 ) -> Embedding:
     """Train an encoder and a decoder on fitted networks. The decoder must reproduce a network's outputs from its code.
 
-    The encoder reads only the layers between hidden layers. It is not invariant under permutations. This suffices
-    because all networks of the paper have the same initialization.
+    The encoder reads only the layers between hidden layers. The encoder is not invariant under permutations. This
+    suffices because all networks of the paper have the same initialization.
 
     Args:
         params: The networks, `[networks, ...]`.

@@ -88,9 +88,9 @@ def read_signal(text: str) -> Signal:
     """Read the signal with a given name.
 
     `spot` is one of the shapes in `regauge.data.shapes`, and `chair:7` is a grid of ModelNet10. Any other name is a
-    file. It may contain an image, a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`), or points
-    (`.ply`, `.xyz`, or `.npz` with `points`). Shapes in files are translated and scaled into the unit ball, with the
-    centroid at the origin. The word after a colon determines to what distances are measured: `spot:points` or
+    file. The file may contain an image, a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`), or
+    points (`.ply`, `.xyz`, or `.npz` with `points`). Shapes in files are translated and scaled into the unit ball, with
+    the centroid at the origin. The word after a colon determines to what distances are measured: `spot:points` or
     `spot:mesh`.
 
     Raises:

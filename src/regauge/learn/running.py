@@ -72,7 +72,7 @@ class Runner:
 
 
 class _Chained(torch.autograd.Function):
-    """Losses of stacked chains. Their derivatives are computed in the same pass."""
+    """Losses of stacked chains. The derivatives of the losses are computed in the same pass."""
 
     @staticmethod
     def forward(ctx: Any, chain: VectorChain, inputs: Tensor, judge: Judge, *tensors: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class Assembly:
     """A network that is assembled from tensors of several networks.
 
     Each tensor is read, converted to the working dtype, transformed by an element, and converted to the vocabulary of
-    the result. Then it is combined with the other networks' tensors and rounded once.
+    the result. The tensor is then combined with the other networks' tensors, and rounded once.
 
     Attributes:
         parts: The plans for the tensors of the result, by name.

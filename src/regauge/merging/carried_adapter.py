@@ -214,7 +214,7 @@ def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
     """Return the factors `[rows, rank]` and `[rank, columns]` of a matrix of this rank, given in chunks of rows.
 
     For random `P` and `Q`, `M = (M P) ((Q M P)^+ Q M)`. The last return value is the share of M's squared norm that the
-    factors leave out. It is zero up to rounding, unless M has a larger rank.
+    factors leave out. This share is zero up to rounding, unless M has a larger rank.
 
     References:
         Tropp, Yurtsever, Udell and Cevher (2017), Practical sketching algorithms for low-rank matrix approximation,

@@ -22,8 +22,8 @@ PIECE = 1 << 20
 class Target:
     """The tensor of the result that is being made: its name, its depth and its random numbers.
 
-    The random numbers depend only on the seed, the tensor's name and the network. So networks in memory, streamed
-    networks and resumed runs use the same random numbers, for any chunks and any order of tensors.
+    The random numbers depend only on the seed, the tensor's name and the network. Networks in memory, streamed networks
+    and resumed runs therefore use the same random numbers, for any chunks and any order of tensors.
 
     Args:
         name: The name of the tensor. For a tied tensor, the first of its names.

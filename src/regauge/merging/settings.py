@@ -18,8 +18,8 @@ Numbers: TypeAlias = Number | tuple[Number, ...]
 class Setting:
     """A setting of a rule that gives a number for each tensor of a network.
 
-    Several `values` form a gradient over the depth. They apply at equidistant depths from the first layer to the last
-    layer, with linear interpolation in between. Tensors outside of layers have depth zero and get the first value.
+    Several `values` form a gradient over the depth. The values apply at equidistant depths from the first layer to the
+    last layer, with linear interpolation in between. Tensors outside of layers have depth zero and get the first value.
 
     The text form is a number such as `0.5`, a gradient such as `0,0.5,1`, or a list such as `mlp=0.5/attn=0,1/0.3`. A
     list first gives values for tensors whose names contain a substring. The last item of the list gives the values for

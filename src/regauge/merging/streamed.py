@@ -1,4 +1,7 @@
-"""Merging of checkpoints that stay on the disk. They are aligned to the first one or the base, tensor by tensor."""
+"""Merging of checkpoints that stay on the disk.
+
+The checkpoints are aligned to the first checkpoint or to the base, tensor by tensor.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

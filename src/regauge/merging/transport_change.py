@@ -127,7 +127,7 @@ def transport(
     If a `task` is given, the loss on the labels determines the candidate and its scale, which may be zero. Then Adam
     trains for at most `steps` steps on two thirds of the examples. The other examples determine the learning rate and
     the number of steps, which may be zero. Without a task, B is trained for `steps` steps to reproduce the outputs of
-    A's fine-tune on the inputs, by squared differences. In this case, pass inputs of the new task.
+    A's fine-tune on the inputs, by squared differences. If no `task` is given, pass inputs of the new task.
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
     multiplied from both sides, `L B A R`, so it keeps its rank. If a transformed matrix reads shifted inputs, the bias

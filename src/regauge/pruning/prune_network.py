@@ -60,13 +60,13 @@ def prune(
 ) -> Pruned:
     """Remove units of groups (hidden units, channels, heads, experts) from every tensor on which the group acts.
 
-    First, `prune` removes units that the network does not need, without changing its function. These are units that no
-    layer reads, constant units, and duplicates of other units. Constant units are folded into the biases of the layers
-    that read them. Duplicates are merged with the unit that they duplicate. Each removal is checked by comparing
-    outputs in float64, and is undone if the check fails. Then the criterion removes units until the requested share of
-    each group is removed. Units are found and removed in the representative of the network (`Symmetry.split`). The
-    result is transformed back to the coordinates of the given network. Two copies of a network that differ by a
-    translation therefore also differ by a translation after pruning.
+    First, `prune` removes units that the network does not need, without changing its function. Such unneeded units are
+    units that no layer reads, constant units, and duplicates of other units. Constant units are folded into the biases
+    of the layers that read them. Duplicates are merged with the unit that they duplicate. Each removal is checked by
+    comparing outputs in float64, and is undone if the check fails. After the exact removals, the criterion removes
+    units until the requested share of each group is removed. Units are found and removed in the representative of the
+    network (`Symmetry.split`). The result is transformed back to the coordinates of the given network. Two copies of a
+    network that differ by a translation therefore also differ by a translation after pruning.
 
     Args:
         params: One network, as parameters by name or the path of a checkpoint. The function does not modify it.

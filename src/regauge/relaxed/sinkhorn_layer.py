@@ -43,8 +43,8 @@ def sinkhorn(
 
     The matrix of the linear system is the Laplacian of a graph on the rows. The Laplacian is computed from the graph's
     weights, scaled to a unit diagonal, and solved by Cholesky decomposition. If a plan saturates, some differences
-    would cancel. These are computed as sums over the other entries. So even vanishing gradients keep their direction.
-    The gradient itself cannot be differentiated again.
+    would cancel. Such differences are computed as sums over the other entries. Even vanishing gradients therefore keep
+    their direction. The gradient itself cannot be differentiated again.
 
     Args:
         logits: The logits, `[..., n, n]`.

@@ -30,7 +30,7 @@ class View:
     """The direction of the parallel projection of a shape: azimuth about its upward axis and elevation, in degrees.
 
     At azimuth zero, the axis after the upward axis points to the viewer. `up` is the index of the upward axis, 0 to 2.
-    It is usually 1 (y) in graphics and 2 (z) in engineering.
+    The upward axis is usually 1 (y) in graphics and 2 (z) in engineering.
     """
 
     azimuth: float = -35.0

@@ -46,8 +46,8 @@ class Statistics:
     ) -> "Statistics":
         """Return the statistics of networks in float64. A store is read in blocks.
 
-        Statistics of a store are stored in the user's cache, by the store's key and the networks that are read. This is
-        valid because shards never change.
+        Statistics of a store are stored in the user's cache, by the store's key and the networks that are read. Stored
+        statistics stay valid because shards never change.
 
         Args:
             networks: A store or a population, or a list of these with one layout.

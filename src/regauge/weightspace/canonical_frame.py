@@ -1,6 +1,6 @@
 """Canonical forms of scales, signs and half periods.
 
-They are applied before a net reads a network and undone afterwards.
+These forms are applied before a net reads a network, and undone after it.
 """
 
 from collections.abc import Mapping

@@ -76,9 +76,9 @@ class Fourier:
 class Logarithms:
     """`sign(v) log(1 + |v|)` of each value v and of a multiple of v, for values that differ by orders of magnitude.
 
-    Values differ by orders of magnitude if networks were trained with different hyperparameters. They differ even more
-    in canonical networks, because canonical scales collect the sizes of all tensors in one tensor. Values are not
-    centered. They are divided by the median over networks of their root mean squares.
+    Values differ by orders of magnitude if networks were trained with different hyperparameters. Values differ even
+    more in canonical networks, because canonical scales collect the sizes of all tensors in one tensor. Values are not
+    centered. Values are divided by the median over networks of their root mean squares.
 
     Attributes:
         factor: The factor of the multiple. A large factor separates small values.
@@ -115,12 +115,12 @@ class Encoder(nn.Module):
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
     permutes (pixels, classes, kernel positions) become input channels of these maps, which therefore distinguish
     positions. Every unit with a fixed position gets a learned vector. The weight of a unit to itself also gets a
-    learned vector. If signs still act on values, the encoder reads these values in two ways. It reads absolute values
-    for features that no sign changes. It reads the values themselves, without biases, for features that signs change.
-    The encoder treats scales in the same way; they do not change the direction of the channels. If half periods still
-    act, features are the sine and cosine of an angle plus a linear map of the values that add to this angle. The
-    initial coefficients of this map are at most one radian for each value, times the frequency. A learned multiple of
-    the sine of twice the angle is included in the features that add to the angle.
+    learned vector. If signs still act on values, the encoder reads these values in two ways. The encoder reads absolute
+    values for features that no sign changes. The encoder reads the values themselves, without biases, for features that
+    signs change. The encoder treats scales in the same way; they do not change the direction of the channels. If half
+    periods still act, features are the sine and cosine of an angle plus a linear map of the values that add to this
+    angle. The initial coefficients of this map are at most one radian for each value, times the frequency. A learned
+    multiple of the sine of twice the angle is included in the features that add to the angle.
 
     Args:
         has_pairs: Whether blocks with two or more ends get vectors.

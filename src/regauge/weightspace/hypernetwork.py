@@ -22,9 +22,9 @@ class RowDecoder(nn.Module):
 
         row_r = size V tanh(A code + E e_r + c) + d_r
 
-    At initialization, the products have root mean square `size` and are nearly uncorrelated between rows. Their rank is
-    at most `hidden`. The decoder is equivalent to one linear layer with bias from the code to all entries, where a
-    smaller network generates the layer's matrix.
+    At initialization, the products have root mean square `size` and are nearly uncorrelated between rows. The rank of
+    the products is at most `hidden`. The decoder is equivalent to one linear layer with bias from the code to all
+    entries, where a smaller network generates the layer's matrix.
 
     References:
         Ha et al. (2017), section 3.1: weights from learned embeddings of their place.
@@ -60,16 +60,17 @@ class HyperNetwork(nn.Module):
     """A hypernetwork that maps the weights of an MLP to the weights of another MLP of the same sizes.
 
     The encoder of inr2vec reads one row (w, b) for every unit. At initialization, the decoder gives a network that does
-    not depend on the code. Its biases are uniformly random, with the root mean square of each tensor of `like`. The
-    code-dependent component is initially smaller than the weights between hidden units by the factor `SHARE`. Steps
-    with one learning rate then change all tensors by similar amounts, as in ordinary training. In a trial, outputs
-    scaled to the size of each tensor did not train, because the phases of the first sines jumped. Paper 003 does not
-    specify its decoder. One linear layer from its code of 1024 to its 790,529 weights would have 810 million
-    parameters. This hypernetwork has 5,159,489 parameters for the networks of the paper. The encoder has 3,156,480 of
-    these.
+    not depend on the code. The biases of the decoder are uniformly random, with the root mean square of each tensor of
+    `like`. The code-dependent component is initially smaller than the weights between hidden units by the factor
+    `SHARE`. Steps with one learning rate then change all tensors by similar amounts, as in ordinary training. In a
+    trial, outputs scaled to the size of each tensor did not train, because the phases of the first sines jumped. Paper
+    003 does not specify its decoder. One linear layer from its code of 1024 to its 790,529 weights would have 810
+    million parameters. This hypernetwork has 5,159,489 parameters for the networks of the paper. The encoder has
+    3,156,480 of these.
 
     Args:
-        like: An MLP whose hidden layers have equal widths. It determines the sizes of rows and the scales of weights.
+        like: An MLP whose hidden layers have equal widths. This MLP determines the sizes of rows and the scales of
+            weights.
         is_residual: Whether the output is added to the input weights. The output is then zero at initialization. The
             paper's hypernetwork is not residual.
         embedding: The length of the decoder's embeddings.

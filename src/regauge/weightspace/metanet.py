@@ -90,12 +90,12 @@ class Metanet(nn.Module):
         net(population)                       # [models, 10], the same for all networks of an orbit
 
     The layers are equivariant to permutations. Products over the axes of invertible matrices (queries with keys)
-    replace their factors. The net first canonicalizes scales, signs and half periods. It also canonicalizes rotations
-    whose products would be too large. If layers are equivariant to some parts, these parts are not canonicalized
-    (`ScaleGMN`: signs; `Propagation`: signs and half periods). With an `Equivariant` head, the net maps the changes
-    back to the original networks. A canonical form is discontinuous where a sum that decides a sign is zero. If the
-    symmetry has translations, the net reads representatives (`Symmetry.split`). Representatives include buffers, so
-    populations must have buffers.
+    replace their factors. The net first canonicalizes scales, signs and half periods. The net also canonicalizes
+    rotations whose products would be too large. If layers are equivariant to some parts, these parts are not
+    canonicalized (`ScaleGMN`: signs; `Propagation`: signs and half periods). With an `Equivariant` head, the net maps
+    the changes back to the original networks. A canonical form is discontinuous where a sum that decides a sign is
+    zero. If the symmetry has translations, the net reads representatives (`Symmetry.split`). Representatives include
+    buffers, so populations must have buffers.
 
     Args:
         symmetry: The symmetry of the networks, with every size known; or a list with the symmetries of several
@@ -335,8 +335,8 @@ class Metanet(nn.Module):
         Args:
             population: Networks with a leading model axis.
             conditions: The conditions of each network, `[models, conditions]`.
-            symmetry: The symmetry of the networks. It is needed if the net reads several architectures with the same
-                tensors, such as networks of the same shape with different activations.
+            symmetry: The symmetry of the networks. The symmetry is needed if the net reads several architectures with
+                the same tensors, such as networks of the same shape with different activations.
 
         Raises:
             ValueError: The net cannot read the architecture of these networks, or the networks have several

@@ -40,7 +40,7 @@ class KroneckerPosterior:
     and A. A transformation of one axis of the weight then acts on the rows of one root, and the noise does not change.
 
     On a geodesic between two such posteriors, the deviation from the mean has two terms with the same noise, `B E C^T +
-    B' E C'^T`. Its covariance is not a Kronecker product.
+    B' E C'^T`. The covariance of this deviation is not a Kronecker product.
 
     Attributes:
         mean: A whole network, including buffers.

@@ -14,7 +14,7 @@ class Bin:
     """A group of examples whose most probable class has a probability in `(low, high]`.
 
     Confidence is the mean probability of the most probable class. Accuracy is the share of examples that belong to this
-    class. Both are NaN if there are no examples.
+    class. Confidence and accuracy are NaN if a bin has no examples.
     """
 
     low: float
@@ -71,9 +71,9 @@ class Predictive:
     def loss(self) -> float:
         """The negative log predictive likelihood per example, in nats.
 
-        The loss is an estimate. Its expectation exceeds the limit of infinitely many samples, by about the mean over
-        examples of `Var(p_i) / (2 S E(p_i)^2)`. For a single sample, the expectation of the loss is the expected loss
-        of one network (`gibbs`). `corrected` removes most of this bias.
+        The loss is an estimate. The expectation of this estimate exceeds the limit of infinitely many samples, by about
+        the mean over examples of `Var(p_i) / (2 S E(p_i)^2)`. For a single sample, the expectation of the loss is the
+        expected loss of one network (`gibbs`). `corrected` removes most of this bias.
         """
         return -float(log_mean_exp(self.log_likelihoods).mean())
 

@@ -75,10 +75,10 @@ def compare_with_prior(
     The divergence is `sum(log(prior_std / std) + (std^2 + mean^2) / (2 prior_std^2) - 1/2)` over all uncertain
     parameters.
 
-    The symmetry determines which weights read a unit. These are the weights on which a positive scale of the unit has a
-    negative exponent. Some groups have no such scales (odd or smooth activations, residual streams). In these groups,
-    the weights with the unit on their second axis read the unit. The second axis is the input axis of torch's linear
-    and convolutional layers. Biases read no units.
+    The symmetry determines which weights read a unit. A weight reads a unit if a positive scale of the unit has a
+    negative exponent on the weight. Some groups have no such scales (odd or smooth activations, residual streams). In
+    these groups, the weights with the unit on their second axis read the unit. The second axis is the input axis of
+    torch's linear and convolutional layers. Biases read no units.
 
     Args:
         posterior: A diagonal Gaussian.

@@ -255,7 +255,7 @@ class FileRange(RawIOBase):
 
 
 class _Chunks:
-    """A reader of the chunks in the files of a folder. It opens one file at a time."""
+    """A reader of the chunks in the files of a folder. The reader opens one file at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

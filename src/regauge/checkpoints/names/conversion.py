@@ -1,7 +1,7 @@
 """Conversion of tensor names and tensor parts between the files of a network and its module.
 
-A library may store a network under names that differ from the module's names. It may also store the experts of a layer
-one by one instead of stacked, or three matrices as one. For every tensor of the module, a `Conversion` lists the
+A library may store a network under names that differ from the module's names. A library may also store the experts of a
+layer one by one instead of stacked, or three matrices as one. For every tensor of the module, a `Conversion` lists the
 entries in the files of which the tensor consists. A conversion works in both directions: tensors are assembled when
 they are read, and are written with the names and shapes of the files.
 """

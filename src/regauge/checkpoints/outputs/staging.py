@@ -59,7 +59,9 @@ LOG = logging.getLogger(__name__)
 
 
 class Staging:
-    """The staging folder of an output, which is a `.safetensors` file or a folder. It lies next to the output.
+    """The staging folder of an output, which is a `.safetensors` file or a folder.
+
+    The staging folder lies next to the output.
 
     A run is resumed only with equal inputs. The inputs are everything on which the output depends, ready for JSON. If a
     run without inputs is interrupted, a later run removes its files, because they cannot be resumed. The output's files

@@ -142,7 +142,7 @@ class _Folding:
     def run(self) -> None:
         """Remove translations, fold the gains, and then remove the translations that a gain of zero had blocked.
 
-        Translations are removed first. Otherwise a bias could be added after a gain of zero.
+        Translations are removed first. If gains were folded first, a bias could be added after a gain of zero.
         """
         self._check("translations", self._take_out)
         self._check("gains", self._fold)

@@ -75,8 +75,8 @@ class Onward(NamedTuple):
 class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
-    Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset. Otherwise,
-    `is_missed` records that parameters could compensate.
+    Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset. If not
+    `is_eager`, `is_missed` records that parameters could compensate.
     """
 
     def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:

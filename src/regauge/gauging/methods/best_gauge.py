@@ -171,7 +171,7 @@ def default_methods(
     """Return the methods that are tried by default.
 
     If networks are compared by the loss, Hadamard matrices rotate all groups, and rotations are also learned by
-    function. Otherwise, a group is not rotated if this increases the rounding error.
+    function. If networks are compared by rounding errors, a group is not rotated if this increases the rounding error.
 
     Args:
         scheme: The rounding scheme of weights.

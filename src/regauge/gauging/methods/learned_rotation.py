@@ -35,14 +35,14 @@ class LearnedRotation(GaugeMethod):
 
     If `by="function"`, descent reduces the distance between the outputs of the rounded network and of the given network
     on the task's batches. If the task uses cross entropy, this distance is the Kullback-Leibler divergence of the
-    softmax in nats. Otherwise it is the relative squared error. Besides rotations, the descent optimizes the whole
-    linear groups (queries against keys, values against outputs) by matrix exponentials, and every family of positive
-    scales. It starts at the given network. The first descent reduces the expected distance, to second order in the
-    rounding errors. Weights to which the outputs are sensitive then get small quantization steps. The second descent
-    reduces the distance of the rounded network directly. It uses straight-through gradients of the rounding and
-    gradients of the quantization steps, which depend on the ranges. The objective is the negative distance on the last
-    quarter of the batches, which neither descent uses. Targets are not needed. Signs are not optimized, because they do
-    not change the rounding. The method holds `PROBES` gradients of the layers in memory.
+    softmax in nats. For other tasks, this distance is the relative squared error. Besides rotations, the descent
+    optimizes the whole linear groups (queries against keys, values against outputs) by matrix exponentials, and every
+    family of positive scales. It starts at the given network. The first descent reduces the expected distance, to
+    second order in the rounding errors. Weights to which the outputs are sensitive then get small quantization steps.
+    The second descent reduces the distance of the rounded network directly. It uses straight-through gradients of the
+    rounding and gradients of the quantization steps, which depend on the ranges. The objective is the negative distance
+    on the last quarter of the batches, which neither descent uses. Targets are not needed. Signs are not optimized,
+    because they do not change the rounding. The method holds `PROBES` gradients of the layers in memory.
 
     In both cases, the method evaluates steps with true rounding and keeps the best element. Because of rounding, the
     distance is a rugged function; how rugged depends on the network. Therefore the second descent consists of rounds.

@@ -32,8 +32,8 @@ class Smooth(GaugeMethod):
     Families of positive scales act on layer inputs, such as outputs of norms, attention values, hidden units and
     channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor. The weights
     that read these activations are multiplied by s. Here a is the size of each unit's activations, and w is the largest
-    weight that reads the unit. The method tries several values of alpha on a grid. It keeps the alpha for which the
-    outputs of the layers with rounded weights change least. If every alpha increases the change, the family is not
+    weight that reads the unit. The method tries several values of alpha on a grid. The method keeps the alpha for which
+    the outputs of the layers with rounded weights change least. If every alpha increases the change, the family is not
     scaled. The symmetry contains all layers that read the same activations, such as routers and shared experts. Scales
     are never moved across an operation that does not commute with them.
 

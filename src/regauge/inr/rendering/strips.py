@@ -49,7 +49,7 @@ class Strip:
     """A row of networks with names, losses, renderings, and histograms of labels.
 
     Labels are the sigmoids of outputs. `counts` contains the numbers of labels in equal bins of [0, 1], `[networks,
-    bins]`. It is None for images, or if no points were passed.
+    bins]`. `counts` is None for images, or if no points were passed.
     """
 
     label: str  # what the networks of this row have in common, such as the alignment of their path

@@ -16,7 +16,7 @@ from regauge.merging.settings import Numbers, require_numbers
 class Dare(SparseRule):
     """Task vectors whose random entries are dropped and other entries enlarged, which preserves the expectation.
 
-    Each entry is dropped with probability `drop`, and otherwise divided by `1 - drop`. Then another rule combines the
+    Each entry is dropped with probability `drop`, and otherwise divided by `1 - drop`. Another rule then combines the
     task vectors. If this rule is `TaskArithmetic`, the result is unbiased: its expectation equals the result without
     dropped entries.
 

@@ -17,8 +17,8 @@ class Ram(VectorRule):
 
     A network changes an entry if the magnitude of its task vector there exceeds `least_change`. If only one network
     changes an entry, the task vector's entry is multiplied by `1 + gain * min(rho, most_overlap)`. The ratio rho is
-    computed for each tensor and network. It is the number of entries that other networks also change, divided by the
-    number of entries that only this network changes.
+    computed for each tensor and network. The ratio is the number of entries that other networks also change, divided by
+    the number of entries that only this network changes.
 
     Attributes:
         least_change: A threshold. Entries of task vectors whose magnitude does not exceed it are left out.

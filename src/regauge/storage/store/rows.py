@@ -90,8 +90,8 @@ class Rows:
 def split(ids: Array, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
     """Return the row indices of each split, given the trajectory of each row; see `Store.split`.
 
-    The mixing function of SplitMix64 is applied to the trajectory's id plus a hash of the salt. It maps the trajectory
-    to a number in [0, 1). The splits are consecutive intervals of [0, 1).
+    The mixing function of SplitMix64 is applied to the trajectory's id plus a hash of the salt. This function maps the
+    trajectory to a number in [0, 1). The splits are consecutive intervals of [0, 1).
 
     References:
         Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators, figure 17.

@@ -273,7 +273,7 @@ class Store:
             indices: Indices from 0 to `len(self) - 1`, in any order and with repetitions; a slice; or a boolean mask
                 with one entry per network.
             out: The result of an earlier call for the same number of networks, whose memory is overwritten. Reuse
-                halves the time for batches of tens of megabytes. It requires that entries are stored in the dtype of
+                halves the time for batches of tens of megabytes. Reuse requires that entries are stored in the dtype of
                 the architecture.
 
         Returns:

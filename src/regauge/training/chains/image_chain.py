@@ -2,14 +2,14 @@
 
 Stacked convolutions are grouped convolutions, which are slow on a CPU. Unfolded convolutions are batched products,
 which are slower than oneDNN's convolutions. Therefore convolutions and max pooling are computed network by network. The
-layers after the last convolution are small and would be mostly overhead. They are computed by one program for as many
-networks as fit the cache. If the activations of a batch do not fit the cache, the batch is split, and the gradients of
-the parts are summed.
+layers after the last convolution are small and would be mostly overhead. These small layers are computed by one program
+for as many networks as fit the cache. If the activations of a batch do not fit the cache, the batch is split, and the
+gradients of the parts are summed.
 
 If matrix products use oneDNN (`core/products.py`), activations have oneDNN's layout from the first convolution to the
 last. This layout consists of blocks of 8 or 16 channels. Otherwise, images have channels-last layout. The two layouts
-round differently. The choice is therefore not based on measured times. It depends only on the steps and on the library,
-which is recorded with a run.
+round differently. The choice is therefore not based on measured times. The choice depends only on the steps and on the
+library, which is recorded with a run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

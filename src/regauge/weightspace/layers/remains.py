@@ -110,8 +110,8 @@ def _ends(
 def find_relations(characters: Iterable[Character]) -> list[Relation]:
     """Return a basis of the relations between the scale exponents of some characters.
 
-    A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. Then no scale changes
-    the product of the sizes to these powers.
+    A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. For such powers, no
+    scale changes the product of the sizes to these powers.
     """
     basis: list[Character] = []
     relations: list[Relation] = []

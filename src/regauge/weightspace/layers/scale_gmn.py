@@ -21,8 +21,8 @@ from regauge.weightspace.shares import Shares, average
 class ScaleGMN(Layer):
     """Message passing that is equivariant to signs because it multiplies weights and features.
 
-    Units and weights have invariant features, `x` and `e`. They also have features that signs multiply by the exponents
-    of their placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
+    Units and weights have invariant features, `x` and `e`. Units and weights also have features that signs multiply by
+    the exponents of their placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
 
         e <- e + MLP(e, x, y, i(o)),          o <- o + (W o) * f(e, x, y, i(o))
         message to x, both ways: mean over y of (F o) * (S u_y), or of (F e) * (S x_y) + C e
@@ -44,9 +44,9 @@ class ScaleGMN(Layer):
     Attributes:
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
         is_scaled: Whether the layer is also equivariant to scales by products. A canonical form is still used for
-            architectures in which no features have the exponents that messages need (squared ReLU). It is also used if
-            other canonical forms or matrices depend on scales. Nets that weight units by shares, read moments or use
-            probes also need it.
+            architectures in which no features have the exponents that messages need (squared ReLU). A canonical form is
+            also used if other canonical forms or matrices depend on scales. Nets that weight units by shares, read
+            moments or use probes also need it.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.

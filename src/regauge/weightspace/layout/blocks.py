@@ -13,7 +13,7 @@ class UnitSet:
         name: The name of the group.
         axes: The names of the groups that contain copies of this group, then the name of this group.
         sizes: The number of units along each axis.
-        is_permuted: Whether the units are permuted. Otherwise, units are identified by their positions.
+        is_permuted: Whether the units are permuted. If not permuted, units are identified by their positions.
     """
 
     name: str

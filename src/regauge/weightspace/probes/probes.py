@@ -32,10 +32,10 @@ class Probes:
     activations inside recurrent operators, are not used. Networks are evaluated in their canonical form, in the
     module's dtype. If layers have features that signs change, activations that signs change become such features.
 
-    Floating-point inputs are learned. They are initialized to random examples. If there are fewer examples than probes,
-    they are sampled from a normal distribution with the mean and deviation of the examples. All other inputs (tokens,
-    masks) remain examples. If the first axis of an argument has another length than that of the first tensor, the
-    argument is not changed.
+    Floating-point inputs are learned. Probes are initialized to random examples. If there are fewer examples than
+    probes, they are sampled from a normal distribution with the mean and deviation of the examples. All other inputs
+    (tokens, masks) remain examples. If the first axis of an argument has another length than that of the first tensor,
+    the argument is not changed.
 
     With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may form
     a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an image.

@@ -4,7 +4,7 @@ The networks are `{set}/{run}_{epoch}_{hits}.pt`: the run, the epoch, and the te
 table `metadata/{set}.csv` lists checkpoints with the settings of their runs. `{set}` is "mnist" or "ag_news". Networks
 for images contain the embedding of patches and fixed position codes. Networks for texts contain neither: their tokens
 are word vectors that all networks share and that the zoo does not contain. Each run also has a checkpoint with its best
-test accuracy. Its file name has no epoch, and it is not imported.
+test accuracy. The name of this file has no epoch, and the checkpoint is not imported.
 """
 
 import math

@@ -241,16 +241,16 @@ def plan_training(
 ) -> tuple[Store, TrainShards]:
     """Return the store of a population, new or from an interrupted run, and the jobs that fill the store.
 
-    If a store contains only the first networks of the population, it is extended to the whole population. This is
-    possible because network i does not depend on the number of networks. There is one exception: populations that
+    If a store contains only the first networks of the population, it is extended to the whole population. A store can
+    be extended because network i does not depend on the number of networks. There is one exception: populations that
     discard the worst networks of a group, if the last group is incomplete. Examples are read only if the store lacks
     networks.
 
     Args:
         config: The whole population.
         folder: The folder of the store.
-        size: The number of networks in a shard. It must be a multiple of the group size if the worst networks of a
-            group are discarded. The default is the size in an existing store. For a new store, the default is at most
+        size: The number of networks in a shard. The size must be a multiple of the group size if the worst networks of
+            a group are discarded. The default is the size in an existing store. For a new store, the default is at most
             512 networks, and at most the number that is trained in some minutes.
         storage: The storage dtype, as in `Store.create`.
         device: The device for training, which the store does not record.

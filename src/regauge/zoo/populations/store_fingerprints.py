@@ -33,7 +33,8 @@ class Fingerprints:
 
     Attributes:
         store: The store.
-        numbers: The fingerprints in the order of the networks' indices. They are NaN for networks with NaN or Inf.
+        numbers: The fingerprints in the order of the networks' indices. Fingerprints are NaN for networks with NaN or
+            Inf.
     """
 
     store: Store

@@ -132,7 +132,8 @@ class Discard:
 class PopulationConfig(DescentConfig):
     """Settings of a population: network i depends only on the settings and i, not on other networks of its stack.
 
-    This holds for each step up to rounding. `train` describes the effect of rounding on long training runs.
+    For each step, this independence is exact up to rounding. `train` describes the effect of rounding on long training
+    runs.
 
     Consecutive ids form a group: network i belongs to group `i // group`. The networks of a group read the same batches
     in the same order, from the same subset of the data. All other random choices are made separately for each network.
