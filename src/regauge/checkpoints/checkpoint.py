@@ -334,8 +334,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return other
 
     def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
-        """Write the checkpoint in its form to one `.safetensors` file, with the tensor names and the header of its
-        files."""
+        """Write the checkpoint in its form to one `.safetensors` file, with its tensor names and header."""
         (shard,) = self.layout(Path(path).name)
         values = self.as_stored()
         params = {name: round_to(values[name], dtype, name) for name, _, dtype in shard.tensors}
