@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regauge.alignment import Method, correspond
 from regauge.core.arguments import check_arguments
-from regauge.core.balance import balance, has_balance
+from regauge.core.balance import balance
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
@@ -69,14 +69,14 @@ def merge_widths(
     if len(symmetries) != len(params):
         raise ValueError(f"there are {len(symmetries)} symmetries for {len(params)} networks; give one for each")
     first = symmetries[0].bind(params[0])
-    anchor = _balance(params[0], first)
+    anchor = first.act(balance(params[0], first, buffers="keep"), params[0])
     mapped: list[Params] = []
     for network, symmetry in zip(params, symmetries, strict=True):
         if all(tensor.shape == params[0][name].shape for name, tensor in network.items() if name in params[0]):
             mapped.append(dict(network))
             continue
         bound = symmetry.bind(network)
-        even = _balance(network, bound)
+        even = bound.act(balance(network, bound, buffers="keep"), network)
         mapped.append(correspond(anchor, even, first, bound, regularization=regularization).apply(even))
     return merge(
         mapped,
@@ -89,9 +89,3 @@ def merge_widths(
         generator=generator,
         labels=labels,
     )
-
-
-def _balance(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    if not has_balance(symmetry):
-        return dict(params)
-    return symmetry.act(balance(params, symmetry, buffers="keep"), params)

@@ -9,7 +9,7 @@ from torch import Tensor
 from regauge.alignment.methods.merge_many import Gathered, MergeMany, gather
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.core.arguments import check_arguments
-from regauge.core.balance import balance, has_balance
+from regauge.core.balance import balance
 from regauge.core.element import Element
 from regauge.core.params import Params, count_models, require_finite
 from regauge.core.symmetry import Symmetry
@@ -91,7 +91,7 @@ def universe(
         raise ValueError(f"rounds={rounds}: at least one round")
     symmetry, count = symmetry.bind(params), count_models(params)
     require_finite(params, "the population", symmetry.structure)
-    factors = balance(params, symmetry, buffers="keep") if has_balance(symmetry) else symmetry.identity((count,))
+    factors = balance(params, symmetry, buffers="keep")
     start = symmetry.act(factors, params)
     settings = MergeMany(inner=method or WeightMatching(), max_rounds=rounds, tolerance=tolerance)
     *before, found = gather(start, symmetry, settings, generator=generator)
