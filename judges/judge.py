@@ -36,6 +36,10 @@ class Failed(Exception):
     """A case that did not pass, with the reason as a sentence."""
 
 
+class NotRun(Exception):
+    """A case that needs something that this machine lacks, with the reason as a sentence."""
+
+
 @contextmanager
 def absent(names: Iterable[str], make: Callable[[str], object] = lambda name: MagicMock()) -> Iterator[None]:
     """Stand-ins for modules that a peer imports, and needs for training, records or plots only.
@@ -121,10 +125,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a record; the reason of a case that passed is what holds instead of equality, where that is not it."""
+    """A line of a record.
+
+    Attributes:
+        case: The name of the case.
+        passed: None if the case needs something that the machine lacks.
+        reason: Why the case did not pass or was not run. For a case that passed, what holds instead of equality.
+        seconds: CPU time.
+    """
 
     case: str
-    passed: bool
+    passed: bool | None
     reason: str | None
     seconds: float
 
@@ -148,14 +159,15 @@ def judge(
         start = time.process_time()
         with _silent():
             passed, reason = _try(case)
-        if not passed and case.name in explained:
+        if passed is False and case.name in explained:
             reason = f"{explained[case.name]} ({reason})"
         row = Row(case.name, passed, reason, round(time.process_time() - start, 2))
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row), ensure_ascii=False) + "\n")
-        print(f"{'passed' if passed else 'FAILED'}  {case.name}" + (f": {reason}" if reason else ""))
-    rows = read_rows(path)
-    print(f"{peer.name}: {sum(row.passed for row in rows)} of {len(rows)} cases pass")
+        state = "not run" if passed is None else "passed" if passed else "FAILED"
+        print(f"{state}  {case.name}" + (f": {reason}" if reason else ""), flush=True)
+    rows = [row for row in read_rows(path) if row.passed is not None]
+    print(f"{peer.name}: {sum(bool(row.passed) for row in rows)} of {len(rows)} cases pass")
 
 
 def declare_torchvision() -> None:
@@ -187,11 +199,11 @@ def sentence(error: BaseException) -> str:
     return re.sub(r"(/[\w.+-]+)+/", "", text)[:400]
 
 
-def _try(case: Case) -> tuple[bool, str | None]:
+def _try(case: Case) -> tuple[bool | None, str | None]:
     try:
         return True, case.run()
-    except Failed as error:
-        return False, str(error)
+    except (Failed, NotRun) as error:
+        return False if isinstance(error, Failed) else None, str(error)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         return False, f"{sentence(error)} ({Path(where.filename).name}, line {where.lineno})"

@@ -14,14 +14,6 @@ KINDS = (
     "matching", "Awq", "SmoothQuant", "SpinQuant", "graph", "copy", "merge", "similar", "dissimilar",
 )  # fmt: skip
 """Words that names of cases begin with."""
-LISTED = {
-    "compressed-tensors": 102,
-    "git-re-basin-pytorch": 21,
-    "llm-compressor": 76,
-    "model-provenance-kit": 105,
-    "rebasin": 30,
-}
-"""Numbers of cases of peers that have more than have been run."""
 HEAD = """# Judged by others
 
 regauge runs the tests, tables and examples of other tools without changes to them. The folder `judges/` has one script
@@ -34,8 +26,8 @@ PEERS=FOLDER make judges      # FOLDER has git checkouts such as FOLDER/mergekit
 ```
 
 Cases in a record are not run again. To repeat them, delete their lines or the file. The lists of cases were fixed
-before we changed anything in regauge for them. If a list is longer than the record, the next `make judges` continues
-it.
+before we changed anything in regauge for them. The column "not run" counts cases that need something that our machine
+lacks, such as a GPU or a download. The share is the share of passed cases among all other cases.
 """
 
 
@@ -47,13 +39,11 @@ def main() -> None:
 def draw() -> str:
     """The text of the page."""
     records = {path.stem: read_rows(path) for path in sorted(RECORDS.glob("*.jsonl"))}
-    lines = [HEAD, "| peer | cases | passed | share | CPU seconds |", "| --- | --- | --- | --- | --- |"]
+    lines = [HEAD, "| peer | cases | passed | share | not run | CPU seconds |", "| --- | --- | --- | --- | --- | --- |"]
     for peer, rows in records.items():
-        passed = sum(row.passed for row in rows)
-        count = f"{len(rows)} of {LISTED[peer]}" if len(rows) < LISTED.get(peer, 0) else len(rows)
-        lines.append(
-            f"| {peer} | {count} | {passed} | {passed / len(rows):.1%} | {sum(row.seconds for row in rows):.0f} |"
-        )
+        passed, run = sum(bool(row.passed) for row in rows), sum(row.passed is not None for row in rows)
+        cells = (peer, len(rows), passed, f"{passed / run:.1%}", len(rows) - run)
+        lines.append(f"| {' | '.join(map(str, cells))} | {sum(row.seconds for row in rows):.0f} |")
     for peer, rows in records.items():
         lines += ["", f"## {peer}", "", *_section(rows)]
     return "\n".join(lines) + "\n"
@@ -65,13 +55,14 @@ def _section(rows: list[Row]) -> list[str]:
     passed = Counter(_kind(row) for row in rows if row.passed)
     lines = ["| cases of | number | passed |", "| --- | --- | --- |"]
     lines += [*(f"| {kind} | {count} | {passed[kind]} |" for kind, count in kinds.items()), ""]
-    failed = [row for row in rows if not row.passed]
-    if failed:
-        lines += ["| does not pass, for example | cases | because |", "| --- | --- | --- |"]
-        counts = Counter(row.reason for row in failed)
-        first = {row.reason: row.case for row in reversed(failed)}
-        lines += [f"| {_cell(first[why])} | {count} | {_cell(why or '')} |" for why, count in counts.items()]
-        lines.append("")
+    for state, title in ((False, "does not pass, for example"), (None, "not run, for example")):
+        own = [row for row in rows if row.passed is state]
+        if own:
+            lines += [f"| {title} | cases | because |", "| --- | --- | --- |"]
+            counts = Counter(row.reason for row in own)
+            first = {row.reason: row.case for row in reversed(own)}
+            lines += [f"| {_cell(first[why])} | {count} | {_cell(why or '')} |" for why, count in counts.items()]
+            lines.append("")
     notes = Counter(_note(row.reason) for row in rows if row.passed and row.reason)
     if notes:
         lines += ["| passes, with a note | cases |", "| --- | --- |"]

@@ -8,22 +8,23 @@ A case passes if
   regauge that reorders exactly its axes, or it changes the outputs (two of these are tried in float64). Running
   statistics are not moved by the peer but computed anew;
 - test: its own test passes with `rg.align` in the place of `PermutationCoordinateDescent`, the function in float64
-  stays within 1e-9, and the inner product is at least that which the peer reaches, but for 1 in 1,000;
-  both have the peer's permutations. `test_merge_many_large_mlp` is the same as `test_merge_many`, in large.
+  stays within 1e-9, and the inner product is at least that which the peer reaches on average over three orders of its
+  steps, but for 1 in 1,000; both have the peer's permutations. `test_vit_b_16` has random values instead of published
+  ones. `test_merge_many_large_mlp` is the same as `test_merge_many`, in large.
 """
 
 import copy
 import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from judge import Case, Failed, Peer, declare_torchvision, judge
-from specifications import Specification, effect, short, unlike
+from judge import Case, Failed, NotRun, Peer, declare_torchvision, judge
+from specifications import Specification, effect, judged, short, unlike
 from torch import nn
 
 import regauge as rg
@@ -44,10 +45,13 @@ EXPLAINED = {
     )
 }
 """Sentences for cases that do not pass."""
+ORDERS = 3
+"""Random orders of its coordinate descent."""
 DESCENT = "tests.test_permutation_coordinate_descent"
 TESTS = {
     DESCENT: ("test_long_mlp", "TestPermutationCoordinateDescent.test_resnet18",
-              "TestPermutationCoordinateDescent.test_mlp", "TestPermutationCoordinateDescent.test_enforce_identity"),
+              "TestPermutationCoordinateDescent.test_mlp", "TestPermutationCoordinateDescent.test_enforce_identity",
+              "TestPermutationCoordinateDescent.test_vit_b_16", "TestPCDOnGPU.test_mlp"),
     "tests.test_merge_many": ("test_merge_many__get_mean_model", "test_merge_many"),
 }  # fmt: skip
 
@@ -136,14 +140,19 @@ class Aligned:
         if not far <= 1e-9:
             raise Failed(f"the function changes by {far:.2g}")
         self.params = dict(result.params)
-        self.theirs.rebasin(max_iterations)
-        peers = dict(self.theirs.model_b.named_parameters())
-        gained = {
-            label: sum(float((state_a[n] * one[n]).sum()) for n in peers)
-            for label, one in (("first", state_b), ("theirs", peers), ("ours", self.params))
-        }
-        if not gained["ours"] - gained["first"] >= 0.999 * (gained["theirs"] - gained["first"]):
-            raise Failed(f"inner products: {gained}")
+        names = [name for name, _ in model.named_parameters()]
+        first, ours, *theirs = (
+            sum(float((state_a[name] * one[name]).sum()) for name in names)
+            for one in (state_b, self.params, *self.descend(max_iterations))
+        )
+        judged(first, sum(theirs) / ORDERS, ours, None)
+
+    def descend(self, max_iterations: int) -> Iterator[dict[str, Any]]:
+        """What the peer reaches, in several orders."""
+        for _ in range(ORDERS):
+            other = self.peer(copy.deepcopy(self.model_a), copy.deepcopy(self.model_b), self.inputs)
+            other.rebasin(max_iterations)
+            yield dict(other.model_b.named_parameters())
 
     def apply_permutations(self) -> None:
         """Move the model."""
@@ -152,7 +161,11 @@ class Aligned:
 
 def run_test(module: str, name: str) -> str | None:
     """Run a test in which regauge matches."""
+    if "GPU" in name:
+        raise NotRun("the test moves models to a GPU")
     tests = importlib.import_module(module)
+    if hasattr(tests, "vit_b_16"):
+        tests.vit_b_16 = lambda weights: importlib.import_module("torchvision.models").vit_b_16()
     many = importlib.import_module("rebasin.merge_many")
     kept = many.PermutationCoordinateDescent
     Aligned.peer = kept

@@ -293,11 +293,8 @@ def test_the_page_of_judges_is_drawn_from_their_records(script: Script) -> None:
         rows = judge.read_rows(path)
         assert len({row.case for row in rows}) == len(rows)
         assert all(row.passed or row.reason for row in rows)
-    passed = {path.stem: [row.passed for row in judge.read_rows(path)] for path in judge.RECORDS.glob("*.jsonl")}
-    assert sum(passed["mergekit"]) >= 0.95 * len(passed["mergekit"])
-    assert sum(passed["peft"]) >= 201
-    for peer in ("nfn", "DWSNets", "neural-graphs", "scalegmn", "posteriors", "Laplace"):
-        assert sum(passed[peer]) >= 0.95 * len(passed[peer])
+        run = [row.passed for row in rows if row.passed is not None]
+        assert sum(run) >= 0.95 * len(run), path.stem
 
 
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
