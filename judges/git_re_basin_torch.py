@@ -7,8 +7,8 @@ A case passes if
 - spec: each permutation of a hand-written specification is a group of regauge that reorders exactly its axes, on the
   model that a script of the peer matches by it; statistics may be left out of it;
 - matching: for networks of its models with random values `rg.align` by its specification reaches at least the inner
-  product that its `weight_matching` reaches on average over three orders of its steps, but for 1 in 1,000; of a
-  permuted copy it finds the permutation.
+  product that its `weight_matching` reaches, but for 1 in 1,000; of a permuted copy it finds the permutation. Both end
+  in local optima: of three climbs each (three orders of its steps, three starts of regauge) the best counts.
 
 Its one test calls `weight_matching` with an argument that it does not take, and its script for a CNN imports a
 specification that is commented out: they are no cases.
@@ -39,14 +39,10 @@ EXPLAINED = {
     "spec: vgg16": (
         "the specification also reorders the rows of the classifier, P_Dense_0, which are the classes of its outputs"
     ),
-    "matching: resnet22, width 4, two networks": (
-        "both climb group by group and end in local optima, here 0.3% of the gain apart; of the other networks regauge "
-        "reaches at least as much"
-    ),
 }
 """Sentences for cases that do not pass."""
-ORDERS = 3
-"""Random orders of its coordinate descent, whose results differ by more than 1 in 1,000."""
+CLIMBS = 3
+"""Climbs of each; those of the peer differ by more than 1 in 1,000."""
 MNIST, CIFAR = (2, 1, 28, 28), (2, 3, 32, 32)
 
 
@@ -87,15 +83,16 @@ def compare_two(matching: Any, make_spec: Callable[[], Any], make: Callable[[], 
     params_a, params_b = ({n: t for n, t in random_params(make, seed).items() if n in spec.names} for seed in (0, 1))
     if kind == "a permuted copy":
         params_b = spec.permuted(params_a, spec.orders(params_a, 2))
-    theirs = 0.0
-    for seed in range(ORDERS):
+    theirs = []
+    for seed in range(CLIMBS):
         torch.manual_seed(seed)
         perms = matching.weight_matching(whole, params_a, params_b)
-        theirs += spec.inner([params_a, spec.permuted(params_b, perms)]) / ORDERS
-    generator = torch.Generator().manual_seed(0)
-    ours = spec.inner([params_a, rg.align(params_a, params_b, spec.symmetry(params_a), generator=generator).params])
+        theirs.append(spec.inner([params_a, spec.permuted(params_b, perms)]))
+    method, generator = rg.WeightMatching(restarts=CLIMBS - 1), torch.Generator().manual_seed(0)
+    aligned = rg.align(params_a, params_b, spec.symmetry(params_a), method=method, generator=generator)
+    ours = spec.inner([params_a, aligned.params])
     best = spec.inner([params_a, params_a]) if kind == "a permuted copy" else None
-    return judged(spec.inner([params_a, params_b]), theirs, ours, best)
+    return judged(spec.inner([params_a, params_b]), max(theirs), ours, best)
 
 
 def _parameters(model: nn.Module) -> set[str]:

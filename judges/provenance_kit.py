@@ -12,6 +12,7 @@ says: a relation, or none.
 """
 
 import contextlib
+import copy
 import io
 import json
 import re
@@ -59,7 +60,18 @@ CLASSES = {
 """Classes of transformers by parts of names of published models, the first that fits."""
 NOT_THERE = ("chatglm",)
 """Parts of names of models whose code is published with their weights."""
-EXPLAINED: dict[str, str] = {}
+SIZES = {"HunYuanDenseV1ForCausalLM": {"head_dim": 8}}
+"""Settings without which a model cannot be built."""
+EXPLAINED = {
+    "similar: bert-base-uncased and distilbert-base-uncased, distillation": (
+        "DistilBERT names its tensors unlike BERT and has fewer of them, and training has changed all: regauge finds a "
+        "descendant by the names of tensors, and renamed tensors by equal values"
+    ),
+    "similar: bert-base-uncased and TinyBERT_General_4L_312D, distillation": (
+        "TinyBERT starts from random values at another width and learns from the outputs of BERT: regauge compares "
+        "weights, and no weight of one comes from the other"
+    ),
+}
 """Sentences for cases that do not pass."""
 SHARES = {"fine": 0.02, "continued": 0.1, "scaled": 0.1, "distillation": 0.1, "layer": 0.1}
 """Norms of changes relative to that of each tensor, by the first word of a provenance."""
@@ -114,12 +126,12 @@ def try_pair(label: str, first: str, second: str, provenance: str) -> str | None
 
 def compare(a: Path, b: Path) -> tuple[str, str]:
     """The verdict of the command, and its reason; its refusal where nothing in the two can be compared."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    out, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
         try:
             main(["compare", str(a), str(b), "--json"])
         except SystemExit:
-            return "refused", out.getvalue().strip()[-300:]
+            return "refused", said.getvalue().strip().splitlines()[-1][-300:]
     found = json.loads(out.getvalue()[out.getvalue().index("{") :])
     return found["verdict"], found["reason"]
 
@@ -134,7 +146,7 @@ def class_of(name: str) -> str:
 def network(name: str, seed: int = 0, layers: int | None = None) -> Any:
     """A tiny network of a class; those of other seeds share nothing but the architecture."""
     with tempfile.TemporaryDirectory() as folder:
-        model = make_tiny(name, folder, {} if layers is None else {"num_hidden_layers": layers}).model.module
+        model = make_tiny(name, folder, SIZES.get(name, {}) if layers is None else {"num_hidden_layers": layers}).model.module
     generator = torch.Generator().manual_seed(1000 + seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -175,7 +187,7 @@ def derived(base: Any, word: str, provenance: str, *, seed: int) -> Any:
     """A network made of another one."""
     generator = torch.Generator().manual_seed(seed)
     start = {key: tensor.clone() for key, tensor in base.state_dict().items()}
-    model = type(base)(base.config)
+    model = type(base)(copy.deepcopy(base.config))  # A longer vocabulary is noted in it.
     model.load_state_dict(start)
     with torch.no_grad():
         for key, parameter in model.named_parameters():

@@ -8,9 +8,9 @@ A case passes if
   regauge that reorders exactly its axes, or it changes the outputs (two of these are tried in float64). Running
   statistics are not moved by the peer but computed anew;
 - test: its own test passes with `rg.align` in the place of `PermutationCoordinateDescent`, the function in float64
-  stays within 1e-9, and the inner product is at least that which the peer reaches on average over three orders of its
-  steps, but for 1 in 1,000; both have the peer's permutations. `test_vit_b_16` has random values instead of published
-  ones. `test_merge_many_large_mlp` is the same as `test_merge_many`, in large.
+  stays within 1e-9, and the inner product is at least that which the peer reaches, but for 1 in 1,000; both have the
+  peer's permutations. Both end in local optima: of three climbs each (three orders of its steps, three starts of
+  regauge) the best counts. `test_merge_many_large_mlp` is the same as `test_merge_many`, in large.
 """
 
 import copy
@@ -38,15 +38,14 @@ PEER = Peer(
 )
 TRIED = 2
 """Permutations of a model whose effect is measured, of those that are no groups of regauge."""
-EXPLAINED = {
-    "test: test_merge_many.py::test_merge_many": (
-        "both climb coordinate by coordinate and end in a local optimum; of these layers of five units the "
-        "peer's, in a random order, is the higher one"
-    )
-}
+EXPLAINED: dict[str, str] = {}
 """Sentences for cases that do not pass."""
-ORDERS = 3
-"""Random orders of its coordinate descent."""
+CLIMBS = 3
+"""Climbs of each."""
+NOT_HERE = {
+    "TestPermutationCoordinateDescent.test_vit_b_16": "the test downloads two networks of 86 million parameters",
+    "TestPCDOnGPU.test_mlp": "the test moves models to a GPU",
+}
 DESCENT = "tests.test_permutation_coordinate_descent"
 TESTS = {
     DESCENT: ("test_long_mlp", "TestPermutationCoordinateDescent.test_resnet18",
@@ -130,7 +129,8 @@ class Aligned:
         )
         model = copy.deepcopy(self.model_b).eval()
         symmetry = specification(self.pinit, self.theirs.model_b).symmetry(state_a)
-        result = rg.align(state_a, state_b, symmetry, generator=torch.Generator().manual_seed(0))
+        method, generator = rg.WeightMatching(restarts=CLIMBS - 1), torch.Generator().manual_seed(0)
+        result = rg.align(state_a, state_b, symmetry, method=method, generator=generator)
         wide = {n: t.double() if t.is_floating_point() else t for n, t in state_b.items()}
         before, after = (
             torch.func.functional_call(model.double(), one, (self.inputs.double(),))
@@ -145,11 +145,11 @@ class Aligned:
             sum(float((state_a[name] * one[name]).sum()) for name in names)
             for one in (state_b, self.params, *self.descend(max_iterations))
         )
-        judged(first, sum(theirs) / ORDERS, ours, None)
+        judged(first, max(theirs), ours, None)
 
     def descend(self, max_iterations: int) -> Iterator[dict[str, Any]]:
         """What the peer reaches, in several orders."""
-        for _ in range(ORDERS):
+        for _ in range(CLIMBS):
             other = self.peer(copy.deepcopy(self.model_a), copy.deepcopy(self.model_b), self.inputs)
             other.rebasin(max_iterations)
             yield dict(other.model_b.named_parameters())
@@ -161,11 +161,9 @@ class Aligned:
 
 def run_test(module: str, name: str) -> str | None:
     """Run a test in which regauge matches."""
-    if "GPU" in name:
-        raise NotRun("the test moves models to a GPU")
+    if name in NOT_HERE:
+        raise NotRun(NOT_HERE[name])
     tests = importlib.import_module(module)
-    if hasattr(tests, "vit_b_16"):
-        tests.vit_b_16 = lambda weights: importlib.import_module("torchvision.models").vit_b_16()
     many = importlib.import_module("rebasin.merge_many")
     kept = many.PermutationCoordinateDescent
     Aligned.peer = kept

@@ -71,13 +71,18 @@ def make_tiny(architecture: str, folder: str, sizes: Mapping[str, Any] = Mapping
     import transformers
 
     sys.path.append(str(HERE.parent / "benchmarks"))
-    from census_models import open_transformers
+    from census_models import NotBuilt, open_transformers, small_configuration, tiny
 
     torch.manual_seed(0)
-    kind = getattr(transformers, architecture).config_class.model_type
-    model = open_transformers(f"{kind}/{architecture}", folder)
+    kind = getattr(transformers, architecture).config_class
+    try:
+        model = open_transformers(f"{kind.model_type}/{architecture}", folder)
+        config = model.module.config
+    except NotBuilt:  # The given sizes may be what it needs.
+        config = small_configuration(kind, tiny)
+        config.architectures = [architecture]
     if sizes:
-        config = type(model.module.config)(**model.module.config.to_dict() | sizes)
+        config = type(config)(**config.to_dict() | sizes)
         config.save_pretrained(folder)
         model = rg.open_model(folder, values="always", retrace=True)
     generator = torch.Generator().manual_seed(1)
