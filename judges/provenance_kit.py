@@ -146,7 +146,9 @@ def class_of(name: str) -> str:
 def network(name: str, seed: int = 0, layers: int | None = None) -> Any:
     """A tiny network of a class; those of other seeds share nothing but the architecture."""
     with tempfile.TemporaryDirectory() as folder:
-        model = make_tiny(name, folder, SIZES.get(name, {}) if layers is None else {"num_hidden_layers": layers}).model.module
+        model = make_tiny(
+            name, folder, SIZES.get(name, {}) if layers is None else {"num_hidden_layers": layers}
+        ).model.module
     generator = torch.Generator().manual_seed(1000 + seed)
     with torch.no_grad():
         for parameter in model.parameters():
