@@ -1,1 +1,1 @@
-"""The command line: parse first, import torch after."""
+"""The command line. Options are parsed before torch is imported."""

@@ -1,4 +1,4 @@
-"""`regauge align`: checkpoint B next to checkpoint A, and the alignment next to it."""
+"""`regauge align`: align checkpoint B to checkpoint A, and write the alignment next to the output."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from regauge.merging.align_tokens import plan_alignment
 
 
 def run(options: Align) -> None:
-    """Write the aligned checkpoint and its alignment, and print what they gained."""
+    """Write the aligned checkpoint and its alignment, and print the improvement."""
     method = method_of(options)
     job, found, tokens = read_job(options, (options.a, options.b), source=1, element=alignment_label(options.output))
     task, test = matching_tasks(options, found)

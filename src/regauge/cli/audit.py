@@ -12,7 +12,7 @@ from regauge.gauging import Finding, ScalePair, audit, audit_rows, read_mappings
 
 
 def run(options: Audit) -> None:
-    """Print what each pair of the table does to the outputs, and what the broken ones leave out."""
+    """Print the change of the outputs by each pair of the table, and the parameters that broken pairs leave out."""
     table = read_mappings(options.mappings)
     checkpoint = rg.Checkpoint.open(options.checkpoint)
     model = require_model(options.model, checkpoint, options.inputs, values="always")

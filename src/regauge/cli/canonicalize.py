@@ -12,7 +12,7 @@ from regauge.hub import bring_together
 
 
 def run(options: Canonicalize) -> None:
-    """Write the canonical checkpoint and its element, and print the manifold on which it lies."""
+    """Write the canonical checkpoint and its element, and print the manifold of canonical networks."""
     paths = [options.checkpoint, *([] if options.reference is None else [options.reference])]
     out = output_of(options, element=alignment_label(options.output))
     job = open_checkpoints(paths, out, memory=options.memory, work="canonicalizing")

@@ -16,16 +16,16 @@ from regauge.cli.commands import ALL, CONFIG, commands_by_name, named_command
 from regauge.names import documentation
 
 NOTHING = (None, "", (), False, MISSING)
-"""Defaults that say nothing: what happens without the option is in its description, or it is required."""
+"""Defaults that are not displayed: the description explains them, or the option is required."""
 FEW = 8
-"""A command with no more options than these shows all of them at once."""
+"""A command with at most this number of options displays all of them."""
 FIRST = 6
-"""Options that `--help` of other commands shows."""
+"""Options that `--help` of other commands displays."""
 ORDER = (
     "output target model symmetry data base rule method share path metric endpoints align reference meta kind inputs "
     "networks by autoencoder latent seconds width depth strength points steps memory resume overwrite seed json"
 )
-"""Options that come first where a command has them, the most needed ones before the others."""
+"""Options that come first in the help of a command, in the order of their importance."""
 GROUPS = {
     "network": "model symmetry base tokenizer recipe keep move input_shape input_dtype outputs retrace meta endpoints "
     "reference where checkpoints networks samples among template beside settings autoencoder like",
@@ -34,12 +34,12 @@ GROUPS = {
     "limit": "memory seconds epochs patience device on shard shared dry_run resume",
     "output": "output out overwrite json dtype shard_size storage format color",
 }
-"""Options by the group in which the help shows them; all others are settings of the method."""
+"""Options by the group in which the help displays them; all other options are settings of the method."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option or a positional argument of a command, as the help shows it."""
+    """An option or a positional argument of a command, as displayed in the help."""
 
     name: str
     hint: Any
@@ -59,12 +59,12 @@ class Option:
 
 
 def show_help(words: Sequence[str], commands: Any, description: str) -> None:
-    """Print the help that the words ask for, and exit.
+    """Print the help that the words request, and exit.
 
     Args:
         words: The words that the user typed.
         commands: The union of the options of all commands.
-        description: What the help of `regauge` itself begins with.
+        description: The first text in the help of `regauge` itself.
     """
     typed, options = named_command(words, commands)
     if is_dataclass(options):
@@ -81,7 +81,7 @@ def show_help(words: Sequence[str], commands: Any, description: str) -> None:
 
 
 def options_in_groups(options: type) -> dict[str, list[Option]]:
-    """Return the options of a command by the group in which the help shows them; positional arguments come under ""."""
+    """Return the options of a command by the group in the help; positional arguments have the group ""."""
     groups: dict[str, list[Option]] = {"": [], **{name: [] for name in GROUPS}}
     for one in options_of(options):
         group = next((name for name, names in GROUPS.items() if one.name in names.split()), "method")

@@ -1,4 +1,4 @@
-"""The commands by name: which words name one, and what is refused before they are parsed."""
+"""The commands by name, and the check of names before options are parsed."""
 
 import re
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from regauge.names import did_you_mean, nearest
 
 HELP, ALL = ("-h", "--help"), "--help-all"
 CONFIG = (conf.DisallowNone, conf.FlagCreatePairsOff, conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
-"""The way in which options are made of classes, for parsing and for help."""
+"""How options are built from classes, for parsing and for help."""
 INSTEAD = (("--steps", "--epochs", "--seconds"), ("--input-shape", "--data"))
 """Options that say how long something is trained, or what a model is run on; commands have some of each."""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
-"""An argument in a message of the library."""
+"""An argument in a message of the library, in backticks."""
 NAMES = {"out": "output"}
-"""Options that are called otherwise than arguments."""
+"""Options whose names differ from the names of the arguments."""
 
 
 def as_options(text: str) -> str:
-    """Write the arguments in a message of the library as options: `` `dtype=float16` `` becomes `--dtype float16`."""
+    """Replace arguments in a message of the library by options: `` `dtype=float16` `` becomes `--dtype float16`."""
 
     def option(match: re.Match[str]) -> str:
         name, value = NAMES.get(match[1], match[1]).replace("_", "-"), match[2]
@@ -38,7 +38,7 @@ GROUP = "regauge.commands"
 """Entry points by which other distributions add commands: each names an options class, and the command runs in the
 module of its name in the package of that class."""
 ELSEWHERE = {"reproduce": "regauge-papers"}
-"""Commands of the project's other distributions."""
+"""The commands that other distributions of the project add."""
 
 
 def with_others(commands: Any, words: Sequence[str]) -> Any:
@@ -67,7 +67,7 @@ def other_commands() -> dict[str, Any]:
 
 
 def require_command(words: list[str], commands: Any) -> None:
-    """Refuse words that name no command, before the parser takes them for options.
+    """Raise an error for words that name no command, before the parser takes them for options.
 
     Args:
         words: The words that the user typed.
@@ -80,7 +80,7 @@ def require_command(words: list[str], commands: Any) -> None:
 
 
 def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
-    """Find the command that words name: its name and its options, or the union of commands that they stop at."""
+    """Find the command that the words name: its name and options, or the union of commands of a partial name."""
     typed = "regauge"
     for word in words:
         known = commands_by_name(commands)

@@ -1,4 +1,4 @@
-"""`regauge compare`: are checkpoints the same network, one the other's descendant, or neither?"""
+"""`regauge compare`: whether two checkpoints are the same network, ancestor and descendant, or unrelated."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from regauge.hub import read_symmetry
 
 
 def run(options: Compare) -> None:
-    """Print the verdict with the evidence, and write the page; or search a database, or add to it."""
+    """Print the verdict with the evidence, and write the page; or search a database; or add checkpoints to it."""
     out = None if options.output is None else rg.Output(options.output, options.overwrite)
     require_page(out)
     paths = find_checkpoints(options.checkpoints)

@@ -16,7 +16,7 @@ ENTRY = re.compile(r"^ {8}(\w+): (.+(?:\n {12,}.+)*)", re.MULTILINE)
 def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T]], type[T]]:
     """Give the options of a command settings of a config; this stands below `dataclass`.
 
-    A setting that is true by default is an option of "yes" and "no".
+    A setting that is true by default becomes an option with the values "yes" and "no".
 
     Args:
         config: A dataclass in a file without torch, with a section "Attributes" in its docstring or those of its bases.

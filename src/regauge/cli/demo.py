@@ -12,7 +12,7 @@ from regauge.report.demo_page import PAGE, PICTURES, RESULTS, demo_page
 
 
 def run(options: Demo) -> None:
-    """Train, align, merge, write the folder and print the table."""
+    """Train, align and merge networks, write the folder, and print the table."""
     with show_progress() as progress:
         results, pictures = rg.zoo.run_demo(
             options.out, data=options.data, seed=options.seed, quick=options.quick, progress=progress
@@ -25,7 +25,7 @@ def run(options: Demo) -> None:
 
 
 def summary(results: dict[str, Any]) -> Table:
-    """Return the numbers of the report for the terminal."""
+    """Return the numbers of the report as text for the terminal."""
     data = results["data"]
     table = Table(title=f"{data['name']}: loss and accuracy on {data['test']:,} test images", title_justify="left")
     for title in ("network", "loss", "accuracy", "barrier"):

@@ -9,7 +9,7 @@ from regauge.hub import Values, open_model
 
 
 def run(options: Discover) -> None:
-    """Print the table, with the outcome of the verification or why there was none."""
+    """Print the table, and the result of the verification or the reason why there is none."""
     for path, ending in ((options.output, ".json"), (options.page, ".html")):
         if path is not None:
             require_writable(path, overwrite=options.overwrite, suffixes=(ending,))

@@ -1,4 +1,4 @@
-"""Refusals before torch is imported, which takes seconds: files that are missing or in the way, missing extras."""
+"""Errors that are raised before torch is imported: missing files, existing outputs, missing extras."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -15,14 +15,14 @@ HDF5, DASK = "reading HDF5 needs h5py", "Dask is not installed"
 
 
 def require_ready(options: Any) -> None:
-    """Refuse options that name files which are not there or may not be replaced, or need an extra that is missing.
+    """Raise an error if a file is missing, an output exists, or an extra is not installed.
 
     Raises:
         FileExistsError: The output exists.
         FileNotFoundError: A checkpoint does not exist.
-        ImportError: An extra is missing.
+        ImportError: An extra is not installed.
         UsageError: Another file does not exist.
-        ValueError: The output's name has no ending that a picture has.
+        ValueError: The suffix of the output is not the suffix of a picture.
     """
     options = getattr(options, "command", options)
     _require_ending(options)

@@ -20,7 +20,7 @@ from regauge.report import write_page
 from regauge.storage import Collection, Store
 
 JUDGED = 512
-"""Examples of DATA at a time where losses are measured."""
+"""The number of examples of DATA that are evaluated at a time."""
 COLUMNS = {
     "name": "",
     "loss": "loss",
@@ -32,11 +32,11 @@ COLUMNS = {
     "spread": "spread",
     "two_sample": "two-sample",
 }
-"""Columns of the table of a judgement that is printed; the page has all."""
+"""The columns of a judgement's table that are printed; the page has all columns."""
 
 
 def fit(options: FlowFit) -> None:
-    """Fit a flow, and write it."""
+    """Fit a flow, and write the flow."""
     config = config_of(options)
     with training_output(options) as place:
         with show_status("reading the columns"):
@@ -55,7 +55,7 @@ def fit(options: FlowFit) -> None:
 
 
 def config_of(options: FlowFit) -> flow.FlowConfig:
-    """Return the settings that were typed."""
+    """Return the settings that the user typed."""
     settings, how = settings_of(options, flow.FlowConfig), settings_of(options, flow.Representation)
     is_aligned = options.aligned or not options.unaligned
     if options.thesis != "no":
@@ -76,7 +76,7 @@ def config_of(options: FlowFit) -> flow.FlowConfig:
 
 
 def net_of(options: FlowFit, name: str, *, is_aligned: bool, **sizes: int) -> Any:
-    """Return the net that learns the velocity, of these sizes unless others were typed."""
+    """Return the net that learns the velocity; sizes that the user typed replace the given sizes."""
     sizes |= {key: value for key in ("width", "depth") if (value := getattr(options, key)) is not None}
     if name in ws.LAYERS:
         return flow.Metanetwork(layer_of(name, options.layer_settings), **sizes)
@@ -89,7 +89,7 @@ def net_of(options: FlowFit, name: str, *, is_aligned: bool, **sizes: int) -> An
 
 
 def sample(options: FlowSample) -> None:
-    """Draw networks into a store."""
+    """Sample networks, and write them to a store."""
     like = None if options.like is None else Store.open(options.like)
     how: dict[str, Any] = {"solver": options.solver, "noise": options.noise}
     chosen = dict(how)
@@ -105,7 +105,7 @@ def sample(options: FlowSample) -> None:
 
 
 def guide(options: FlowGuide) -> None:
-    """Draw networks with guidance into a store, and tell what it did."""
+    """Sample networks with guidance, write them to a store, and report the effect of guidance."""
     drawn, made = drawn_of(options), flow.load_flow(options.flow)
     with show_status("reading the data"):
         architecture = require_architecture(made)
@@ -128,7 +128,7 @@ def guide(options: FlowGuide) -> None:
 
 
 def drawn_of(options: Sampling) -> dict[str, Any]:
-    """Return the settings with which networks are drawn, with the label as the column has it."""
+    """Return the settings for sampling networks, with the label in the dtype of its column."""
     if options.networks < 1:
         raise UsageError(f"--networks is {options.networks}; draw one at least")
     known = {} if options.label is None else {str(value): value for value in flow.load_flow(options.flow).classes}
@@ -139,14 +139,14 @@ def drawn_of(options: Sampling) -> dict[str, Any]:
 
 
 def tell_store(target: Store) -> None:
-    """Tell what was written."""
+    """Report what was written."""
     tell(f"written: {target.folder}: {len(target)} networks", written=[str(target.folder)], networks=len(target))
     if count := int((~torch.as_tensor(target.rows["is_finite"].astype(bool))).sum()):
         tell(f"{count} of them have NaN or Inf; take more steps, or train the flow longer")
 
 
 def judge(options: FlowJudge) -> None:
-    """Judge drawn networks."""
+    """Judge sampled networks."""
     if not options.stores:
         raise UsageError("no store of trained networks is named; give those that the flow was fitted to")
     require_results(options.output, overwrite=options.overwrite)

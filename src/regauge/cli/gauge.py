@@ -33,11 +33,11 @@ from regauge.hub import (
 from regauge.report.gauge_page import gauge_page
 
 ROTATING = ("best", "hadamard", "random")
-"""Methods that go on tensor by tensor, with rotations alone, where the model has no values here."""
+"""Methods that can work tensor by tensor, with rotations only, for models on the meta device."""
 
 
 def run(options: Gauge) -> None:
-    """Choose a gauge, write the moved checkpoint, and say what changed."""
+    """Choose a gauge, write the transformed checkpoint, and report the changes."""
     if options.mappings is not None:
         return write_mappings(options)
     scheme = _scheme(options)

@@ -19,11 +19,11 @@ from regauge.report.shape_figures import View, shape_figure
 from regauge.training import Adam
 
 RESOLUTION = 128
-"""Points along each edge of the grid of a mesh by default."""
+"""The default number of points along each edge of the grid for a mesh."""
 
 
 def fit(options: InrFit) -> None:
-    """Fit one network and write it."""
+    """Fit one network, and write the network."""
     require_writable(options.output, overwrite=options.overwrite)
     with show_progress(is_transient=True) as progress:
         made = fit_signal(
@@ -46,7 +46,7 @@ def fit(options: InrFit) -> None:
 
 
 def render(options: InrRender) -> None:
-    """Draw what a network represents."""
+    """Display what a network represents."""
     params, inr = load_inr(options.checkpoint)
     formats = (".png", *({"image": (), "unsigned": POINT_FORMATS}.get(inr.signal, MESH_FORMATS)))
     if options.output.suffix not in formats:
@@ -76,7 +76,7 @@ def render(options: InrRender) -> None:
 
 
 def copies(options: InrOrbit) -> None:
-    """Write a store of copies of a network."""
+    """Write copies of a network to a store."""
     params, inr = load_inr(options.checkpoint)
     generator = torch.Generator().manual_seed(options.seed)
     with show_status("moving the network"):

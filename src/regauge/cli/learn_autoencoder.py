@@ -19,7 +19,7 @@ from regauge.storage import read_networks
 
 
 def autoencoder(options: LearnAutoencoder) -> None:
-    """Train an autoencoder, and write it with a report."""
+    """Train an autoencoder, and write the autoencoder with a report."""
     if not options.inputs:
         raise UsageError("decoded networks are compared by what they compute; give --inputs, such as grid:28x28")
     config = config_of(options)
@@ -42,7 +42,7 @@ def autoencoder(options: LearnAutoencoder) -> None:
 
 
 def config_of(options: LearnAutoencoder) -> learn.AutoencoderConfig:
-    """Return the settings that were typed."""
+    """Return the settings that the user typed."""
     decoder: Any = ws.MLPDecoder() if options.decoder == "mlp" else ws.TemplateDecoder()
     if options.decoder_widths:
         if options.decoder != "mlp":
@@ -67,7 +67,7 @@ def encode(options: LearnEncode) -> None:
 
 
 def decode(options: LearnDecode) -> None:
-    """Write the decoded twins of networks, or the networks of latent vectors."""
+    """Write reconstructions of networks, or the networks decoded from latent vectors."""
     made, source = learn.load_autoencoder(options.autoencoder), options.networks
     if source.is_dir() or source.suffix == ".csv":
         if options.overwrite:
@@ -82,7 +82,7 @@ def decode(options: LearnDecode) -> None:
 
 
 def nearest(options: LearnNearest) -> None:
-    """Tell which networks of a store compute nearly what others do."""
+    """Print the networks of a store that compute nearly the same function as given networks."""
     require_table(options.output, overwrite=options.overwrite)
     made, paths = learn.load_autoencoder(options.autoencoder), require_named(options.networks)
     with show_status("encoding"):

@@ -22,7 +22,7 @@ from regauge.storage import Collection
 
 
 def matching(options: LearnMatching) -> None:
-    """Train a matcher, and write it."""
+    """Train a matcher, and write the matcher."""
     config = config_of(options)
     if config.probes and not options.data:
         raise UsageError("--probes begin as inputs of the data: give --data")
@@ -47,7 +47,7 @@ def matching(options: LearnMatching) -> None:
 
 
 def tasks_of(options: LearnMatching, collection: Collection) -> list[rg.Task]:
-    """Return the data on the modules of each layout."""
+    """Return the data for the modules of each layout."""
     batches = open_batches(options.data, options.examples)
     modules = [store.architecture.module() for store in collection.first_stores]
     tasks = (make_task(module, batches, loss=options.loss, dtype=torch.float32) for module in modules)
@@ -55,7 +55,7 @@ def tasks_of(options: LearnMatching, collection: Collection) -> list[rg.Task]:
 
 
 def config_of(options: LearnMatching) -> learn.MatchingConfig:
-    """Return the settings that were typed."""
+    """Return the settings that the user typed."""
     settings: dict[str, Any] = settings_of(options, learn.MatchingConfig)
     if options.layer not in ws.LAYERS:
         raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")

@@ -1,4 +1,4 @@
-"""Settings of a net over networks from options: its layers, its inputs, the networks that it learns from."""
+"""Settings of a net that reads networks, from options: its layers, its inputs, and its training networks."""
 
 import json
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from regauge.learn.random_changes import Change
 from regauge.storage import Collection
 
 EXAMPLES = 512
-"""Examples of DATA that networks are run on."""
+"""The number of examples of DATA on which networks are evaluated."""
 
 
 def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
-    """Return the stores, and the numbers of the networks that are wanted."""
+    """Return the stores, and the indices of the networks that the user selected."""
     if not options.stores:
         raise UsageError("no store is named; give the folder of one, or of several")
     with show_progress() as progress:
@@ -38,7 +38,7 @@ def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
 
 
 def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) -> dict[str, Any]:
-    """Return the arguments that all functions of this kind have: `learn.fit_predictor`, `flow.fit` and others."""
+    """Return the common arguments of all functions of this kind: `learn.fit_predictor`, `flow.fit` and others."""
     return {
         "generator": torch.Generator().manual_seed(options.seed),
         "indices": chosen,
@@ -60,14 +60,14 @@ def net_settings_of(options: LearnPredictor | LearnAutoencoder, config: type) ->
 
 
 def values_of(options: LearnNet) -> ws.Fourier | ws.Logarithms | None:
-    """Return the encoding of values; None for values as they are."""
+    """Return the encoding of values; None if values are not encoded."""
     if options.fourier and options.logarithms:
         raise UsageError("--fourier and --logarithms are two ways to encode values; choose one")
     return ws.Fourier(options.fourier) if options.fourier else ws.Logarithms() if options.logarithms else None
 
 
 def changes_of(varied: Varied) -> tuple[Change, ...]:
-    """Return the random changes in each step."""
+    """Return the random changes of networks in each training step."""
     kinds: tuple[tuple[Callable[[float], Change], float], ...] = (
         (learn.Translation, varied.translate),
         (learn.Rotation, varied.rotate),
@@ -79,7 +79,7 @@ def changes_of(varied: Varied) -> tuple[Change, ...]:
 
 
 def layer_of(name: str, typed: str) -> Any:
-    """Return the layer with its settings."""
+    """Return the layer with the settings that the user typed."""
     if name not in ws.LAYERS:
         raise UsageError(f"there is no layer {name!r}; there are {', '.join(ws.LAYERS)}")
     kind = ws.LAYERS[name]
@@ -96,7 +96,7 @@ def layer_of(name: str, typed: str) -> Any:
 
 
 def inputs_of(text: str) -> Tensor | Any:
-    """Return the inputs on which networks are run."""
+    """Return the inputs at which networks are evaluated."""
     kind, _, size = text.partition(":")
     if kind not in ("grid", "points"):
         return open_batches(text, EXAMPLES)[0][0]
@@ -111,6 +111,6 @@ def inputs_of(text: str) -> Tensor | Any:
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """Whole numbers with x between them; none if these are not all numbers."""
+    """Return integers that are separated by x, or an empty tuple if the text contains anything else."""
     sizes = text.split("x")
     return tuple(map(int, sizes)) if all(size.isdecimal() for size in sizes) else ()

@@ -37,14 +37,14 @@ Options: TypeAlias = Demo | Discover | Align | Merge | Transport | Canonicalize 
 Command: TypeAlias = Options | Gauge | Audit | Prune | Compare | Zoo | Inr | Learn | Flow
 """The options of every command."""
 DEBUG = "REGAUGE_DEBUG"
-"""The environment variable with which bugs are raised."""
+"""The environment variable that makes bugs raise their exception."""
 LOG = logging.getLogger("regauge")
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Parse and run; what the user can mend is one sentence on the standard error and exit code 2.
+    """Parse the arguments and run the command; errors of the user are printed as one sentence, with exit code 2.
 
-    Anything else is a bug: it is told as one, with exit code 1, and with `REGAUGE_DEBUG` set it is raised.
+    All other errors are bugs, with exit code 1. If `REGAUGE_DEBUG` is set, the exception of a bug is raised.
     """
     try:
         words = list(sys.argv[1:] if args is None else args)
@@ -131,7 +131,7 @@ def _require_plain(options: object) -> None:
 
 
 class _Sentences(logging.Handler):
-    """Prints what the library says while it works, such as which files it replaced."""
+    """A handler that prints the log messages of the library, such as the names of replaced files."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(escape_lines(as_options(record.getMessage())), file=sys.stderr)
@@ -159,7 +159,7 @@ def parse(args: Sequence[str] | None = None) -> Command:
 
 
 def sentence(error: BaseException) -> str:
-    """Return the message of an error on one line, without quotes of a KeyError or the number of an OSError."""
+    """Return the message of an error on one line, without the quotes of a KeyError or the number of an OSError."""
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         names = [repr(os.fspath(name)) for name in (error.filename, error.filename2) if name is not None]

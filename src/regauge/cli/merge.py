@@ -1,4 +1,4 @@
-"""`regauge merge`: one checkpoint out of many, and a model card with the numbers next to it."""
+"""`regauge merge`: merge checkpoints into one, and write a model card next to the output."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -20,7 +20,7 @@ from regauge.merging.merge_record import card_path
 
 SHARED = ("output", "recipe", *(one.name for one in fields(Matching)))
 SAID = [one.name for one in fields(Merge) if one.name not in SHARED]
-"""Options whose part a recipe takes over."""
+"""Options that a recipe replaces."""
 
 
 def run(options: Merge) -> None:
@@ -120,7 +120,7 @@ def _setting(options: Merge) -> dict[str, Any]:
 
 
 def rule_of(options: Merge) -> Rule:
-    """Return the rule that the options ask for."""
+    """Return the rule that the options name."""
     row = RULES[options.rule]
     named = ("density", "drop", "epsilon", "gamma", "scale", "reach")
     given: dict[str, str | tuple[str, ...]] = {name: one for name in named if (one := getattr(options, name))}

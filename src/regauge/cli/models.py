@@ -16,7 +16,7 @@ def find_model(
     *,
     values: Values = "if small",
 ) -> Model | None:
-    """Return the model that is named, or that of a checkpoint which says what it holds; None if it is unknown."""
+    """Return the model that the user named, or the model that a checkpoint describes; None if it is unknown."""
     name = name_model(checkpoint) if text is None else text
     if name is None:
         return None
@@ -26,7 +26,7 @@ def find_model(
 def require_model(
     text: str | None, checkpoint: Checkpoint, inputs: ExampleInputs, *, values: Values = "if small"
 ) -> Model:
-    """Return the model of a command that cannot do without."""
+    """Return the model of a command; raise an error if it is unknown."""
     model = find_model(text, checkpoint, inputs, values=values)
     if model is None:
         raise UsageError(f"{checkpoint.label!r} does not record which network it holds: name the model with --model")
@@ -41,7 +41,7 @@ def read_networks(
     is_streamed: bool = False,
     model: Model | None = None,
 ) -> Networks:
-    """Open checkpoints of one architecture under the names of their model, and tell what tracing left out."""
+    """Open checkpoints of one architecture with the tensor names of their model, and report what tracing left out."""
     checkpoints = [Checkpoint.open(path) for path in paths]
     values = "never" if is_streamed else values
     if model is None and (options.model is not None or options.symmetry is None):

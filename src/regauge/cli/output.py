@@ -1,7 +1,7 @@
 """Output of commands: progress on the standard error, and reports.
 
-A command tells sentences and tables together with the facts in them. They are printed as they come, or the facts are
-collected into one JSON object that is printed at the end.
+A command reports sentences and tables together with the facts in them. Reports are printed immediately, or their facts
+are collected into one JSON object that is printed at the end.
 """
 
 import json
@@ -27,22 +27,22 @@ from regauge.core.progress import Progress as Progress
 from regauge.core.progress import no_progress as no_progress
 
 UNLIMITED = 10_000
-"""Characters in a line where no terminal limits it."""
+"""The number of characters in a line if there is no terminal."""
 ESTIMATE_SECONDS = 600
-"""The estimate of the time left looks at the steps of these last seconds."""
+"""The number of recent seconds whose steps determine the estimate of the remaining time."""
 LINE_SECONDS = 60
-"""Between two lines of progress in a file or a pipe, where no bars are shown."""
+"""The number of seconds between two lines of progress in a file or a pipe, which have no bars."""
 STDERR = Console(stderr=True, markup=False, emoji=False)
 FORMAT, VERSION = "regauge.report", 1
 _FACTS: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
-"""The facts of a report that becomes JSON."""
+"""The facts of a report, if the output is JSON."""
 
 
 @contextmanager
 def report(command: str, *, as_json: bool) -> Iterator[None]:
-    """Print what a command tells until the context ends, or print one JSON object when it ends well.
+    """Print what a command reports until the context ends; with JSON, print one object if it ends without an error.
 
-    With JSON, whatever else is printed goes to the standard error.
+    With JSON, all other output goes to the standard error.
     """
     if not as_json:
         yield
@@ -58,9 +58,9 @@ def report(command: str, *, as_json: bool) -> Iterator[None]:
 
 
 def tell(text: object, /, **facts: Any) -> None:
-    """Print a text, or take its facts into the report: lists of one name are joined, texts without facts are notes.
+    """Print a text, or add its facts to the report: equal names join lists, and texts without facts are notes.
 
-    What comes from files and may hold line ends is escaped by who writes the text.
+    Strings from files may contain line breaks; the caller must escape them.
     """
     known = _FACTS.get()
     if known is None:
@@ -71,7 +71,7 @@ def tell(text: object, /, **facts: Any) -> None:
 
 
 def warn(text: str) -> None:
-    """Print a text for people on the standard error."""
+    """Print a text for users on the standard error."""
     print(escape_lines(text), file=sys.stderr)
 
 
@@ -95,14 +95,14 @@ def tell_table(
     decimals: int = 4,
     digits: int | None = None,
 ) -> None:
-    """Report rows as a table under the names of the first one, rounded where it is printed and not in JSON.
+    """Report rows as a table with the names of the first row; numbers are rounded when printed, but not in JSON.
 
     Args:
         name: Name of the table in JSON.
-        rows: Rows with equal names; a value with an empty name is the label of its row, `name` in JSON.
-        title: Printed above it.
-        decimals: Decimals of numbers in the printed table.
-        digits: Significant digits of numbers in the printed table, instead of decimals.
+        rows: Rows with equal names. A value with an empty name is the label of its row (`name` in JSON).
+        title: A title that is printed above the table.
+        decimals: The number of decimals of printed numbers.
+        digits: The number of significant digits of printed numbers, in place of decimals.
     """
     if _FACTS.get() is not None:
         tell("", **{name: [{key or "name": value for key, value in row.items()} for row in rows]})
@@ -117,7 +117,7 @@ def tell_table(
 
 
 def show(table: Table) -> None:
-    """Print a table, as wide as it needs to be where no terminal limits it; its texts are no markup."""
+    """Print a table at its full width if no terminal limits the width; texts contain no markup."""
     console = Console(markup=False, emoji=False)
     if not console.is_terminal:
         console.width = Console(width=UNLIMITED, markup=False, emoji=False).measure(table).maximum
@@ -125,16 +125,16 @@ def show(table: Table) -> None:
 
 
 def show_status(label: str) -> AbstractContextManager[object]:
-    """Show what is going on, until the context ends."""
+    """Display a message about the current work until the context ends."""
     return STDERR.status(Text(escape(label)))
 
 
 @contextmanager
 def show_progress(*, is_transient: bool = False, is_counted: bool = True) -> Iterator[Progress]:
-    """Show a bar for each piece of work, with an estimate of the time left, until the context ends.
+    """Display a bar with the remaining time for each piece of work, until the context ends.
 
-    In a file or a pipe there are lines in place of bars, at most one a minute, and all bars as they are at the end.
-    Transient bars vanish at the end and are left out in a file or a pipe; amounts that are not counted are in percent.
+    In a file or a pipe, lines replace bars: at most one line a minute, and the final state of all bars. Transient bars
+    disappear at the end, and are omitted in a file or a pipe. Amounts without a unit are in percent.
     """
     columns = (
         rich.TextColumn("{task.description}", markup=False),

@@ -19,7 +19,7 @@ from regauge.report.prune_page import prune_page
 
 
 def run(options: Prune) -> None:
-    """Prune, write the smaller checkpoint, and say what was removed."""
+    """Prune a checkpoint, write the smaller checkpoint, and report the removed units."""
     criterion = None if options.criterion is None else CRITERIA[options.criterion]()
     if not 0 <= options.share < 1:
         raise UsageError(f"--share is {options.share}; it is from 0 to below 1: some unit must stay")

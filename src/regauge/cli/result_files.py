@@ -1,4 +1,4 @@
-"""Files that commands write next to what they print: pages, pictures with their numbers, tables."""
+"""Files that commands write in addition to printed text: pages, pictures with their numbers, and tables."""
 
 import csv
 import io
@@ -18,25 +18,25 @@ LOSSES = {"cross-entropy": "cross entropy (nats)", "mse": "mean squared error"}
 
 
 def require_pictures(path: Path, *, overwrite: bool) -> None:
-    """Raise unless a plot and the table next to it can be written."""
+    """Raise an error unless a plot and its table can be written."""
     require_writable(path, overwrite=overwrite, suffixes=PICTURES.suffixes)
     require_writable(path.with_suffix(".csv"), overwrite=overwrite, suffixes=(".csv",))
 
 
 def require_results(page: Path, *, overwrite: bool) -> None:
-    """Raise unless a page and its numbers, of the same name with .json, can be written."""
+    """Raise an error unless a page and its numbers (the same name with .json) can be written."""
     require_writable(page, overwrite=overwrite, suffixes=(".html",))
     require_writable(page.with_suffix(".json"), overwrite=overwrite, suffixes=(".json",))
 
 
 def name_files(paths: Sequence[Path]) -> list[str]:
-    """Return names of files or folders for pictures: without their folders, unless two names were then equal."""
+    """Return file or folder names for pictures: without the parent folders, unless two names would then be equal."""
     names = [path.name for path in paths]
     return names if len(set(names)) == len(names) else list(map(str, paths))
 
 
 def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write a picture, the same bytes every time, and next to it its numbers with all their digits as CSV."""
+    """Write a picture, and its numbers with all digits as CSV; the same picture always has the same bytes."""
     dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
     path.with_suffix(".csv").unlink(missing_ok=True)  # of another picture
     with whole_file(path) as temporary:
@@ -45,7 +45,7 @@ def write_picture(figure: "Figure", rows: Sequence[Mapping[str, Any]], path: Pat
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Write rows as CSV, with all digits, under the names of the first one."""
+    """Write rows as CSV with all digits; the first row determines the columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
@@ -53,13 +53,13 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
 
 
 def require_table(path: Path | None, *, overwrite: bool) -> None:
-    """Raise unless a table can be written, if it is to be."""
+    """Raise an error if a table is requested but cannot be written."""
     if path is not None:
         require_writable(path, overwrite=overwrite, suffixes=(".csv",))
 
 
 def tell_or_write_rows(name: str, rows: Sequence[Mapping[str, Any]], path: Path | None) -> None:
-    """Print a table, or write it where a path is given."""
+    """Print a table, or write it to a path if one is given."""
     if path is None:
         tell_table(name, rows)
     else:

@@ -29,9 +29,9 @@ def read_job(
 ) -> "tuple[FileJob, Networks, TokenPlan | None]":
     """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
 
-    With them comes, where their tokens differ, which rows are taken from where. Networks that are streamed stay on the
-    disk. What is imported and traced from here on counts as memory. The first checkpoint stays; the output takes over
-    names, dtypes and files of the one with the number `source`, and an `element`'s file is named in the provenance.
+    If the tokens of the checkpoints differ, the result also says which rows come from which checkpoint. Networks that
+    are streamed stay on the disk. Later imports and traces count as memory. The output has the names, dtypes and files
+    of the checkpoint with the number `source`. The provenance names the file of an `element`.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     out = output_of(options, element=element)
@@ -65,7 +65,7 @@ def read_job(
 
 @contextmanager
 def show_work(label: str, *, is_streamed: bool) -> Iterator[Progress]:
-    """Show a bar for each pass over files, or that there is work in memory, until the context ends."""
+    """Display a bar for each pass over files, or a message for work in memory, until the context ends."""
     if is_streamed:
         with show_progress(is_counted=False) as progress:
             yield progress
@@ -75,7 +75,7 @@ def show_work(label: str, *, is_streamed: bool) -> Iterator[Progress]:
 
 
 def show_plan(streamed: "StreamedJob") -> None:
-    """Print what will be read, held and written."""
+    """Print the bytes that will be read, held and written."""
     plan = streamed.plan
     tell_table("working_sets", plan.rows)
     spread = ", ".join(f"{name} ({plan.symmetry[name].size})" for name in plan.spread)
@@ -103,7 +103,7 @@ def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJo
 
 
 def show_memory(job: FileJob) -> None:
-    """Report what will be read, held and written where the networks are read as a whole."""
+    """Report the bytes that will be read, held and written, for networks that are read completely."""
     nbytes = sum(one.nbytes for one in job.checkpoints)
     tell(f"read, as a whole: {size_text(nbytes)}", read_bytes=nbytes)
     held = f"memory held at once, above the interpreter: about {size_text(job.nbytes)}; everything fits"
@@ -119,12 +119,12 @@ def show_output(shards: Sequence[Any], out: Path | None) -> None:
 
 
 def notes_of(told: Any) -> dict[str, list[str]]:
-    """Return the notes of a result as an entry of the report; no entry without notes."""
+    """Return the notes of a result as an entry of the report; without notes, there is no entry."""
     return {"notes": list(told.notes)} if told.notes else {}
 
 
 def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
-    """Return the course of an alignment, for the report: objectives, starts and convergence."""
+    """Return facts about an alignment for the report: objectives, starts and convergence."""
     return {
         "initial": result.initial,
         "objective": result.objective,

@@ -1,4 +1,4 @@
-"""The output of a training: its files, which one process alone makes, its state while it runs, and its report."""
+"""The output of a training run: its files, its state while it runs, and its report. Only one process writes it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,13 +23,13 @@ STATE = ".partial.safetensors"
 
 @dataclass(frozen=True)
 class TrainingOutput:
-    """The place of a training's output.
+    """The paths of a training run's output.
 
     Attributes:
         path: The output.
-        beside: Files of the same name with other suffixes.
-        state: File of the state of the training while it runs, see `learn.training.train`.
-        overwrite: Whether files that are there may be replaced.
+        beside: Paths of files with the same name and other suffixes.
+        state: The file with the state of the training run; see `learn.training.train`.
+        overwrite: Whether existing files may be replaced.
     """
 
     path: Path
@@ -40,14 +40,14 @@ class TrainingOutput:
 
 @contextmanager
 def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterator[TrainingOutput]:
-    """The files of a training, checked before any work is done, for this process alone.
+    """The files of a training run, checked before the work begins, and locked for this process.
 
-    When the block ends well, the state of the training is removed; else it is kept for a run with --resume.
+    If the block ends without an error, the state of the run is removed. Otherwise, --resume can use the state.
 
     Args:
         options: The output, a `.safetensors` file; whether an interrupted training is continued, and whether files are
             replaced.
-        beside: Suffixes of further files of its name, such as ".html".
+        beside: Suffixes of further files with the same name, such as ".html".
     """
     path, resume, overwrite = options.output, options.resume, options.overwrite
     state = path.with_name(f"{path.stem}{STATE}")
@@ -84,7 +84,7 @@ def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterato
 def tell_training(
     made: "learn.Predictor | learn.Autoencoder | learn.LearnedMatching | flow.Flow", *, of: str = ""
 ) -> None:
-    """Tell what was trained, its scores, and how the training ended; `of` stands before "networks"."""
+    """Report what was trained, its scores, and how the training ended; `of` is a word before "networks"."""
     counts = ", ".join(f"{count} for {name}" for name, count in made.about["networks"].items())
     tell(f"{of}networks: {counts}", networks=made.about["networks"])
     tell_table("scores", [{"": name, **scores} for name, scores in made.about["scores"].items()])
@@ -99,14 +99,14 @@ def tell_training(
 
 
 def require_named(paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Return the networks that are named, at least one."""
+    """Return the networks that the user named, at least one."""
     if not paths:
         raise UsageError("no networks are named; give folders of stores, or checkpoints")
     return paths
 
 
 def tell_chosen(count: int, stored: int | None, checkpoints: str) -> None:
-    """Tell people the number of stored networks that are read, where these are not all."""
+    """Print the number of stored networks that are read, unless all are read."""
     if stored is not None and count < stored:
         why = "the last checkpoint of each run; --checkpoints all reads all" if checkpoints == "last" else "as chosen"
         warn(f"{count:,} of {stored:,} stored networks are read: {why}")
@@ -114,7 +114,7 @@ def tell_chosen(count: int, stored: int | None, checkpoints: str) -> None:
 
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
-    """Refuse to write an output that another process is making, or where nothing can be written."""
+    """Raise an error if another process writes the output, or if nothing can be written there."""
     path = out.with_name(f".{out.name}.lock")
     require_lock(path)
     lock = FileLock(path, timeout=0)

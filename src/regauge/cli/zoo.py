@@ -39,7 +39,7 @@ def run(options: ZooCommand) -> None:
 
 
 def train(options: ZooTrain) -> None:
-    """Train what is missing of a population."""
+    """Train the networks of a population that are not stored yet."""
     config = config_of(options)
     executor, share = zoo.executor_of(options.on), zoo.share_of()
     with show_status("preparing"):
@@ -63,7 +63,7 @@ def train(options: ZooTrain) -> None:
 
 
 def info(options: ZooInfo) -> None:
-    """Print what a store holds."""
+    """Print the contents of a store."""
     store = Store.open(options.store)
     counts = {
         "networks": store.count_runs(),
@@ -84,7 +84,7 @@ def info(options: ZooInfo) -> None:
 
 
 def import_(options: ZooImport) -> None:
-    """Bring networks from elsewhere into a store."""
+    """Import networks from other programs into a store."""
     with show_status("looking at the source"):
         source = source_of(options)
     known = Store.find(options.output)
@@ -99,7 +99,7 @@ def import_(options: ZooImport) -> None:
 
 
 def export(options: ZooExport) -> None:
-    """Write networks of a store as other files."""
+    """Write networks of a store as files of other formats."""
     store = Store.open(options.store)
     chosen = Collection(store).find(options.where, options.checkpoints)
     if not len(chosen):
@@ -110,7 +110,7 @@ def export(options: ZooExport) -> None:
 
 
 def check(options: ZooVerify) -> None:
-    """Compare the checksums of a store."""
+    """Compare the stored checksums of a store with its files."""
     with show_progress() as progress:
         report = verify(options.store, progress=progress)
     for sentence in report.damaged.values():
@@ -123,7 +123,7 @@ def check(options: ZooVerify) -> None:
 
 
 def config_of(options: ZooTrain) -> zoo.PopulationConfig:
-    """Return the population that was named, with the number and the seed that were typed."""
+    """Return the population that the user named, with the number of networks and the seed that the user typed."""
     if options.networks is not None and options.networks < 1:
         raise UsageError(f"--networks is {options.networks}; train one at least")
     name = options.config
@@ -140,7 +140,7 @@ def config_of(options: ZooTrain) -> zoo.PopulationConfig:
 
 
 def source_of(options: ZooImport) -> zoo.Source:
-    """Return the source to import, from an importer that takes the options that were given."""
+    """Return the source to import, from an importer that accepts the given options."""
     read = zoo.importer(options.format)
     given = {
         "template": options.template,
@@ -159,7 +159,7 @@ def source_of(options: ZooImport) -> zoo.Source:
 
 
 def architecture_of(options: ZooImport) -> Architecture | None:
-    """Return the model that was named."""
+    """Return the model that the user named."""
     if options.model is None:
         return None
     if ".py:" in options.model:

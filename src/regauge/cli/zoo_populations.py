@@ -31,7 +31,7 @@ BY = {
 
 
 def align(options: ZooAlign) -> None:
-    """Align what is missing of a store."""
+    """Align the networks of a store that are not aligned yet."""
     to = target_of(options.to)
     executor, share = zoo.executor_of(options.on), zoo.share_of()
     with show_status("finding the network that all are aligned to"):
@@ -57,9 +57,9 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
 
 @contextmanager
 def pairs_of(options: ZooCompare | ZooMap) -> Iterator[zoo.PairMatrices]:
-    """The networks of a command and the matrices of their pairs, with a bar, which are kept until it is done.
+    """The networks of a command and the matrices over their pairs, which are kept until the command ends.
 
-    The same command continues in the folder `OUT.parts`.
+    If the same command is run again, it continues in the folder `OUT.parts`.
     """
     store = Store.open(options.store)
     among = Collection(store).find(options.where, options.checkpoints)
@@ -96,7 +96,7 @@ def compare(options: ZooCompare) -> None:
 
 
 def draw(options: ZooMap) -> None:
-    """Draw networks as points in the plane."""
+    """Display networks as points in the plane."""
     require_pictures(options.output, overwrite=options.overwrite)
     if (options.by == "latent") != (options.autoencoder is not None):
         raise UsageError("--by latent and --autoencoder FILE belong together; give both or neither")
@@ -142,7 +142,7 @@ def find_nearest(options: ZooNearest) -> None:
 
 
 def task_on(architecture: Architecture, data: str, loss: Loss, batch: int) -> rg.Task:
-    """Return the task of networks on a set's examples that were kept, or on what the user gave for DATA."""
+    """Return the task of networks on the held-out examples of their data set, or on the user's DATA."""
     dtype = next((spec.dtype for spec in architecture.layout if spec.dtype.is_floating_point), torch.float32)
     if ":" in data or data.endswith(SUFFIXES):
         batches = open_batches(data, batch)
@@ -156,6 +156,6 @@ def task_on(architecture: Architecture, data: str, loss: Loss, batch: int) -> rg
 
 
 def words(store: Store) -> str:
-    """Return the number of networks of a store, and of what is stored of their trainings."""
+    """Return the number of networks in a store, and the number of their training runs."""
     runs, one = store.count_runs(), f"networks of {store.architecture.name!r}"
     return f"{runs:,} {one}" if len(store) == runs else f"{len(store):,} checkpoints of {runs:,} {one}"

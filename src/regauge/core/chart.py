@@ -114,7 +114,7 @@ class Carrier:
 
     The coordinate is written to the home parameter of its family, whose other entries are zero. The element acts on
     this parameter, and the new coordinate is read from it. Gains are one in a representative. Therefore scales and
-    signs do not act on gains in this module. Half periods are not added to biases either.
+    signs do not act on gains in this module. In this chart, half periods are not added to biases.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:
