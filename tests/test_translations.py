@@ -362,6 +362,15 @@ def _twice(m: Any, x: Tensor) -> Tensor:
     return out
 
 
+def _powers(m: Any, x: Tensor) -> Tensor:
+    """A factor that is a power of a power, forty times."""
+    factor = x[..., :4].sigmoid()
+    for _ in range(40):
+        factor = factor * factor
+    out: Tensor = m.o(factor * m.a(x[..., :4]))
+    return out
+
+
 UNLIKE: dict[str, tuple[Callable[..., Tensor], Callable[[], dict[str, nn.Module]], int]] = {
     "a divisor with an eps": (partial(positive, eps=1e-6), qkvo, 5),
     "a divisor of other features": (partial(positive, is_by_k=False), qkvo, 5),
@@ -373,6 +382,7 @@ UNLIKE: dict[str, tuple[Callable[..., Tensor], Callable[[], dict[str, nn.Module]
     ),
     "differences of scores": (_difference, lambda: {**qkvo(), "o": nn.Linear(6, 4)}, 5),
     "twice the scores minus the scores": (_twice, lambda: {**qkvo(), "o": nn.Linear(6, 4)}, 5),
+    "powers of powers": (_powers, lambda: {"a": nn.Linear(4, 4), "o": nn.Linear(4, 3)}, 5),
     "scale and shift by other codes": (partial(film, code=slice(3, 5)), film_layers, 6),
     "a shift without a bias": (film, lambda: film_layers(has_bias=False), 6),
     "a shift that is read again": (_read_again, film_layers, 6),

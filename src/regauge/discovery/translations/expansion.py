@@ -18,6 +18,8 @@ from regauge.discovery.translations.offsets import Index, Monomial, Multiplicand
 
 MOST_PRODUCTS = 16
 """The largest number of products in an expansion. Longer expansions are given up."""
+MOST_FACTORS = 8
+"""The largest number of factors in a product. Powers of powers would otherwise have exponentially many."""
 FIXED = Index(0, 1)
 """The index of an axis of length one."""
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
@@ -39,7 +41,7 @@ class Expansion:
         Inputs of layers with parameters are not expanded.
 
         Raises:
-            SeenError: There are too many products.
+            SeenError: There are too many products or factors.
         """
         if not isinstance(node, Node):
             return [Monomial(float(node), ())]
@@ -53,7 +55,7 @@ class Expansion:
                 found = rule(self, node, indices)
         if found is None:
             return [Monomial(1.0, (Multiplicand("value", self.graph.first[node], indices),))]
-        if len(found) > MOST_PRODUCTS:
+        if len(found) > MOST_PRODUCTS or any(len(one.factors) > MOST_FACTORS for one in found):
             raise SeenError
         return found
 

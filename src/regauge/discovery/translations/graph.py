@@ -49,6 +49,7 @@ class Graph:
     ones: frozenset[str]
     onward: dict[Hashable, Any] = field(default_factory=dict)
     _constants: dict[Node, Any] = field(default_factory=dict)
+    _totals: dict[tuple[Node, int], Total | None] = field(default_factory=dict)
 
     @cached_property
     def order(self) -> dict[Node, int]:
@@ -258,6 +259,11 @@ class Graph:
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None
+        if (node, axis) not in self._totals:  # Of a product of equal factors, both are asked.
+            self._totals[node, axis] = self._total(node, axis)
+        return self._totals[node, axis]
+
+    def _total(self, node: Node, axis: int) -> Total | None:
         name, source = operator_name(node), given(node)[0]
         if name == "getitem":
             return self.total(source, axis) if given(node)[1] == 0 else None
