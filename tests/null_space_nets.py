@@ -360,10 +360,7 @@ CASES: dict[str, NullSpaceCase] = {
     "MLP, leaky ReLU": own("plain networks", lambda: mlp(nn.LeakyReLU), normal(4, 4)),
     "linear bottleneck": own("plain networks", lambda: mlp(nn.Identity, (5, 3, 5)), normal(4, 5)),
     "gated layer, RMSNorm": own("plain networks", Gated, normal(5, 7)),
-    "mixer": replace(
-        own("plain networks", Mixer, normal(3, 4, 6)),
-        limit=("of a common factor of a gain and the layer that mixes what it multiplies", 1),
-    ),
+    "mixer": own("plain networks", Mixer, normal(3, 4, 6)),
     "set": own("sets and graphs", DeepSet, normal(3, 5, 3)),
     "messages": own("sets and graphs", Messages, normal(2, 5, 4), normal(2, 5, 5)),
     "CNN, ReLU": own(
@@ -577,7 +574,6 @@ LIMITS = {
     "GPT-NeoX": (PAIR, 2),
     "ModernBERT": (GAIN, 1),
     "Swin": (GAIN, 1),
-    "Mamba": ("of a common factor of a skip, of what reads states, and of the layer behind both", 1),
 }
 """Dimensions of architectures that are named, and not found."""
 CASES |= {name: replace(CASES[name], limit=limit) for name, limit in LIMITS.items()}

@@ -10,6 +10,7 @@ from rule_cases import CASES, Between
 from rule_traps import ROWS, TOKENS, Forward, Trap
 
 import regauge as rg
+from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.rules import RULES
 from regauge.discovery.trace import Program, TraceError, trace
@@ -40,8 +41,13 @@ def discovered(name: str) -> tuple[Between, Symmetry, frozenset[str]]:
 
 def kinds(symmetry: Symmetry) -> str:
     """The kinds of the groups that act on the units of the first layer."""
-    found = {group.kind for group in symmetry.groups if any(p.parameter == "entry.bias" for p in group.placements)}
-    return " ".join(sorted(found)) or "frozen"
+    acting = [group for group in symmetry.groups if any(p.parameter == "entry.bias" for p in group.placements)]
+    return " ".join(sorted({group.kind for group in acting if not is_common(group)})) or "frozen"
+
+
+def is_common(group: Group) -> bool:
+    """Whether the group is one factor for all units."""
+    return group.size == 1 and not group.within
 
 
 def require_true(symmetry: Symmetry, net: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -21,6 +21,7 @@ from regauge.core.params import Params
 from regauge.core.probe import away, relative_change
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.angles import free_angles
+from regauge.discovery.common_scales import common_groups
 from regauge.discovery.correspond import carry_over
 from regauge.discovery.discover import trace_and_record
 from regauge.discovery.emit import groups_of, unplaced
@@ -241,7 +242,9 @@ def activations(
     freedoms, _ = free_angles(solve(slots), slots, program, found, pytree.tree_leaves((inputs, kwargs)))
     refused = unplaced(freedoms, slots)
     shapes = {name: value.shape for name, value in watched.items() if name not in refused}
-    groups, notes = carry_over(bound, groups_of(freedoms, slots, program.aliases), shapes)
+    every = groups_of(freedoms, slots, program.aliases)
+    common = found.builder.records, found.params, slots, freedoms, every, program.aliases, bound.structure
+    groups, notes = carry_over(bound, (*every, *common_groups(*common, watched)), shapes)
     placed = _place(groups, shapes)
     values = IntermediateValues(module, program)
     read = _read(program, placed)

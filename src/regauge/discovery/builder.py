@@ -66,7 +66,7 @@ class Builder(Movement):
             if label is None
         )
         laws.extend(law.fixed(result.axis(k)) for k, label in enumerate(out) if label not in axes)
-        self.record(*laws)
+        self.record(*laws, law.product(result.whole(), [value.whole() for value, _ in operands]))
         return result
 
     def add(self, operands: Sequence[Operand], shape: Sequence[int], *, select: Value | None = None) -> Value:
@@ -141,6 +141,10 @@ class Builder(Movement):
         ]
         covered = {(axis.value, axis.dims[0]) for found in along for axis in found.all}
         laws += [law.fixed(x.axis(d)) for x in everyone for d in range(x.ndim) if (x, d) not in covered]
+        if not any(found.has_all and found.axes for found in along):  # No axis shows how all of them are scaled.
+            exponents = tuple(e for _, e in live)
+            each = _Participants(tuple(x.whole() for x, _ in live), exponents, mask and mask.whole(), True)
+            laws.append(_entrywise_law(how, each, result.whole(), numbers, selects=mask is not None))
         self.record(*laws)
         return result
 

@@ -19,6 +19,7 @@ from regauge.core.outputs import Outputs
 from regauge.core.symmetry import BEHIND, Symmetry
 from regauge.discovery.actable import cannot_act
 from regauge.discovery.angles import free_angles
+from regauge.discovery.common_scales import common_groups
 from regauge.discovery.emit import frozen_axes, groups_of
 from regauge.discovery.interpret import Pass, interpret
 from regauge.discovery.open_orders import find_sensitive
@@ -258,6 +259,7 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tupl
     slots.blocked |= {slot for slot, place in slots.places.items() if place.name in structure}
     freedoms, undecided = free_angles(solve(slots), slots, program, result, inputs)
     groups = _acting(groups_of(freedoms, slots, program.aliases), structure)
+    groups += common_groups(builder.records, params, slots, freedoms, groups, program.aliases, structure)
     used = {place.name for place in slots.places.values()}
     return Symmetry(
         groups,

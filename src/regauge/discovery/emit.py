@@ -108,7 +108,7 @@ class _Emitter:
                 Group(
                     self._name(freedom, freedom.slots) if groups else self.names[freedom.atom],
                     freedom.atom.size,
-                    _merge(placements),
+                    merged(placements),
                     is_permuted=has_order and freedom.is_permuted,
                     scales=len(scales),
                     signs=len(signs),
@@ -133,7 +133,7 @@ class _Emitter:
         within = self._within(bases | {freedom.atom})
         name = self._name(freedom, freedom.slots)
         return Group(
-            name, 1, _merge(placements), is_permuted=False, scales=len(scales), signs=len(signs), within=within
+            name, 1, merged(placements), is_permuted=False, scales=len(scales), signs=len(signs), within=within
         )
 
     def _matrices(self, freedom: Freedom) -> list[Group]:
@@ -145,7 +145,7 @@ class _Emitter:
                 Group(
                     self._name(freedom, list(part.slots)),
                     freedom.atom.size,
-                    _merge(placements),
+                    merged(placements),
                     is_permuted=False,
                     matrix=part.kind,
                     keeps_ones=part.keeps_ones,
@@ -233,7 +233,7 @@ def _can_permute(freedom: Freedom) -> bool:
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
 
 
-def _merge(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+def merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """Merge neighboring blocks into one placement if a group acts on them in the same way."""
     result: list[Placement] = []
     for new in placements:

@@ -225,6 +225,7 @@ class _Run:
             return self._opaque(full, tensors, meta, shapes)
         if name not in ACCEPTS_STACK:
             call = replace(call, arguments=pytree.tree_map_only(Stacked, b.whole, arguments))
+        start = len(b.records)
         try:
             self._freeze_ties(node, call)
             result = rule(b, call)
@@ -235,6 +236,7 @@ class _Run:
         except RULE_ERRORS as error:
             # A rule that cannot handle its call leaves the sound answer: nothing may act there.
             return self._opaque(f"{full} ({error})", tensors, meta, shapes)
+        b.keep_unread(tensors, result if isinstance(result, list | tuple) else [result], start)
         return result
 
     def _keep_blocks(self, node: Node, operands: Any, results: Any) -> None:

@@ -81,6 +81,10 @@ class Value:
         """Return one axis of the tensor in the form that laws use."""
         return Axis(self, (dim,))
 
+    def whole(self) -> "Axis":
+        """Return the whole tensor in the form that laws use: factors that all entries share pass along it."""
+        return Axis(self, ())
+
     @classmethod
     def fixed(
         cls,
@@ -98,7 +102,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a tensor, several axes that are treated as one, or a range of one axis."""
+    """One axis of a tensor, several axes that are treated as one, or a range of one axis.
+
+    Without axes it stands for all entries of the tensor.
+    """
 
     value: Value
     dims: tuple[int, ...]

@@ -6,7 +6,7 @@ Views, permutations, slices, repetitions and concatenations rearrange entries wi
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from regauge.discovery import laws as law
 from regauge.discovery import layout as algebra
@@ -75,7 +75,7 @@ class Movement:
         uniform = frozenset() if value.is_zero else value.uniform
         fresh = Value(layouts, value.shape, is_zero=value.is_zero, uniform=uniform, has_inputs=value.has_inputs)
         own = law.zero if value.is_zero else law.fixed
-        self.record(*(own(fresh.axis(k)) for k in range(value.ndim)))
+        self.record(*map(own, _axes(fresh)))
         return fresh
 
     def record(self, *laws: Law) -> None:
@@ -102,14 +102,27 @@ class Movement:
         """Tie tensors of one shape axis by axis. Each transformation then acts on all of them."""
         for k in range(values[0].ndim):
             self.tie(*(value.layouts[k] for value in values))
-        self.record(*(law.linear(*(value.axis(k) for value in values)) for k in range(values[0].ndim)))
+        self.record(*(law.linear(*axes) for axes in zip(*map(_axes, values), strict=True)))
 
     def freeze(self, value: Value, dims: Sequence[int] | None = None, reason: str | None = None) -> None:
         """Freeze axes. No transformation then acts on them."""
-        dims = range(value.ndim) if dims is None else dims
-        for dim in dims:
+        axes = _axes(value) if dims is None else [value.axis(dim) for dim in dims]
+        for dim in (dim for axis in axes for dim in axis.dims):
             algebra.freeze(value.layouts[dim], reason or self.op)
-        self.records.append([law.mixed(value.axis(dim)) for dim in dims])
+        rest = [law.zero(value.whole())] if len(axes) < value.ndim else []  # Along the other axes it may be scaled.
+        self.records.append([*map(law.mixed, axes), *rest])
+
+    def keep_unread(self, operands: Sequence[Any], results: Sequence[Any], start: int) -> None:
+        """Forbid scales of operands and results that no record since `start` mentions, such as numbers without axes.
+
+        An operand that is also a result is passed on unchanged.
+        """
+        mentioned = {axis.value for record in self.records[start:] for one in record for axis in one.axes}
+        given = {x for x in operands if isinstance(x, Value)}
+        made = {x for one in results for x in (one.pieces if isinstance(one, Stacked) else [one])}
+        for value in (given ^ made) - mentioned:
+            if isinstance(value, Value) and not value.is_fixed:
+                self.records.append([law.mixed(value.whole())])
 
     def settle(self, value: Value) -> None:
         """Freeze the axis into which the entries of a tensor point, because an operator uses the entries as numbers."""
@@ -163,7 +176,7 @@ class Movement:
                 algebra.freeze(x.layouts[d], reason or self.op)
             laws.append(law.mixed(x.axis(d)) if ended is None else ended(x.axis(d)))
         laws += [law.fixed(result.axis(k), mixes=reason is not None) for k, d in enumerate(sources) if d is None]
-        self.record(*laws)
+        self.record(*laws, *([] if where else [along(x.whole(), result.whole())]))
         return result
 
     def unary(self, x: Value, along: LawOf) -> Value:
@@ -216,7 +229,7 @@ class Movement:
             if x.virtual is not None and ins == (x.virtual.dim,) and len(outs) == 1:
                 result.virtual = x.virtual._replace(dim=outs[0])
             laws.append(law.same(Axis(x, ins), Axis(result, outs)))
-        self.record(*laws)
+        self.record(*laws, law.same(x.whole(), result.whole()))
         return result
 
     def slice(self, x: Moved, dim: int, start: int, stop: int) -> Moved:
@@ -336,7 +349,8 @@ class Movement:
         laws = [
             law.same(*(piece.axis(k) for piece in pieces), result.axis(k + (k >= x.dim))) for k in range(pieces[0].ndim)
         ]
-        self.record(*laws, law.mixed(result.axis(x.dim)))
+        all_alike = law.same(*(piece.whole() for piece in pieces), result.whole())
+        self.record(*laws, law.mixed(result.axis(x.dim)), all_alike)
         return result
 
     def _view_unrolled(self, x: Value, shape: Sequence[int], outs: tuple[int, ...], k: int) -> Stacked:
@@ -357,6 +371,11 @@ class Movement:
                 inner = [n for k, n in enumerate(shape) if k != outs[0]]
                 return Stacked(outs[0], [_value(self.view(piece, inner)) for piece in x.pieces])
         return None
+
+
+def _axes(value: Value) -> list[Axis]:
+    """Return all axes of a tensor. Return the whole tensor if it is a number."""
+    return [value.axis(k) for k in range(value.ndim)] or [value.whole()]
 
 
 def _value(x: Value | Stacked) -> Value:

@@ -55,6 +55,7 @@ class Slots:
         watched: The places of the slots in the intermediate values for which the caller requested placements.
         unread: Names of watched values that the laws of operators do not fully describe.
         atoms: The atom of each slot.
+        blocks: The product blocks of each axis of all tensors.
     """
 
     ties: dict[Atom, list[Tie]] = field(default_factory=lambda: defaultdict(list))
@@ -63,6 +64,7 @@ class Slots:
     watched: dict[int, "SlotPlace"] = field(default_factory=dict)
     unread: set[str] = field(default_factory=set)
     atoms: list[Atom] = field(default_factory=list)
+    blocks: dict[tuple[Value, int], list["SlotBlock"]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def write_out(
 class _Writer:
     def __init__(self, params: Mapping[str, Value], watched: Mapping[str, Value]) -> None:
         self.slots = Slots()
-        self.blocks: dict[tuple[Value, int], list[SlotBlock]] = {}
+        self.blocks = self.slots.blocks
         self.terms: dict[tuple[Atom, ...], list[tuple[Term, tuple[Atom, ...]]]] = {}
         self.repeated: dict[Value, frozenset[Atom]] = {}
         self.params, self.watched = params, watched
@@ -173,6 +175,7 @@ class _Writer:
         return sorted(result, key=lambda block: block[0])
 
     def _record(self, record: Record) -> None:
+        record = [law for law in record if law.axes[0].dims]
         expanded = [[self._axes(axis) for axis in law.axes] for law in record]
         matched = [_aligned(blocks) for blocks in expanded]
         reach = [frozenset(axis.value for axis in law.axes) for law in record]

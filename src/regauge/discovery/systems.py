@@ -110,7 +110,7 @@ class Proportions:
                 columns[root][x] = weight
         tied = sorted({x for row in self.pending for x in row}, key=self.order.__getitem__ if self.order else None)
         solutions: dict[int, Row] = {root: {root: 1} for root in columns if root not in set(tied)}
-        solutions |= _null_space(self.pending, tied, self.modulus)
+        solutions |= null_space(self.pending, tied, self.modulus)
         families = []
         for vector in (solutions[root] for root in (columns if self.order else solutions) if root in solutions):
             exponents = {
@@ -122,7 +122,7 @@ class Proportions:
         return families
 
 
-def _null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
+def null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
     """Return a basis of the solutions, by free unknown. If there is a choice, later unknowns stay free."""
     order = {x: k for k, x in enumerate(unknowns)}
     pivots: dict[int, Row] = {}
@@ -164,7 +164,7 @@ def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], mo
     for k, row in enumerate([*rows, {x: -c for x, c in target.items()}]):
         for x, c in row.items():
             columns[x][k] = c
-    found = _null_space(columns.values(), range(last + 1), modulus).get(last)
+    found = null_space(columns.values(), range(last + 1), modulus).get(last)
     return None if found is None else {k: c for k, c in found.items() if k != last and c}
 
 
