@@ -178,6 +178,9 @@ NONE: dict[str, Callable[[], Net]] = {
     "a number that is an output": lambda: Net(lambda m, x: (m.a(x).relu().sum(), m.t), a=lin(4, 5), t=number()),
     "a factor that is also added": lambda: Net(lambda m, x: m.o(m.a(x).relu()) * m.t + m.t, **layers(t=number(1))),
     "units that each have a factor": lambda: Net(lambda m, x: m.o(m.b(m.a(x).relu()).relu()), **layers(b=lin(5, 5))),
+    "rows of a table that are not read": lambda: Net(
+        lambda m, x: m.o(m.a(x) + m.t[: len(x)]).tanh(), **layers(t=number(9, 5))
+    ),
     "units with an invertible matrix": lambda: Net(lambda m, x: m.o(m.b(m.a(x))), **layers(b=lin(5, 5))),
 }
 """Networks without common scales."""

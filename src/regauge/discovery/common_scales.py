@@ -67,6 +67,7 @@ def common_groups(
     for name, value in params.items():
         if name in structure or not value.ndim:
             equations.fix(value)
+        equations.tie_unread(value)
     tensors = {**params, **(watched or {})}
     found = [_few(one) for one in equations.families(tensors)]
     kept = _new(found, [_uniform(family, params, slots) for family in _families(freedoms)], params)
@@ -84,6 +85,7 @@ class _Equations:
         self.total = 0
         self.unknowns = Proportions()
         self.seen: dict[Hashable, tuple[list[int], list[Row]]] = {}
+        self.read: set[tuple[Value, int, int]] = set()
 
     def add(self, record: Record) -> None:
         """Add the laws of one operator. An unknown that occurs in no law with factors is zero."""
@@ -108,6 +110,18 @@ class _Equations:
 
     def fix(self, value: Value) -> None:
         self.unknowns.fix(*(number for number, _, _ in self._numbers(value)))
+
+    def tie_unread(self, value: Value) -> None:
+        """Give blocks that no operator reads, such as the last rows of a table, the factor of a neighbor."""
+        counts = self.counts.get(value, ())
+        numbers = _factors(counts)
+        for axis, count in enumerate(counts):
+            read = [k for k in range(count) if (value, axis, k) in self.read]
+            for k in range(count) if 0 < len(read) < count else ():
+                if k not in read:
+                    near = max((r for r in read if r < k), default=read[0])
+                    pair = [(numbers[axis, b], sign) for b, sign in ((k, 1), (near, -1)) if (axis, b) in numbers]
+                    self.unknowns.equate([self.first[value] + number for number, _ in pair], [sign for _, sign in pair])
 
     def families(self, tensors: Mapping[str, Value]) -> list[Exponents]:
         """Return a basis of the solutions, as exponents of tensors."""
@@ -174,6 +188,7 @@ class _Equations:
                 for way in ways:
                     changed = [self._unknowns(*along[k], starts, factor) for k, factor in way.items()]
                     generators.append(_total(changed))
+        self.read.update((v, d, t) for v, d in free for t in range(self.counts[v][d]) if t not in free[v, d])
         # What no law of the operator reads is free.
         generators += [self._unknowns(v, d, t, starts) for (v, d), left in free.items() for t in left]
         rows = null_space(generators, range(total)).values()
