@@ -21,10 +21,12 @@ from defaults import HELD_OUT, Data, Population, train
 from torch import nn
 
 import regauge as rg
+from regauge.core.element import Element
 from regauge.core.params import select
 from regauge.data import fashion_mnist
 
 PAIRS = 24
+"""Pairs of trained networks of each population."""
 IMAGES = 2000
 """Training images by which statistics are recomputed."""
 POINTS = 9
@@ -35,21 +37,21 @@ Moves = Mapping[str, Callable[[rg.Params, rg.Params], rg.Params]]
 def deeper() -> nn.Module:
     """Three convolutions with batch normalization."""
     layers: list[nn.Module] = []
-    for before, after in ((1, 12), (12, 24), (24, 24)):
+    for before, after in ((1, 8), (8, 12), (12, 12)):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)] if after > before else []
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, 10))
+        layers += [nn.MaxPool2d(2)] if before == 1 else []
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 10))
 
 
 def clothes() -> Data:
-    """Fashion-MNIST of 14 x 14 pixels, a part of it."""
-    data = fashion_mnist().pooled(2)
-    return data.train_images[:10000], data.train_labels[:10000], data.test_images[:5000], data.test_labels[:5000]
+    """Fashion-MNIST of 7 x 7 pixels, a part of it."""
+    data = fashion_mnist().pooled(4)
+    return data.train_images[:10000], data.train_labels[:10000], data.test_images[:2000], data.test_labels[:2000]
 
 
 POPULATIONS = {
     "digits, channels 6-10": HELD_OUT["digits, CNN with batch normalization, ReLU"],
-    "Fashion-MNIST, channels 12-24-24": Population(deeper, clothes, 800),
+    "Fashion-MNIST, channels 8-12-12": Population(deeper, clothes, 400),
 }
 
 
@@ -66,31 +68,42 @@ def networks(name: str, cache: Path) -> rg.Params:
 
 def moves(symmetry: rg.Symmetry, task: rg.Task) -> Moves:
     """What makes the second network of a pair more similar to the first one."""
-    given = replace(symmetry, translations=(), gains=())  # Matched without representatives.
+    weights, activations = rg.WeightMatching(), rg.ActivationMatching()
 
-    def align(a: rg.Params, b: rg.Params, sym: rg.Symmetry, method: Any, **options: Any) -> rg.Params:
-        return rg.align(a, b, sym, method=method, **options).params
+    def align(a: rg.Params, b: rg.Params, method: Any, **options: Any) -> rg.Params:
+        return rg.align(a, b, symmetry, method=method, **options).params
 
-    def only_permute(a: rg.Params, b: rg.Params, sym: rg.Symmetry, method: Any, **options: Any) -> rg.Params:
-        element, blank = rg.align(a, b, sym, method=method, **options).element.translated({}), symmetry.identity()
+    def permute(b: rg.Params, found: Element) -> rg.Params:
+        """The permutations of an element alone."""
+        element = symmetry.identity()
         for group in symmetry.groups:
-            element = element.replace(group.name, replace(element[group.name], scale=blank[group.name].scale))
+            element = element.replace(group.name, replace(element[group.name], perm=found[group.name].perm))
         return symmetry.act(element, b)
 
-    weights, descent = rg.WeightMatching(), rg.ContinuousDescent("midpoint", init=rg.WeightMatching(), steps=100)
+    def permute_ones(a: rg.Params, b: rg.Params) -> rg.Params:
+        first, second = (symmetry.on_data.split(one)[0] for one in (a, b))
+        return permute(b, rg.align(first, second, symmetry.on_data.on_representatives()).element)
+
+    def normalized(params: rg.Params) -> rg.Params:
+        """Filters of norm one: batch normalization that follows makes their norms meaningless."""
+        norms = {n: t.flatten(1).norm(dim=1) for n, t in params.items() if t.ndim == 4}
+        return {n: t / norms[n].view(-1, 1, 1, 1) if n in norms else t for n, t in params.items()}
+
     return {
         "no alignment": lambda a, b: b,
-        DEFAULT: partial(align, sym=symmetry, method=weights),
-        "weights, without representatives": partial(align, sym=given, method=weights),
-        "weights, `scales='recompute'`": partial(align, sym=symmetry, method=replace(weights, scales="recompute")),
-        "weights, `scales='keep'`": partial(align, sym=symmetry, method=replace(weights, scales="keep")),
-        "order of the default, own scales": partial(only_permute, sym=symmetry, method=weights),
-        "order without representatives, own scales": partial(only_permute, sym=given, method=weights),
-        "activations": partial(align, sym=symmetry, method=rg.ActivationMatching(), task=task),
-        "order of activations, own scales": partial(
-            only_permute, sym=symmetry, method=rg.ActivationMatching(), task=task
+        DEFAULT: partial(align, method=weights),
+        "weights, `scales='recompute'`": partial(align, method=replace(weights, scales="recompute")),
+        "weights, `scales='keep'`": partial(align, method=replace(weights, scales="keep")),
+        "default with data": partial(align, method=None, task=task),
+        "activations": partial(align, method=activations, task=task),
+        "order of the default, own scales": lambda a, b: permute(b, rg.align(a, b, symmetry).element),
+        "order with gains of one, own scales": permute_ones,
+        "order with filters of norm one, own scales": lambda a, b: permute(
+            b, rg.align(normalized(a), normalized(b), symmetry).element
         ),
-        "weights, then scales by the loss": partial(align, sym=symmetry, method=descent, task=task),
+        "order of activations, own scales": lambda a, b: permute(
+            b, rg.align(a, b, symmetry, method=activations, task=task).element
+        ),
     }
 
 

@@ -245,6 +245,14 @@ def test_the_page_on_flows_agrees_with_the_record_of_defaults(script: Script) ->
         assert study.table(record, part) in page
 
 
+def test_the_page_on_alignment_agrees_with_the_record_of_batch_normalization(script: Script) -> None:
+    study, record = script("benchmarks/normed_cnns"), RECORDS / "normed-cnns.jsonl"
+    assert study.table(record) in text_of("measurements/alignment.md")
+    rows = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
+    assert len({(row["population"], row["pair"], row["kind"]) for row in rows}) == len(rows)
+    assert {row["population"] for row in rows} == set(study.POPULATIONS)
+
+
 def test_the_page_of_headlines_is_drawn_from_the_records(script: Script) -> None:
     """Each number of a paper has ours with n and what differs, or the reason why there is none."""
     study = script("benchmarks/headlines")

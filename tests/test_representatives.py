@@ -129,6 +129,30 @@ def test_an_element_moves_the_second_network_to_what_is_returned(name: str) -> N
     assert gap(found.symmetry.act(found.element, far), found.params) == 0
 
 
+@pytest.mark.parametrize("name", ["residual", "batch norm", "decoder", "tied decoder"])
+def test_gains_behind_running_statistics_are_matched_as_they_are(name: str) -> None:
+    """The order is that of networks without translations, with their own gains. Other gains become one."""
+    _, _, symmetry, params = network(name)
+    has_statistics = name in ("residual", "batch norm")
+    matched = representatives.on_matched(symmetry)
+    assert symmetry.gains
+    assert matched.gains == (() if has_statistics else symmetry.gains)
+    assert matched.translations == symmetry.on_data.translations
+    if not has_statistics:
+        return
+    far = stranger(params, symmetry, 0.5)
+    found = rg.align(params, far, symmetry)
+    plain = replace(symmetry, translations=(), gains=())
+    given = rg.align(matched.split(params)[0], matched.split(far)[0], plain)
+    several = rg.align_many([params, far], symmetry, method=rg.WeightMatching())
+    assert found.objective >= found.initial
+    assert found.objective == pytest.approx(given.objective, rel=1e-9)
+    for group in symmetry.groups:
+        order = found.element[group.name].perm
+        assert torch.equal(order, given.element[group.name].perm)
+        assert torch.equal(order, several.element[group.name].perm[1])
+
+
 def test_copies_that_one_climb_misses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """By further climbs from random elements; those of strangers are not tried."""
     _, _, symmetry, params = case("linear layers")

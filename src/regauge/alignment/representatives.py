@@ -1,9 +1,9 @@
 """Matching of networks by their representatives, and conversion of results to the coordinates of the first network.
 
 In a representative, all translation coordinates are zero and all gains are one (`Symmetry.split`). Networks that differ
-only by translations and gains have the same representative. Gains prevent rotations. Therefore the residual stream of a
-representative transformer can be rotated, and not only permuted. A linear path between representatives is a linear path
-in the coordinates of either network.
+only by translations and gains have the same representative. Gains behind running statistics stay (`on_matched`). Gains
+prevent rotations. So the residual stream of a representative transformer can be rotated, and not only permuted. A
+linear path between representatives is a linear path in the coordinates of either network.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -55,6 +55,17 @@ def has_representatives(symmetry: Symmetry) -> bool:
     return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
 
 
+def on_matched(symmetry: Symmetry) -> Symmetry:
+    """Return the symmetry whose representatives are matched: `on_data`, without the gains behind running statistics.
+
+    If these gains were one, the order of units would be worse (docs/measurements/alignment.md). Balancing treats them
+    like other scales. If gains prevent rotations of a stream, they become one nevertheless.
+    """
+    data = symmetry.on_data
+    has_statistics = any(family.is_stored_only for family in symmetry.translations)
+    return replace(data, gains=()) if has_statistics and not data.rotatable else data
+
+
 def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
     """Return the symmetry for matching the networks themselves, and a note if they have representatives."""
     told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
@@ -70,7 +81,7 @@ def require_choice(rotate: str) -> None:
 def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
     """Match pairs by their representatives, if the method reads them. Return results in the coordinates of A."""
     require_choice(rotate)
-    whole, symmetry = problem.symmetry, problem.symmetry.on_data
+    whole, symmetry = problem.symmetry, on_matched(problem.symmetry)
     has_task = problem.task is not None
     if not (has_representatives(whole) and method.reads_representatives(whole, has_task=has_task)):
         found = method.match(problem)
@@ -108,7 +119,7 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
     first network.
     """
     require_choice(rotate)
-    whole, symmetry = problem.symmetry, problem.symmetry.on_data
+    whole, symmetry = problem.symmetry, on_matched(problem.symmetry)
     has_task = problem.task is not None
     if not (has_representatives(whole) and method.reads_representatives(whole, has_task=has_task)):
         several = method.match_many(problem)

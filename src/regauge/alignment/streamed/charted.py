@@ -21,6 +21,7 @@ from regauge.alignment.representatives import (
     RotationChoice,
     add_difference,
     are_rotated,
+    on_matched,
     rotated_tensors,
     write,
 )
@@ -66,7 +67,7 @@ class ChartPlans:
         cls, symmetry: Symmetry, method: WeightMatching, rotate: Rotate, plan: Callable[..., Plan]
     ) -> "ChartPlans":
         """Plan all stages that may be needed, by calling `plan(symmetry, method, chart)`."""
-        data, is_open = symmetry.on_data, rotate != "never" and bool(symmetry.rotatable)
+        data, is_open = on_matched(symmetry), rotate != "never" and bool(symmetry.rotatable)
         behind = data.on_representatives()
         plans = {"given": plan(data, _as_given(method), data), "reordered": plan(behind, method, data)}
         if is_open:
@@ -108,7 +109,7 @@ class _ChartedPair:
     crew: Crew
 
     def __post_init__(self) -> None:
-        self._data = self.chart.symmetry.on_data
+        self._data = on_matched(self.chart.symmetry)
         self._timings: list[str] = []
         self._passes = Passes((self.a, self.b), self._timings, self.progress, self.crew)
 
