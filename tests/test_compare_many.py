@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +182,35 @@ def test_a_merge_names_its_parents_wherever_all_are_on_their_orbits() -> None:
         assert average.weights == pytest.approx(shares, abs=0.02)
         del moved["merge"]
         assert not compare_many(list(moved), lambda a, b, at=moved: rg.compare(at[a], at[b], WIDE, draws=9)).averages  # type: ignore[misc]
+
+
+def test_a_merge_names_its_parents_also_among_unrelated_networks() -> None:
+    """Distances to unrelated networks, which are no distances of points, have no part in it."""
+    source = generator(4)
+    base, *steps = torch.randn(6, 600, generator=source, dtype=torch.float64)
+    points = [base, *(base + 0.2 * step for step in steps)]
+    points.append(0.5 * points[1] + 0.3 * points[2] + 0.2 * points[3])
+    names = [*(f"n{k}" for k in range(7)), *(f"stranger {k}" for k in range(6))]
+    lengths = 35 * (0.5 + torch.rand(13, 13, generator=source, dtype=torch.float64))
+
+    def compare(a: str, b: str) -> Any:
+        i, j = names.index(a), names.index(b)
+        is_one = j < 7
+        length = float((points[i] - points[j]).norm()) if is_one else float(lengths[i, j])
+        norms = [float(points[k].norm()) if k < 7 else 24.0 for k in (i, j)]
+        return SimpleNamespace(
+            verdict="descended" if is_one else "unrelated",
+            orbit_distance=length,
+            relative_distance=length / norms[0],
+            balanced=(length, *norms),
+            compared=1,
+        )
+
+    found = compare_many(names, compare)
+    (average,) = found.averages
+    assert (average.child, average.parents) == ("n6", ("n1", "n2", "n3"))
+    assert average.weights == pytest.approx((0.5, 0.3, 0.2), abs=0.05)
+    assert [len(family) for family in found.families] == [7, *[1] * 6]
 
 
 def convolutions(*widths: int) -> rg.Params:

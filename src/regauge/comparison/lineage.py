@@ -1,6 +1,6 @@
 """Lineages of many networks of one architecture: pairwise distances, families of related networks, and trees."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -108,9 +108,14 @@ def compare_many(
         squares[i, j] = squares[j, i] = distance**2 if found.compared == 1 else torch.nan
     related = [pair for pair, found in pairs.items() if found.verdict in RELATED]
     told = {child: [one for one in own if one in names] for child, own in parents.items() if child in names}
-    averages = find_averages(names, squares, {name for pair in related for name in pair}, told)
+    bonds = [*related, *((child, one) for child, own in told.items() for one in own)]
+    averages = tuple(
+        average
+        for family in _families(names, bonds)
+        for average in _averages(family, names, squares, {name for pair in related for name in pair}, told)
+    )
     made = [(one.child, parent) for one in averages for parent in one.parents]
-    families = _families(names, [*related, *made, *((child, one) for child, own in told.items() for one in own)])
+    families = _families(names, [*bonds, *made])
     mixed = {one.child for one in averages}
     rest = [name for name in names if name not in mixed]
     trees = []
@@ -124,6 +129,19 @@ def compare_many(
             tree = grow_tree(list(family), lengths, sizes) if is_measured else join_neighbors(list(family), lengths)
             trees.append(tuple(tree))
     return Lineage(tuple(names), pairs, distances, tuple(families), averages, tuple(trees))
+
+
+def _averages(
+    family: Sequence[str],
+    names: Sequence[str],
+    squares: Float64[Tensor, "n n"],
+    related: Collection[str],
+    told: Mapping[str, Sequence[str]],
+) -> tuple[Average, ...]:
+    """Return the averages in a family. Distances to unrelated networks would only disturb their weights."""
+    own = torch.tensor([names.index(name) for name in family])
+    known = {child: parents for child, parents in told.items() if child in family}
+    return find_averages(family, squares[own][:, own], {*related} & {*family}, known)
 
 
 def _balanced(found: Comparison) -> tuple[float, float, float] | None:
