@@ -175,7 +175,7 @@ class _Writer:
         return sorted(result, key=lambda block: block[0])
 
     def _record(self, record: Record) -> None:
-        record = [law for law in record if law.axes[0].dims]
+        record = [law for law in record if any(axis.dims for axis in law.axes)]
         expanded = [[self._axes(axis) for axis in law.axes] for law in record]
         matched = [_aligned(blocks) for blocks in expanded]
         reach = [frozenset(axis.value for axis in law.axes) for law in record]
