@@ -11,9 +11,8 @@ import regauge as rg
 from regauge.alignment.engine.climbs import climb
 from regauge.alignment.engine.first_rotations import TwoSided, find_products, first_rotations
 from regauge.alignment.methods.weight_matching import random_isometry
-from regauge.alignment.problem import batch_of_one
 from regauge.core.element import Value
-from regauge.core.params import Params
+from regauge.core.params import Params, batch_of_one
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 
 BLOCK = ["attention.key * attention.query", "attention.out * attention.value", "feed_forward.down * feed_forward.up"]

@@ -2,18 +2,15 @@
 
 import logging
 import re
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from live_tensors import Live
 from symmetries import generator
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import regauge as rg
 from regauge.alignment.descent_method import DescentMethod, held_by_batch
@@ -23,6 +20,8 @@ from regauge.cli.main import main
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 
 METHODS = {
+    "data": rg.alignment.DataMatching(),
+    "activations": rg.ActivationMatching(),
     "straight-through": rg.StraightThrough(steps=2, every=1),
     "Sinkhorn": rg.Sinkhorn(steps=2, every=1),
     "descent": rg.ContinuousDescent(steps=2, every=1),
@@ -35,36 +34,6 @@ MODULES = {
     "Llama": lambda: Llama(20, width=32, layers=2),
 }
 SAID = re.compile(r"(\w+) holds up to ([\d.]+ \w+) at once, with the activations of one batch")
-
-
-class Live(TorchDispatchMode):
-    """Counts the bytes of tensors that are alive."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.known: dict[int, weakref.ref[Any]] = {}
-
-    def count(self, tensor: object) -> None:
-        if not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor):
-            return
-        storage = tensor.untyped_storage()
-        key, nbytes = storage._cdata, storage.nbytes()
-        if key in self.known:
-            return
-
-        def forget(_: object) -> None:
-            del self.known[key]
-            self.now -= nbytes
-
-        self.known[key] = weakref.ref(storage, forget)
-        self.now += nbytes
-        self.peak = max(self.peak, self.now)
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        pytree.tree_map(self.count, made)
-        return made
 
 
 def case(name: str, folder: Path) -> tuple[list[Path], rg.Symmetry, rg.Task]:
@@ -168,9 +137,17 @@ def test_several_networks_are_learned_one_after_the_other(tmp_path: Path, caplog
     assert three - two == pytest.approx(12 * values, abs=2e5)  # the network in its file, and two copies; rounded
 
 
+@pytest.mark.parametrize(
+    ("options", "method"), [(["--method", "continuous-descent"], "ContinuousDescent"), ([], "DataMatching")]
+)
 def test_commands_say_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str],
+    method: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """The second method is the default of commands with data."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(
         "import torch\nfrom torch import nn\n\n\ndef model():\n    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), "
@@ -183,18 +160,18 @@ def test_commands_say_the_same(
         torch.manual_seed(seed)
         rg.save({n: torch.randn_like(t) for n, t in module.state_dict().items()}, tmp_path / f"{name}.safetensors")
     files = ["a.safetensors", "b.safetensors", "--model", "net.py:model", "-o", "out.safetensors"]
-    options = [*files, "--data", "net.py:batches", "--test", "net.py:batches", "--method", "continuous-descent"]
+    options = [*files, "--data", "net.py:batches", "--test", "net.py:batches", *options]
     for command in ("align", "merge"):
         with pytest.raises(SystemExit):
             main([command, *options, "--memory", "40MB"])
-        assert "ContinuousDescent holds up to 50.3 MB at once" in (said := capsys.readouterr().err)
+        assert f"{method} holds up to 50.3 MB at once" in (said := capsys.readouterr().err)
         assert "more than the 40 MB that are allowed: allow more --memory, make batches smaller" in said
         main([command, *options, "--dry-run"])
         out, said = capsys.readouterr()
         assert "memory held at once, above the interpreter: about 50.3 MB" in out
-        assert "ContinuousDescent holds up to 50.3 MB at once, with the activations of one batch" in said
+        assert f"{method} holds up to 50.3 MB at once, with the activations of one batch" in said
         assert not (tmp_path / "out.safetensors").exists()
         main([command, *options, "--overwrite", "--memory", "60MB"])
-        assert SAID.findall(capsys.readouterr().err) == [("ContinuousDescent", "50.3 MB")]
+        assert SAID.findall(capsys.readouterr().err) == [(method, "50.3 MB")]
         (tmp_path / "out.safetensors").unlink()
     assert size_text(LIBRARIES) == "50.3 MB"

@@ -13,19 +13,19 @@ from regauge.alignment.joint import Dictionaries, JointView, require_dictionarie
 from regauge.alignment.method import Method, with_learning
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import ManyProblem, Problem, batch_of_one, bind_networks, bind_pairs
+from regauge.alignment.problem import ManyProblem, Problem, bind_networks, bind_pairs
 from regauge.alignment.representatives import Rotate, match_many, match_pairs, notes_on_ties
 from regauge.alignment.result import Result, Results
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import FileJob, Network, open_call
+from regauge.checkpoints.job import FileJob, Network, open_call, with_files
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element, stack
 from regauge.core.given import as_networks, as_params, require_instance
-from regauge.core.params import Params, label
+from regauge.core.params import Params, batch_of_one, label
 from regauge.core.progress import Progress, no_progress
 from regauge.core.structure import carry, carry_pairs
 from regauge.core.symmetry import Symmetry
@@ -72,6 +72,7 @@ def align(params_a: Joined, params_b: Joined, symmetry: Symmetry, **setting: Unp
 
 
 @check_arguments
+@with_files
 def align(
     params_a: Network | Dictionaries,
     params_b: Network | Dictionaries,
@@ -234,6 +235,7 @@ def align_many(
 
 
 @check_arguments
+@with_files
 def align_many(
     params: Sequence[Network] | Sequence[Dictionaries],
     symmetry: Symmetry,

@@ -18,9 +18,9 @@ from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results, join
 from regauge.checkpoints.job import FileJob
 from regauge.core.element import Element
-from regauge.core.given import as_pair, given_or_seed
+from regauge.core.given import given_or_seed
 from regauge.core.params import Params
-from regauge.core.task import Batch, Task
+from regauge.core.task import Batch, Task, largest_batch
 from regauge.training import PlainProgram, descend
 from regauge.training.descent import Clock, cycle
 
@@ -118,13 +118,10 @@ class DescentMethod(Method):
         """Whether the descent needs a task."""
         return True
 
-    def planned(self, job: FileJob, task: Task | None) -> FileJob:
-        """See `Method.planned`; in addition, each method among the settings has its own phase."""
-        if task is None or not self.needs_task or job.is_streamed:
-            return super().planned(job, task)
-        batch = held_by_batch(task, job.checkpoints[0].params)
-        phases = [(one.copies, int(one.activations * batch)) for one in self._parts]
-        return job.learned(type(self).__name__, phases)
+    def _phases(self, job: FileJob, task: Task) -> list[tuple[float, int]]:
+        if not self.needs_task:
+            return []
+        return [(self.copies, int(self.activations * held_by_batch(task, job.checkpoints[0].params)))]
 
     @property
     def _size(self) -> int:
@@ -192,10 +189,7 @@ def held_by_batch(task: Task, params: Mapping[str, Tensor]) -> int:
             held += storage.nbytes()
         return torch.empty(0)
 
-    def values(batch: Batch) -> int:
-        return sum(leaf.numel() for leaf in pytree.tree_leaves(batch[0]) if isinstance(leaf, Tensor))
-
-    largest = max(map(as_pair, task.batches), key=values, default=None)
+    largest = largest_batch(task)
     if largest is None:
         return 0  # the descent raises an error
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda empty: empty):

@@ -1,6 +1,6 @@
 """The objective of methods for many networks, and the selection among climbs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,13 +17,14 @@ from regauge.alignment.engine.frames import (
     notes_on,
 )
 from regauge.alignment.engine.refit import refit
-from regauge.alignment.problem import ManyProblem, batch_of_one
+from regauge.alignment.problem import ManyProblem
 from regauge.alignment.result import ManyResult
 from regauge.core import act as _act
 from regauge.core.balance import Buffers, balance_alike, has_balance
 from regauge.core.element import Element, concatenate, stack
 from regauge.core.families import Tensors, compared, dot
 from regauge.core.interpolation import mean
+from regauge.core.params import batch_of_one
 from regauge.core.symmetry import Symmetry
 
 
@@ -92,10 +93,14 @@ def _universe(
 ) -> ManyResult:
     """Do the work of `best_universe` for networks that are compared after `factors` were applied to them."""
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
-    start = tensors = compared(networks, symmetry)
+    given = tensors = compared(networks, symmetry)
     if has_balance(symmetry):
-        start = [move_by(symmetry, factors.item(0), network) for network in tensors]
-        tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(tensors)]
+        tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(given)]
+
+    def as_first(names: Iterable[str]) -> list[Tensors]:
+        """Return tensors of all networks after the element that balances the first network."""
+        own = [{name: network[name] for name in names} for network in given]
+        return [move_by(symmetry, factors.item(0), network) for network in own] if has_balance(symmetry) else own
 
     def lead_back(found: Climbs, factors: Element = factors) -> Climbs:
         """Convert elements of scaled networks to elements of the given networks. The first network stays unchanged."""
@@ -106,14 +111,17 @@ def _universe(
         )
 
     def from_identity(rows: Tensor) -> Climbs:
-        return lead_back(climb_from_identity(start), factors.rows(torch.zeros(len(networks), dtype=torch.int64)))
+        return lead_back(
+            climb_from_identity(as_first(given[0])), factors.rows(torch.zeros(len(networks), dtype=torch.int64))
+        )
 
     def mean_loss(elements: Element) -> Tensor:
         moved = [symmetry.act(elements.item(0, k), network) for k, network in enumerate(networks)]
         assert task is not None
         return torch.tensor([task.evaluate(mean(moved))["loss"]], dtype=torch.float64)
 
-    initial = torch.tensor([universe_objective(start, tensors, symmetry)], dtype=torch.float64)
+    objective = sum(universe_objective(as_first([name]), tensors, symmetry) for name in given[0])
+    initial = torch.tensor([objective], dtype=torch.float64)
     climbs = [lead_back(found) for found in climbs_from(tensors)]
     best, starts = ladder(climbs, [Fallback(initial, from_identity)], initial, None if task is None else mean_loss)
     return problem.result(

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.joint import Role
-from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
+from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.checkpoints.job import FileJob
 from regauge.core.element import Element
 from regauge.core.given import is_plain, require_plain
-from regauge.core.params import Params
+from regauge.core.params import Params, batch_of_one
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
@@ -97,14 +97,22 @@ class Method(ABC):
         return (self, *(part for one in self._within for part in one._parts))
 
     def planned(self, job: FileJob, task: Task | None) -> FileJob:
-        """Return a job with the memory for learning from a task, if the method or a method in its settings learns.
+        """Return a job with the memory of running the model, if the method or one among its settings runs it.
 
         Raises:
             ValueError: The job allows less memory.
         """
-        for one in self._within:
-            job = one.planned(job, task)
-        return job
+        if task is None or job.is_streamed:
+            return job
+        phases = [phase for one in self._parts for phase in one._phases(job, task)]
+        return job.learned(type(self).__name__, phases) if phases else job
+
+    def _phases(self, job: FileJob, task: Task) -> list[tuple[float, int]]:
+        """Return, for each phase that runs the model, the float32 copies of each network, and further bytes.
+
+        Phases of the methods among the settings are not included.
+        """
+        return []
 
     @property
     def joint_roles(self) -> tuple[Role, ...]:
@@ -113,10 +121,11 @@ class Method(ABC):
 
 
 def with_learning(job: FileJob, method: object, task: Task | None) -> FileJob:
-    """Return a job that includes the memory for learning; see `Method.planned`.
+    """Return a job with the memory of running the model; see `Method.planned`. With a task, the default reads data."""
+    if method is None and task is not None:
+        from regauge.alignment.table import METHODS  # It lists the subclasses of `Method`.
 
-    If `method` is None, nothing is learned.
-    """
+        method = METHODS["data"].load()()
     return method.planned(job, task) if isinstance(method, Method) else job
 
 

@@ -89,7 +89,9 @@ class Problem(_Setting):
         return select(self.a, k), select(self.b, k)
 
     def __getitem__(self, rows: slice | Tensor) -> "Problem":
-        """Return the problem of the selected pairs."""
+        """Return the problem of the selected pairs. If all pairs are selected in order, no tensor is copied."""
+        if isinstance(rows, Tensor) and torch.equal(rows, torch.arange(self.pairs)):
+            return self
         return replace(self, a=select(self.a, rows), b=select(self.b, rows))
 
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
@@ -224,11 +226,6 @@ class ManyProblem(_Setting):
             is_judged=self.task is not None,
             notes=notes,
         )
-
-
-def batch_of_one(params: Mapping[str, Tensor]) -> Params:
-    """Return a network as a population of size one, without copying."""
-    return {name: tensor.unsqueeze(0) for name, tensor in params.items()}
 
 
 def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, hint: str) -> Symmetry:

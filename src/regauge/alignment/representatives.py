@@ -18,7 +18,7 @@ from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.engine.refit import is_near_copy, refit, squared_distances
 from regauge.alignment.method import Method
 from regauge.alignment.methods.weight_matching import MISSED, WeightMatching
-from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
+from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results, join
 from regauge.core.balance import has_balance
 from regauge.core.behind_gains import gains_of, lift, lower, on_representatives, zero_gains
@@ -26,7 +26,7 @@ from regauge.core.chart import Coordinates, chart_gains, into_coordinates
 from regauge.core.counted import count
 from regauge.core.element import Element, stack
 from regauge.core.families import compared
-from regauge.core.params import Params, select
+from regauge.core.params import Params, batch_of_one, select
 from regauge.core.symmetry import Symmetry
 
 Known = TypeVar("Known")
@@ -86,30 +86,45 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
     if not (has_representatives(whole) and method.reads_representatives(whole, has_task=has_task)):
         found = method.match(problem)
         return replace(found, notes=(*found.notes, NOT_ROTATED)) if rotate == "always" else found
-    problem = replace(problem, symmetry=symmetry)
+    problem, parts = replace(problem, symmetry=symmetry), []
+    behind, notes = _match_behind(method, problem, rotate)
+    for rows, names, found, ends in behind:
+        element, params, told = _in_coordinates(method, found.element, problem[rows], names, ends, whole)
+        parts.append(replace(found, symmetry=whole, element=element, params=params, notes=(*found.notes, *told)))
+    order = torch.cat([rows for rows, *_ in behind]).argsort()
+    found = parts[0] if len(parts) == 1 else join(parts).rows(order)
+    return replace(found, notes=tuple(dict.fromkeys((*found.notes, *notes))))
+
+
+def _match_behind(
+    method: Method, problem: Problem, rotate: Rotate
+) -> tuple[list[tuple[Tensor, tuple[str, ...], Results, Ends]], tuple[str, ...]]:
+    """Match representatives, some pairs by rotations and the others by permutations.
+
+    Returns:
+        For each of these parts: its pairs, the names of the rotated groups, the results, and the coordinates of the
+        second and of the first networks. The results have no parameters. Therefore no representative stays in memory
+        while results are written in coordinates. Also the notes on the choice.
+    """
+    symmetry, has_task = problem.symmetry, problem.task is not None
     (first, wanted), (second, own) = (_split(symmetry, one, has_task) for one in (problem.a, problem.b))
     behind = replace(problem, a=first, b=second, symmetry=on_representatives(symmetry))
     choice = _choose(symmetry, behind, rotate)
-    frame = None if choice.known is None else choice.known[1]
-    parts, rows = [], []
+    frame, parts = None if choice.known is None else choice.known[1], []
     for some in (False, True):
-        chosen = ((choice.is_wanted & choice.is_free) == some).nonzero().flatten()
-        if not len(chosen):
+        rows = ((choice.is_wanted & choice.is_free) == some).nonzero().flatten()
+        if not len(rows):
             continue
         names = symmetry.rotatable if some else ()
-        here = replace(behind[chosen], symmetry=on_representatives(symmetry, names))
+        here = replace(behind[rows], symmetry=on_representatives(symmetry, names))
         if choice.known is not None and not some and method == WeightMatching() and problem.task is None:
-            found = choice.known[0].rows(chosen)
+            found = choice.known[0].rows(rows)
         else:
             if frame is not None and isinstance(method, WeightMatching):
-                here = _framed(here, frame.rows(chosen).under(here.symmetry.on_sums))
+                here = _framed(here, frame.rows(rows).under(here.symmetry.on_sums))
             found = restrict_method(method, symmetry, names).match(here)
-        ends = select(own, chosen), select(wanted, chosen)
-        element, params, notes = _in_coordinates(method, found.element, problem[chosen], names, ends, whole)
-        parts.append(replace(found, symmetry=whole, element=element, params=params, notes=(*found.notes, *notes)))
-        rows.append(chosen)
-    found = join(parts).rows(torch.cat(rows).argsort())
-    return replace(found, notes=tuple(dict.fromkeys((*found.notes, *choice.notes))))
+        parts.append((rows, names, replace(found, params={}), (select(own, rows), select(wanted, rows))))
+    return parts, choice.notes
 
 
 def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
@@ -126,16 +141,19 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
         return replace(several, notes=(*several.notes, NOT_ROTATED)) if rotate == "always" else several
     first, *others = map(batch_of_one, problem.networks)
     charts = [_split(symmetry, one, has_task) for one in (first, *others)]
-    behind, wanted = on_representatives(symmetry), charts[0][1]
-    choices = [_choose(symmetry, Problem(charts[0][0], one, behind), rotate) for one, _ in charts[1:]]
+    behind, coordinates = on_representatives(symmetry), [own for _, own in charts]
+    choices = [
+        replace(_choose(symmetry, Problem(charts[0][0], one, behind), rotate), known=None) for one, _ in charts[1:]
+    ]
     names = symmetry.rotatable if are_rotated(choices) else ()
     networks = [select(one, 0) for one, _ in charts]
     here = replace(problem, networks=networks, symmetry=on_representatives(symmetry, names))
-    found = restrict_method(method, symmetry, names).match_many(here)
+    found = replace(restrict_method(method, symmetry, names).match_many(here), params=())
+    del charts, networks, here  # Representatives are not needed any more, and results take the same memory.
     elements, moved, notes = [symmetry.identity()], [dict(problem.networks[0])], list(found.notes)
     for k, other in enumerate(others, 1):
         pair = Problem(first, other, symmetry)
-        part, ends = found.element.rows(slice(k, k + 1)), (charts[k][1], wanted)
+        part, ends = found.element.rows(slice(k, k + 1)), (coordinates[k], coordinates[0])
         element, params, told = _in_coordinates(method, part, pair, names, ends, whole)
         elements.append(element.item(0))
         moved.append(select(params, 0))
@@ -243,11 +261,11 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
         frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
         known = WeightMatching().match(_framed(replace(problem, task=None), frame))
         shared = rotated_tensors(problem.symmetry, symmetry.rotatable, frame.a)
-        moved = frame.second(known.element, shared)
-        x, y, both = (
-            torch.stack([dots(u[name], v[name]) for name in shared]).sum(0)
-            for u, v in ((frame.a, frame.a), (moved, moved), (frame.a, moved))
-        )
+        known, sums = replace(known, params={}), []
+        for name, moved in frame.second(known.element, shared):
+            tensor = frame.a[name]
+            sums.append(torch.stack([dots(tensor, tensor), dots(moved, moved), dots(tensor, moved)]))
+        x, y, both = torch.stack(sums).sum(0)
         # A rotated copy, of which orders explain more or less.
         is_copy = are_isometric(on_representatives(symmetry, symmetry.rotatable), frame.a, frame.b)
         is_missed = x + y - 2 * both > 2 * MISSED * x

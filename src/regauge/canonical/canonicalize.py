@@ -16,7 +16,7 @@ from regauge.canonical.null_spaces import without_null_spaces
 from regauge.canonical.step_plan import LinearStep, RotationStep, ScaleStep, plan
 from regauge.checkpoints.alignments import Alignment
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import Network, open_call
+from regauge.checkpoints.job import Network, open_call, with_files
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.writing import Pieces
@@ -33,6 +33,7 @@ from regauge.core.task import Task
 
 
 @check_arguments
+@with_files
 def canonicalize(
     params: Network,
     symmetry: Symmetry,

@@ -9,8 +9,9 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,21 @@ from regauge.checkpoints.form import AS_STORED
 from regauge.checkpoints.formats.file_formats import weight_suffixes
 from regauge.checkpoints.formats.state_dicts import match
 from regauge.checkpoints.location import ADAPTER_CONFIG, ALIGNMENT
-from regauge.checkpoints.memory_limit import MemoryLimit, size_text
+from regauge.checkpoints.memory_limit import MemoryLimit, large_blocks_returned, size_text
 from regauge.checkpoints.names.from_transformers import expected_of, name_by, name_for, share
 from regauge.checkpoints.output import Output, alignment_label
 from regauge.checkpoints.outputs.provenance import Provenance, name_networks
 from regauge.checkpoints.outputs.staging import Staging, require_place
 from regauge.checkpoints.writing import Pieces, Shard, path_beside, require_writable, save_text
+from regauge.core.closest import character
 from regauge.core.progress import Crew, Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.names import VERSION
 
 Network: TypeAlias = Mapping[str, Tensor] | str | Path
 """A network: parameters by name, the path of a checkpoint, or an open checkpoint, which is also a mapping."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -40,21 +44,24 @@ class Work:
     """A kind of work on networks in memory.
 
     Attributes:
-        copies: The number of float32 copies of each network that the work holds in addition to the network, measured
-            for few networks.
+        copies: The number of additional copies of each network that the work holds, in float32 or, for networks in
+            float64, in float64. Measured with networks of about 100 MB (`benchmarks/working_memory.py`).
         beside: The suffix of the file that is written next to the output, if any; see `path_beside`.
+        behind: Further copies if networks are matched by their representatives. None if the work does not match
+            networks. Otherwise, the work also holds the costs of matching.
     """
 
     copies: float
     beside: str = ""
+    behind: float | None = None
 
 
 WORKS = {
-    "aligning": Work(2.5, ALIGNMENT),
-    "aligning many networks": Work(8, ALIGNMENT),
+    "aligning": Work(1.9, ALIGNMENT, behind=0.6),
+    "aligning many networks": Work(8, ALIGNMENT, behind=0),
     "applying an alignment": Work(2.5),
-    "merging": Work(8, ".md"),
-    "transporting": Work(8),
+    "merging": Work(8, ".md", behind=0),
+    "transporting": Work(8, behind=0),
     "canonicalizing": Work(4, ALIGNMENT),
     "choosing a gauge": Work(8, ".gauge.json"),
     "learning a gauge by function": Work(96, ".gauge.json"),
@@ -67,6 +74,8 @@ WORKS = {
 LOG = logging.getLogger(__name__)
 LIBRARIES = 48 << 20
 """The bytes of libraries that are imported when a model is differentiated for the first time, as measured."""
+SEARCHED, SOLVED = 3, 10
+"""The numbers of matrices that an assignment, and a singular value decomposition in float64, need at once."""
 SHARED = ("aligning", "merging")
 """Kinds of work that several processes can share."""
 
@@ -81,6 +90,9 @@ class FileJob:
         limit: The limit on memory.
         work: The work in memory, one of `WORKS`.
         learning: Bytes that learning an element holds in addition to the checkpoints; zero if nothing is learned.
+        more_copies: Further copies of each network for matching representatives; zero before the symmetry is known.
+        costs: Bytes of the costs of matching that are kept for all groups; zero before the symmetry is known.
+        searching: Bytes that the search for the value of one group needs in addition.
     """
 
     checkpoints: tuple[Checkpoint, ...]
@@ -89,6 +101,9 @@ class FileJob:
     limit: MemoryLimit = field(default_factory=lambda: MemoryLimit.of(None))
     work: str = "aligning"
     learning: int = 0
+    more_copies: float = 0
+    costs: int = 0
+    searching: int = 0
 
     @property
     def source(self) -> Checkpoint:
@@ -117,6 +132,10 @@ class FileJob:
         is_shared = self.output is not None and self.output.shared
         return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and (is_shared or not self.fits)
 
+    def streams(self, symmetry: Symmetry) -> bool:
+        """Return whether the networks stay on the disk, if the costs of matching by this symmetry are included."""
+        return self.matched_by(symmetry).is_streamed
+
     @property
     def crew(self) -> Crew:
         """The processes that share the work."""
@@ -125,12 +144,14 @@ class FileJob:
     @property
     def nbytes(self) -> int:
         """The number of bytes that the work holds at once if networks are in memory."""
-        copies = WORKS[self.work].copies * len(self.checkpoints)
-        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + max(self._copied(copies), self.learning)
+        copies = (WORKS[self.work].copies + self.more_copies) * len(self.checkpoints)
+        held = max(self._copied(copies), self.learning)
+        return sum(checkpoint.nbytes for checkpoint in self.checkpoints) + held + self.costs + self.searching
 
     def _copied(self, copies: float) -> int:
-        """Return the bytes of copies of one network in float32."""
-        return int(4 * copies * sum(one.nbytes // one.dtype.itemsize for one in self.source.stored.values()))
+        """Return the bytes of copies of one network in float32, or in float64 for tensors that have this dtype."""
+        stored = self.source.stored.values()
+        return int(copies * sum(one.nbytes // one.dtype.itemsize * max(4, one.dtype.itemsize) for one in stored))
 
     @property
     def fits(self) -> bool:
@@ -180,7 +201,18 @@ class FileJob:
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
         """Return a job with the checkpoints under a symmetry's names, if the files use other names than the model."""
-        return replace(self, checkpoints=share([name_by(one, symmetry) for one in self.checkpoints]))
+        named = replace(self, checkpoints=share([name_by(one, symmetry) for one in self.checkpoints]))
+        return named.matched_by(symmetry)
+
+    def matched_by(self, symmetry: Symmetry) -> "FileJob":
+        """Return a job with the memory of matching by this symmetry, if the work matches networks."""
+        itemsize = max((4, *(one.dtype.itemsize for one in self.source.stored.values())))
+        behind = WORKS[self.work].behind
+        if behind is None:
+            return self
+        costs, searching = matching_bytes(symmetry, itemsize)
+        more = behind if symmetry.translations or symmetry.gains else 0.0
+        return replace(self, more_copies=more, costs=costs, searching=searching)
 
     def named_for(self, module: nn.Module) -> "FileJob":
         """Return a job with the checkpoints in memory, under a module's names and with all tensors of the module."""
@@ -312,6 +344,37 @@ class FileJob:
         )
         staging.beside = dict(self.source.replaced)
         return staging
+
+
+def matching_bytes(symmetry: Symmetry, itemsize: int) -> tuple[int, int]:
+    """Return bounds on the bytes of cost matrices with this many bytes per entry: of all groups, and of a search.
+
+    All groups keep the sums of their costs, one matrix for each character of signs. The search for the value of the
+    largest group also needs a product, a copy of it, and reduced costs, or the matrices of a singular value
+    decomposition in float64.
+    """
+    held, most = 0, 0
+    for group in symmetry.groups:
+        if group.is_permuted or group.matrix != "none":
+            entries = symmetry.count_copies(group.name) * group.size**2
+            held += len({character(place) for place in group.placements}) * itemsize * entries
+            is_rotated = group.matrix != "none" or group.behind_gains != "none"
+            most = max(most, (SOLVED * 8 if is_rotated else SEARCHED * itemsize) * entries)
+    return held, most
+
+
+def with_files(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function of networks return large freed memory blocks to the system if it is called with files."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = [one for value in args for one in (value if isinstance(value, list | tuple) else [value])]
+        if not any(isinstance(one, str | Path | Checkpoint) for one in given):
+            return function(*args, **kwargs)
+        with large_blocks_returned():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def open_job(

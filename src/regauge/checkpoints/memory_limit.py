@@ -71,22 +71,30 @@ def read_size(size: str, what: str) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
+_RETURNING = [0]
+"""The number of open contexts of `large_blocks_returned`."""
+
+
 @contextmanager
 def large_blocks_returned() -> Iterator[None]:
-    """Until the context ends, return large freed memory blocks to the system.
+    """Until the outermost of these contexts ends, return large freed memory blocks to the system.
 
     By default, glibc keeps freed blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule
-    that needs ten copies of a tensor used the memory of 24 copies. Other C libraries are not affected.
+    that needs ten copies of a tensor used the memory of 24 copies, and aligning two MLPs in files of 88 MB used 931 MB
+    instead of 611 MB. Other C libraries are not affected.
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if setting is None:
         yield
         return
+    _RETURNING[0] += 1
     setting(MMAP_THRESHOLD, LARGE)
     try:
         yield
     finally:
-        setting(MMAP_THRESHOLD, LARGEST)
+        _RETURNING[0] -= 1
+        if not _RETURNING[0]:
+            setting(MMAP_THRESHOLD, LARGEST)
 
 
 def resident() -> int:

@@ -1,9 +1,9 @@
 """The model and the networks that the options of a command name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from regauge import Checkpoint
+from regauge import Checkpoint, Symmetry
 from regauge.cli.options import ExampleInputs, ModelOptions, UsageError
 from regauge.cli.output import show_status, tell_notes
 from regauge.hub import Model, Networks, Values, name_model, open_model, open_networks, read_symmetry
@@ -38,12 +38,12 @@ def read_networks(
     paths: Sequence[Path | Checkpoint],
     *,
     values: Values = "if small",
-    is_streamed: bool = False,
+    is_streamed: bool | Callable[[Symmetry], bool] = False,
     model: Model | None = None,
 ) -> Networks:
     """Open checkpoints of one architecture with the tensor names of their model, and report what tracing left out."""
     checkpoints = [Checkpoint.open(path) for path in paths]
-    values = "never" if is_streamed else values
+    values = "never" if is_streamed is True else values
     if model is None and (options.model is not None or options.symmetry is None):
         model = find_model(options.model, checkpoints[0], options.inputs, values=values)
     symmetry = None if options.symmetry is None else read_symmetry(options.symmetry)

@@ -56,11 +56,11 @@ def read_job(
             job = replace(job, checkpoints=united.networks)
         if job.is_streamed and options.data is not None:
             raise UsageError(f"--data runs the model and {job.needs_memory}")
-        values: Values = "if small" if options.data is None else "always"
+        values: Values = "never" if job.is_streamed else "if small" if options.data is None else "always"
         model = model if united is None else stack.enter_context(rg.hub.model_with(model, united))
         options = replace(options, model=model)
-        found = read_networks(options, job.checkpoints, values=values, is_streamed=job.is_streamed)
-    return replace(job, checkpoints=found.checkpoints), found, None if united is None else united.plan
+        found = read_networks(options, job.checkpoints, values=values, is_streamed=job.streams)
+    return job.of(*found.checkpoints).matched_by(found.symmetry), found, None if united is None else united.plan
 
 
 @contextmanager

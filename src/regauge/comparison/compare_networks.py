@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import Network, open_job
+from regauge.checkpoints.job import Network, open_job, with_files
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.comparison.common import find_common
@@ -36,6 +36,7 @@ NO_ORDER = "no p-value: it compares the order of units, and no group has the sam
 
 
 @check_arguments
+@with_files
 def compare(
     params_a: Network,
     params_b: Network,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from regauge.checkpoints.job import Network, open_call, open_job
+from regauge.checkpoints.job import Network, open_call, open_job, with_files
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.connect.affine_layers import AffineLayer
@@ -108,6 +108,7 @@ class VarianceCollapse:
 
 
 @check_arguments
+@with_files
 def repair(
     params: Network,
     module: nn.Module,

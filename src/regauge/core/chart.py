@@ -364,7 +364,7 @@ def translate(symmetry: Charted, element: Element, params: Params, skip: Collect
     """
     batch = element.batch
     require_parameters(symmetry, params)
-    _require_shapes(symmetry, element)
+    require_shapes(symmetry, element)
     lead = max(count_lead(symmetry, params), len(batch))
     rotated = {place.parameter for name in element.rotation for place in rotated_group(symmetry, name).placements}
     whole = {
@@ -394,7 +394,7 @@ def changed_by(symmetry: Charted, element: Element) -> set[str]:
     return changed | {name for names in symmetry.tied if changed & {*names} for name in names}
 
 
-def _require_shapes(symmetry: Charted, element: Element) -> None:
+def require_shapes(symmetry: Charted, element: Element) -> None:
     """Raise an error unless vectors and rotations of an element have the shapes of their families and groups."""
     shapes = {("translation", name): symmetry.translation(name).shape for name in element.translation}
     for name in element.rotation:

@@ -1,18 +1,29 @@
-"""A network whose tensors are read one at a time: its representative, its coordinates, and its image under an element.
+"""A network whose tensors are computed one at a time: its representative, and its image under an element.
 
 Memory holds only the coordinates and the vectors that families add. If an image is computed from a tensor, this tensor
-is read twice.
+is read twice. Networks on the disk, and large networks in memory, are transformed in this way.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from regauge.core.behind_gains import gains_of, on_representatives, sums, turn
-from regauge.core.chart import Charted, Coordinates, chart_gains, charted, scaled_by_gains, widen
+from regauge.core.chart import (
+    Charted,
+    Coordinates,
+    changed_by,
+    chart_gains,
+    charted,
+    require_parameters,
+    require_shapes,
+    scaled_by_gains,
+    widen,
+)
 from regauge.core.element import Element
+from regauge.core.params import Params, batch_of_one, round_to, select, work_dtype
 from regauge.core.translations import Addition
 from regauge.core.unit_gains import unit_element
 
@@ -168,3 +179,49 @@ def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
         return turned._act_on(rotation, {name: tensor})[name] if name in places else tensor
 
     return LazyNetwork(symmetry, rotated, coordinates)
+
+
+LARGE = 1 << 22
+"""Single networks with at least this many entries are transformed tensor by tensor.
+
+For smaller networks, transforming all tensors at once is faster.
+"""
+
+
+def is_large(params: Mapping[str, Tensor], lead: int, batch: tuple[int, ...] = ()) -> bool:
+    """Return whether one network, possibly as a population of size one, is transformed tensor by tensor."""
+    is_single = not lead or (lead == 1 and all(t.ndim and len(t) == 1 for t in params.values()))
+    return batch in ((), (1,)) and is_single and sum(t.numel() for t in params.values()) >= LARGE
+
+
+def split_in_turn(symmetry: Charted, params: Mapping[str, Tensor], lead: int) -> tuple[Params, dict[str, Tensor]]:
+    """Return the result of `Symmetry.split` for one network. Only one tensor at a time has a wider dtype."""
+    given = select(params, 0) if lead else params
+    tensors = LazyRepresentative(symmetry, lambda name, _: given[name])
+    dtypes = {name: work_dtype(given[name].dtype) for name in charted(symmetry) & given.keys()}
+    result = {**given, **_in_turn(symmetry, tensors, dtypes)}
+    return (batch_of_one(result), batch_of_one(tensors.coordinates)) if lead else (result, tensors.coordinates)
+
+
+def act_in_turn(
+    symmetry: Charted, element: Element, params: Mapping[str, Tensor], skip: Collection[str], lead: int
+) -> Params:
+    """Return the result of `Symmetry.act` for one network and an element with translations or rotations."""
+    require_parameters(symmetry, params)
+    require_shapes(symmetry, element)
+    given, one = select(params, 0) if lead else params, element.item(0) if element.batch else element
+    changed = changed_by(symmetry, one) & given.keys()
+    tensors = move_lazily(symmetry, one, lambda name, _: symmetry._act_on(one, {name: given[name]})[name])
+    made = _in_turn(symmetry, tensors, {name: given[name].dtype for name in given if name in changed - {*skip}})
+    plain = symmetry._act_on(one, {name: t for name, t in given.items() if name not in changed | {*skip}})
+    result = {**given, **plain, **made}
+    return batch_of_one(result) if lead or element.batch else result
+
+
+def _in_turn(symmetry: Charted, tensors: LazyTensors, dtypes: Mapping[str, torch.dtype]) -> Params:
+    """Compute tensors one after the other, and convert each of them to its dtype. Tied names share one tensor."""
+    first = {name: next(n for n in every if n in dtypes) for every in symmetry.tied for name in every if name in dtypes}
+    made = dict[str, Tensor]()
+    for name in (name for name in dtypes if first.get(name, name) == name):
+        made[name] = round_to(tensors.parameter(name), dtypes[name], name)
+    return {name: made[first.get(name, name)] for name in dtypes}

@@ -39,6 +39,11 @@ def select(params: Mapping[str, Tensor], index: int | slice | Tensor) -> Params:
     return {name: tensor[index] for name, tensor in params.items()}
 
 
+def batch_of_one(params: Mapping[str, Tensor]) -> Params:
+    """Return a network as a population of size one, without copying."""
+    return {name: tensor.unsqueeze(0) for name, tensor in params.items()}
+
+
 def are_copies(population: Mapping[str, Tensor]) -> bool:
     """Return whether all networks of a population are one network, expanded along the model axis without copying."""
     return all(len(tensor) > 1 and tensor.stride(0) == 0 for tensor in population.values())

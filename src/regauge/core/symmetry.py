@@ -19,6 +19,7 @@ from regauge.core.element import ALL_PARTS, DeferredElement, Element, Make, mate
 from regauge.core.exchangeable import classes_of
 from regauge.core.given import example_arguments, require_generator, require_module, require_plain, require_tensors
 from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, readers_from_axes, set_sizes
+from regauge.core.lazy_chart import act_in_turn, is_large, split_in_turn
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params, require_movable
 from regauge.core.probe import Check, Probe, Trial, away, exact_probe, first_trial, relative_change
@@ -299,8 +300,11 @@ class Symmetry:
                     f"the element has no value for group {group.name!r}; it belongs to another symmetry: draw it from "
                     "this one"
                 )
+        is_charted, lead = bool(element.translation or element.rotation), chart.count_lead(bound, params)
+        if is_charted and is_large(params, lead, element.batch):
+            return act_in_turn(bound, element, params, skip, lead)
         moved = {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}
-        return chart.translate(bound, element, moved, skip) if element.translation or element.rotation else moved
+        return chart.translate(bound, element, moved, skip) if is_charted else moved
 
     def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
         """Split a network into its representative and its coordinates.
@@ -325,7 +329,10 @@ class Symmetry:
         """
         bound = self._fit(params)
         chart.require_parameters(bound, params)
-        wide, coordinates = chart.split(bound, dict(params), chart.count_lead(bound, params))
+        lead = chart.count_lead(bound, params)
+        if is_large(params, lead):
+            return split_in_turn(bound, params, lead)
+        wide, coordinates = chart.split(bound, dict(params), lead)
         kept = {name: t.float() if t.is_floating_point() and t.itemsize < 4 else t for name, t in params.items()}
         rounded = chart.round_alike_given(wide, kept, chart.charted(bound))
         return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates

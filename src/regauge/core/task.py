@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from regauge.core.counted import count
 from regauge.core.given import as_pair, describe, given_or_seed, require_batches, require_module, require_tensors
@@ -301,3 +302,12 @@ def _count_targets(targets: Any) -> int:
     if isinstance(targets, Tensor) and not targets.is_floating_point():
         return int((targets >= 0).sum())
     return len(targets)
+
+
+def largest_batch(task: Task) -> Batch | None:
+    """Return the batch with most entries of inputs; None if there are no batches."""
+
+    def entries(batch: Batch) -> int:
+        return sum(leaf.numel() for leaf in pytree.tree_leaves(batch[0]) if isinstance(leaf, Tensor))
+
+    return max(map(as_pair, task.batches), key=entries, default=None)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from regauge.core import act as _act
 from regauge.core.arguments import check_arguments
 from regauge.core.element import PARTS
+from regauge.core.families import move_tensor
 from regauge.core.given import example_arguments
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
@@ -294,10 +295,11 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     start = away(params, set(symmetry.buffers), symmetry.unit_gains, generator, run, tolerance).params
     before = found.values(start, inputs, kwargs)
     after = found.values(symmetry.act(element, start), inputs, kwargs)
-    for name, expected in found.symmetry.act(element, before).items():
-        if not bool(before[name].isfinite().all()):
+    for name in found.symmetry.shapes:  # One value after the other, because all of them take memory.
+        given, moved = before.pop(name), after.pop(name)
+        if not bool(given.isfinite().all()):
             continue  # Inputs that the model cannot handle show nothing.
-        if not relative_change([expected], [after[name]]) <= tolerance:
+        if not relative_change([move_tensor(found.symmetry, element, name, given)], [moved]) <= tolerance:
             failed.add(name)
     return failed
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import Network, open_call
+from regauge.checkpoints.job import Network, open_call, with_files
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
@@ -33,6 +33,7 @@ HADAMARD = ", or use --method hadamard without --data"
 
 
 @check_arguments
+@with_files
 def gauge(
     params: Network,
     symmetry: Symmetry,

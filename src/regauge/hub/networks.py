@@ -1,6 +1,6 @@
 """Checkpoints of one architecture under the same tensor names, with the symmetry that they share."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ def open_networks(
     model: Model | str | Path | None = None,
     *,
     symmetry: Symmetry | None = None,
-    streamed: bool = False,
+    streamed: bool | Callable[[Symmetry], bool] = False,
 ) -> Networks:
     """Open checkpoints of one architecture under the tensor names of their model, and find the symmetry.
 
@@ -55,7 +55,7 @@ def open_networks(
         model: The model of the checkpoints, or its name. By default, the first checkpoint determines the model. This
             requires a folder with config.json, or a header that describes the network.
         symmetry: The symmetry to use instead of the symmetry of the model.
-        streamed: Whether tensors stay on the disk and are read one by one.
+        streamed: Whether tensors stay on the disk and are read one by one, or a function of the symmetry that decides.
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
@@ -65,7 +65,7 @@ def open_networks(
     if model is None and symmetry is None:
         model = name_model(checkpoints[0])
     if model is not None and not isinstance(model, Model):
-        model = open_model(model, values="never" if streamed else "if small")
+        model = open_model(model, values="never" if streamed is True else "if small")
     found = symmetry
     notes: tuple[str, ...] = ()
     if found is None and model is None:
@@ -83,6 +83,7 @@ def open_networks(
         else:
             state = model.module.state_dict()
         named = _name_all([_unwrap(one, state) for one in checkpoints], model, state)
+    streamed = streamed(found) if callable(streamed) else streamed
     first, *others = _share(named, streamed=streamed)
     if streamed:
         match(first.on_meta(), named[0][1] or first.on_meta(), first.label)

@@ -14,7 +14,7 @@ from regauge.alignment.method import with_learning
 from regauge.alignment.representatives import Rotate
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import Network, open_call
+from regauge.checkpoints.job import Network, open_call, with_files
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
@@ -33,6 +33,7 @@ from regauge.merging.table import RULES
 
 
 @check_arguments
+@with_files
 def merge(
     params: Sequence[Network],
     symmetry: Symmetry,

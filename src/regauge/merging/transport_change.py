@@ -15,7 +15,7 @@ from regauge.alignment import Method, align
 from regauge.alignment.method import with_learning
 from regauge.alignment.representatives import Rotate
 from regauge.checkpoints.checkpoint import Checkpoint
-from regauge.checkpoints.job import Network, open_call
+from regauge.checkpoints.job import Network, open_call, with_files
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.names.from_transformers import name_by
 from regauge.checkpoints.output import Output
@@ -94,6 +94,7 @@ class TransportResult:
 
 
 @check_arguments
+@with_files
 def transport(
     base_a: Network,
     tuned_a: Network,

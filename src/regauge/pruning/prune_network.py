@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regauge.canonical.canonicalize import canonicalize
 from regauge.checkpoints.job import Network as Given
-from regauge.checkpoints.job import open_call
+from regauge.checkpoints.job import open_call, with_files
 from regauge.checkpoints.memory_limit import MemoryLimit
 from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
@@ -44,6 +44,7 @@ Build = Callable[[Params, Symmetry, Accept], nn.Module]
 
 
 @check_arguments
+@with_files
 def prune(
     params: Given,
     symmetry: Symmetry,

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from regauge.core.act import Site
 from regauge.core.given import as_pair
@@ -16,9 +18,13 @@ from regauge.core.groups import Placement
 from regauge.core.outputs import Outputs
 from regauge.core.products import matmul
 from regauge.core.symmetry import Symmetry
-from regauge.core.task import Task, arguments
+from regauge.core.task import Task, arguments, largest_batch
 from regauge.discovery.activations import Activations, activations
 
+COPIED = 4
+"""The number of copies of the largest value while moments are updated: samples and centered samples of two networks."""
+READING = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
+"""Parts of the names of operators that read values."""
 CONSTANT_ACTIVATION = 1e-6
 """A unit counts as constant if its standard deviation is below this share of its mean."""
 
@@ -189,6 +195,49 @@ def activation_costs(
     return _collect(traces.symmetry, parts, moments, statistic)
 
 
+class _ReadValues(TorchDispatchMode):
+    """Count the bytes of tensors that layers read: operands of products, convolutions, attention and recurrent layers.
+
+    Views of one tensor count once.
+
+    Attributes:
+        held: The bytes of all these tensors.
+        largest: The bytes of the largest tensor that any operator makes.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.held = self.largest = 0
+        # Weak references, because memory that was given up is used again for other tensors.
+        self._seen = WeakIdKeyDictionary({t.untyped_storage(): True for t in params.values()})
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        is_read = any(word in function.__name__ for word in READING)
+        for tensor in pytree.tree_leaves((made, args if is_read else ())):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.largest = max(self.largest, storage.nbytes())
+                if is_read and storage not in self._seen and tensor.is_floating_point():
+                    self._seen[storage] = True
+                    self.held += storage.nbytes()
+        return made
+
+
+def held_by_values(task: Task, params: Mapping[str, Tensor]) -> int:
+    """Return the bytes that comparing the values which layers read holds, for the batch with most inputs.
+
+    These are the values of two networks, and copies of the largest value: as samples of units, and centered. The model
+    runs once, without gradients.
+    """
+    batch = largest_batch(task)
+    if batch is None:
+        return 0  # the method raises an error
+    with torch.no_grad(), _ReadValues(params) as read:
+        task.run(params, batch[0])
+    return 2 * read.held + COPIED * read.largest
+
+
 class Traces:
     """Traces of a module in one precision, with one trace for each batch shape.
 
@@ -304,7 +353,7 @@ def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, i
 
 
 def _collect(
-    symmetry: Symmetry, parts: Sequence[ValuePart], moments: Sequence[CrossMoments], statistic: Statistic
+    symmetry: Symmetry, parts: Sequence[ValuePart], moments: list[CrossMoments], statistic: Statistic
 ) -> ActivationCosts:
     """Combine values on which groups act in the same way into one tensor, and place the groups on this tensor."""
     names = {groups: f"%{k}" for k, groups in enumerate(dict.fromkeys(part.groups for part in parts))}
@@ -319,8 +368,8 @@ def _collect(
     )
     a: dict[str, Tensor] = {}
     reach = 0.0
-    for part, moment in zip(parts, moments, strict=True):
-        name = names[part.groups]
+    for part in parts:
+        name, moment = names[part.groups], moments.pop(0)  # The caller's moments are not needed any more.
         classes, is_covered = _classes(placed.sites[name], part.size)
         on_device = classes.to(moment.products.device)
         if statistic == "correlation":

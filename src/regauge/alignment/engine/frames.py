@@ -9,7 +9,7 @@ copy, the running variances equal those of the first network. In a trained netwo
 scales of its filters.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -109,13 +109,14 @@ class Frame:
             sides = stretching(self.symmetry, sides[0]).fill(blank), stretching(self.symmetry, sides[1]).fill(blank)
         return replace(self, symmetry=symmetry, a=a, b=b, given=given, sides=sides)
 
-    def second(self, element: Element, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return some tensors of the second networks in this frame after an element of the given networks has acted."""
+    def second(self, element: Element, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors of the second networks in this frame after an element of the given networks has acted."""
         if self.sides is not None:
             left, right = self.sides
             back = self.symmetry.compose(element, self.symmetry.inverse(right))
             element = self.symmetry.compose(left, back)
-        return act_on(self.symmetry.groups, {n: self.symmetry.sites[n] for n in names}, element, self.b)
+        for name in names:
+            yield from act_on(self.symmetry.groups, {name: self.symmetry.sites[name]}, element, self.b).items()
 
     @property
     def notes(self) -> tuple[str, ...]:

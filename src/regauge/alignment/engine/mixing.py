@@ -77,6 +77,7 @@ def match_mixture(
     first = None
     if found.a:
         first = climb(found.symmetry, found.a, found.b, max_sweeps=max_sweeps or MAX_SWEEPS, tolerance=LEAST_GAIN)
+        first = replace(first, moved={})
     initial = frame.identity_objective() if frame.a else torch.zeros(problem.pairs, dtype=torch.float64)
     initial = initial + sum(dots(raised[name], found.b[name]) for name in raised)
     start = None if first is None else first.element

@@ -332,7 +332,8 @@ def join(known: Element, found: Mapping[str, Value]) -> Element:
 
 def squared_distances(a: Tensors, b: Tensors) -> PerPair:
     """Return the squared distance between the two networks of each pair."""
-    return torch.stack([dots(a[name] - b[name], a[name] - b[name]) for name in a]).sum(0)
+    gaps = (a[name] - b[name] for name in a)
+    return torch.stack([dots(gap, gap) for gap in gaps]).sum(0)
 
 
 def _sylvester(

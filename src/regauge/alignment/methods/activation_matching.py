@@ -4,15 +4,25 @@ from dataclasses import dataclass
 
 import torch
 
-from regauge.alignment.activations.costs import Statistic, Traces, activation_costs, precision_of
+from regauge.alignment.activations.costs import (
+    Statistic,
+    Traces,
+    activation_costs,
+    held_by_values,
+    precision_of,
+)
 from regauge.alignment.engine.frames import Frame, Scales, match_frames
 from regauge.alignment.engine.mixing import Responses, match_mixture
 from regauge.alignment.method import Method, match_each
-from regauge.alignment.problem import Problem, batch_of_one
+from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
+from regauge.checkpoints.job import FileJob
 from regauge.core.outputs import Outputs
+from regauge.core.params import batch_of_one
 from regauge.core.task import Task
 
+RESPONSES = 13
+"""The bytes that matrices of responses take in all, as a multiple of the bytes of the costs of weight matching."""
 TIES = 1e-4
 """The weight of the parameters in the objective of activation matching, which breaks ties."""
 
@@ -56,8 +66,8 @@ class ActivationMatching(Method):
         section 3.1 (products, an assignment problem for each layer).
     """
 
-    copies = 17
-    activations = 3.5
+    copies = 3
+    activations = 1
     statistic: Statistic = "correlation"
     max_sweeps: int = 100
     outputs: Outputs = None
@@ -72,6 +82,10 @@ class ActivationMatching(Method):
     def _weight(self) -> float:
         """Return the weight of the parameters in the objective."""
         return TIES
+
+    def _phases(self, job: FileJob, task: Task) -> list[tuple[float, int]]:
+        batch = int(self.activations * held_by_values(task, job.checkpoints[0].params))
+        return [(self.copies, batch + RESPONSES * job.costs + job.searching)]
 
     def match(self, problem: Problem) -> Results:
         """See `align`. The module is traced once for all pairs."""

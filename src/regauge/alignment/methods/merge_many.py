@@ -11,11 +11,11 @@ from regauge.alignment.engine.climbs import Climbs, Pursuit
 from regauge.alignment.many import best_universe, move, one_climb, universe_objective
 from regauge.alignment.method import ManyMethod
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import ManyProblem, Problem, batch_of_one
+from regauge.alignment.problem import ManyProblem, Problem
 from regauge.alignment.result import ManyResult, Results
 from regauge.core.element import Element
 from regauge.core.families import Tensors, compared
-from regauge.core.params import Params, count_models, select
+from regauge.core.params import Params, batch_of_one, count_models, select
 from regauge.core.symmetry import Symmetry
 
 NETWORKS_AT_ONCE = 512
@@ -111,16 +111,16 @@ class MergeMany(ManyMethod):
         if is_placed:
             inner, total = replace(self.inner, scales="keep"), dict(tensors[order[0]])
             for count, k in enumerate(order[1:], start=1):
-                mean = {name: tensor / count for name, tensor in total.items()}
+                mean = {name: tensor / count for name, tensor in total.items()} if count > 1 else total
                 there, here = (batch_of_one({**problem.networks[k], **own}) for own in (mean, tensors[k]))
                 matched = inner.match(Problem(there, here, symmetry, None, problem.generator))
                 elements[k] = matched.element.item(0)
-                total = {name: tensor + matched.params[name][0] for name, tensor in total.items()}
                 if len(order) == 2 and matched.is_converged is not None and bool(matched.is_converged.all()):
                     # Where the second network cannot come nearer to the first, the first cannot to the second.
                     placed: list[Tensors] = list(tensors)
                     placed[k] = {name: matched.params[name][0] for name in tensors[k]}
                     return one_climb(elements, [universe_objective(placed, tensors, symmetry)], is_converged=True)
+                total = {name: tensor + matched.params[name][0] for name, tensor in total.items()}
         return improve(tensors, symmetry, elements, self, order)
 
 

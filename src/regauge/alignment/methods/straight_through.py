@@ -9,12 +9,12 @@ from regauge.alignment.descent_method import DescentCourse, DescentMethod, losse
 from regauge.alignment.engine.climbs import Pursuit
 from regauge.alignment.method import Candidates, Start, are_alike
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import Problem, batch_of_one
+from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.element import Element
 from regauge.core.families import compared
 from regauge.core.interpolation import interpolate
-from regauge.core.params import Params
+from regauge.core.params import Params, batch_of_one
 from regauge.core.task import Batch
 from regauge.training import SGD, PlainProgram
 

@@ -13,7 +13,6 @@ from regauge.alignment.engine.first_rotations import STEPS, FirstRotation, chose
 from regauge.alignment.engine.nested_blocks import solve_family
 from regauge.alignment.engine.paired_networks import dots
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import batch_of_one
 from regauge.alignment.streamed.blocked import BlockedClimb
 from regauge.alignment.streamed.passes import Passes
 from regauge.alignment.streamed.plan import Plan, WorkingSet
@@ -25,6 +24,7 @@ from regauge.core.element import Element, Value
 from regauge.core.families import Tensors, barycenter, row_ranges, unfold
 from regauge.core.groups import Group
 from regauge.core.lazy_chart import Rows
+from regauge.core.params import batch_of_one
 from regauge.core.products import matmul
 
 SAVE_SECONDS = 20.0

@@ -9,7 +9,6 @@ import torch
 from regauge.alignment.engine.frames import MOVED, balances_of, have_equal_variances, share_of_rounding, statistics_gap
 from regauge.alignment.engine.refit import fitted_groups, is_near_copy
 from regauge.alignment.methods.weight_matching import WeightMatching
-from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import Result
 from regauge.alignment.streamed.balancing import balance_streamed, fit_streamed
 from regauge.alignment.streamed.climb import StreamedAscent
@@ -22,7 +21,7 @@ from regauge.checkpoints.memory_limit import large_blocks_returned
 from regauge.core.balance import count_frozen_gains
 from regauge.core.element import Element
 from regauge.core.families import move_tensor
-from regauge.core.params import Params
+from regauge.core.params import Params, batch_of_one
 from regauge.core.progress import ALONE, Crew, Progress, no_progress
 
 FITS = 3
