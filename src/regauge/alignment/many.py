@@ -99,8 +99,10 @@ def _universe(
 
     def as_first(names: Iterable[str]) -> list[Tensors]:
         """Return tensors of all networks after the element that balances the first network."""
-        own = [{name: network[name] for name in names} for network in given]
-        return [move_by(symmetry, factors.item(0), network) for network in own] if has_balance(symmetry) else own
+        own: list[Tensors] = [{name: network[name] for name in names} for network in given]
+        if not has_balance(symmetry):
+            return own
+        return [move_by(symmetry, factors.item(0), one) for one in own]
 
     def lead_back(found: Climbs, factors: Element = factors) -> Climbs:
         """Convert elements of scaled networks to elements of the given networks. The first network stays unchanged."""

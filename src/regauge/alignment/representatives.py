@@ -110,7 +110,8 @@ def _match_behind(
     (first, wanted), (second, own) = (_split(symmetry, one, has_task) for one in (problem.a, problem.b))
     behind = replace(problem, a=first, b=second, symmetry=on_representatives(symmetry))
     choice = _choose(symmetry, behind, rotate)
-    frame, parts = None if choice.known is None else choice.known[1], []
+    frame = None if choice.known is None else choice.known[1]
+    parts: list[tuple[Tensor, tuple[str, ...], Results, Ends]] = []
     for some in (False, True):
         rows = ((choice.is_wanted & choice.is_free) == some).nonzero().flatten()
         if not len(rows):

@@ -195,7 +195,7 @@ def activation_costs(
     return _collect(traces.symmetry, parts, moments, statistic)
 
 
-class _ReadValues(TorchDispatchMode):
+class _ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the bytes of tensors that layers read: operands of products, convolutions, attention and recurrent layers.
 
     Views of one tensor count once.
@@ -206,7 +206,7 @@ class _ReadValues(TorchDispatchMode):
     """
 
     def __init__(self, params: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.held = self.largest = 0
         # Weak references, because memory that was given up is used again for other tensors.
         self._seen = WeakIdKeyDictionary({t.untyped_storage(): True for t in params.values()})
@@ -233,7 +233,8 @@ def held_by_values(task: Task, params: Mapping[str, Tensor]) -> int:
     batch = largest_batch(task)
     if batch is None:
         return 0  # the method raises an error
-    with torch.no_grad(), _ReadValues(params) as read:
+    read = _ReadValues(params)
+    with torch.no_grad(), read:
         task.run(params, batch[0])
     return 2 * read.held + COPIED * read.largest
 
