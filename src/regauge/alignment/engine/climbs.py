@@ -12,11 +12,11 @@ from torch import Tensor
 
 from regauge.alignment.engine.ascent import Ascent, Neighborhoods
 from regauge.alignment.engine.nested_blocks import solve_family
-from regauge.alignment.problem import batch_of_one
 from regauge.alignment.result import extend
 from regauge.core import act as _act
 from regauge.core.element import Element
 from regauge.core.families import Tensors, families
+from regauge.core.params import batch_of_one
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
