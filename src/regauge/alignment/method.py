@@ -104,8 +104,8 @@ class Method(ABC):
         """
         if task is None or job.is_streamed:
             return job
-        phases = [phase for one in self._parts for phase in one._phases(job, task)]
-        return job.learned(type(self).__name__, phases) if phases else job
+        found = [(type(one).__name__, phase) for one in self._parts for phase in one._phases(job, task)]
+        return job.learned(found[0][0], [phase for _, phase in found]) if found else job
 
     def _phases(self, job: FileJob, task: Task) -> list[tuple[float, int]]:
         """Return, for each phase that runs the model, the float32 copies of each network, and further bytes.

@@ -45,7 +45,7 @@ class Work:
 
     Attributes:
         copies: The number of additional copies of each network that the work holds, in float32 or, for networks in
-            float64, in float64. Measured with networks of about 100 MB (`benchmarks/working_memory.py`).
+            float64, in float64. For aligning, measured with networks of about 100 MB (`benchmarks/working_memory.py`).
         beside: The suffix of the file that is written next to the output, if any; see `path_beside`.
         behind: Further copies if networks are matched by their representatives. None if the work does not match
             networks. Otherwise, the work also holds the costs of matching.
@@ -57,12 +57,12 @@ class Work:
 
 
 WORKS = {
-    "aligning": Work(1.9, ALIGNMENT, behind=0.6),
+    "aligning": Work(1.9, ALIGNMENT, behind=0.75),
     "aligning many networks": Work(8, ALIGNMENT, behind=0),
     "applying an alignment": Work(2.5),
     "merging": Work(8, ".md", behind=0),
     "transporting": Work(8, behind=0),
-    "canonicalizing": Work(4, ALIGNMENT),
+    "canonicalizing": Work(4.25, ALIGNMENT),
     "choosing a gauge": Work(8, ".gauge.json"),
     "learning a gauge by function": Work(96, ".gauge.json"),
     "pruning": Work(12, ".prune.json"),
