@@ -25,8 +25,8 @@ from torch import nn
 
 import regauge as rg
 from regauge.alignment import ContinuousDescent, Method, Sinkhorn, StraightThrough
+from regauge.alignment.align_networks import with_learning
 from regauge.alignment.descent_method import held_by_batch
-from regauge.alignment.method import with_learning
 from regauge.checkpoints.job import open_call
 from regauge.checkpoints.memory_limit import MemoryLimit, resident
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment.joint import Dictionaries, JointView, require_dictionaries, role_symmetry
-from regauge.alignment.method import Method, with_learning
+from regauge.alignment.method import Method
 from regauge.alignment.methods.merge_many import MergeMany
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import ManyProblem, Problem, bind_networks, bind_pairs
@@ -346,6 +346,13 @@ def _open_many(
     if jobs:
         with_learning(jobs[0], method, task)  # announced or refused once: all jobs hold the same networks
     return jobs
+
+
+def with_learning(job: FileJob, method: object, task: Task | None) -> FileJob:
+    """Return a job with the memory of running the model; see `Method.planned`. With a task, the default reads data."""
+    if method is None and task is not None:
+        method = METHODS["data"].load()()
+    return method.planned(job, task) if isinstance(method, Method) else job
 
 
 def require_method(method: object) -> None:

@@ -120,15 +120,6 @@ class Method(ABC):
         return ()
 
 
-def with_learning(job: FileJob, method: object, task: Task | None) -> FileJob:
-    """Return a job with the memory of running the model; see `Method.planned`. With a task, the default reads data."""
-    if method is None and task is not None:
-        from regauge.alignment.table import METHODS  # It lists the subclasses of `Method`.
-
-        method = METHODS["data"].load()()
-    return method.planned(job, task) if isinstance(method, Method) else job
-
-
 def _default(setting: Field[Any]) -> Any:
     return setting.default if setting.default_factory is MISSING else setting.default_factory()
 

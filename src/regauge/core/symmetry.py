@@ -300,7 +300,8 @@ class Symmetry:
                     f"the element has no value for group {group.name!r}; it belongs to another symmetry: draw it from "
                     "this one"
                 )
-        is_charted, lead = bool(element.translation or element.rotation), chart.count_lead(bound, params)
+        is_charted = bool(element.translation or element.rotation)
+        lead = chart.count_lead(bound, params) if is_charted else 0
         if is_charted and is_large(params, lead, element.batch):
             return act_in_turn(bound, element, params, skip, lead)
         moved = {**params, **bound._act_on(element, {name: t for name, t in params.items() if name not in skip})}

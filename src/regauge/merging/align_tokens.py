@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from regauge.alignment import Method, Result, align
-from regauge.alignment.method import with_learning
+from regauge.alignment.align_networks import with_learning
 from regauge.alignment.representatives import Rotate, as_given
 from regauge.alignment.streamed.job import StreamedJob, align_job, plan_job
 from regauge.checkpoints.job import FileJob

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regauge.alignment import MergeMany, Method, WeightMatching, align_many
-from regauge.alignment.method import with_learning
+from regauge.alignment.align_networks import with_learning
 from regauge.alignment.representatives import Rotate
 from regauge.alignment.table import METHODS
 from regauge.checkpoints.checkpoint import Checkpoint

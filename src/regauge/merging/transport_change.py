@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from regauge.alignment import Method, align
-from regauge.alignment.method import with_learning
+from regauge.alignment.align_networks import with_learning
 from regauge.alignment.representatives import Rotate
 from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.job import Network, open_call, with_files
