@@ -114,7 +114,8 @@ def test_complex_parameters_are_named_as_what_holds_the_units() -> None:
     inputs = (torch.randn(2, 2, 10),)
     pairs, whole = (rg.discover(_Spectral(is_complex=held), inputs) for held in (False, True))
     assert sorted(group.size for group in pairs.groups) == [5, 6]
-    assert not whole.groups
+    # One factor of all units before the weight, which the layer behind it takes back.
+    assert [(group.name, group.size) for group in whole.groups] == [("first.scale", 1)]
     reasons = {(row.parameter, row.axis): row.reason for row in whole.frozen}
     assert "complex numbers, which are not moved; hold pairs of real ones" in reasons["first.weight", 0]
 

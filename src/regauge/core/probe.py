@@ -125,11 +125,13 @@ class Probe:
         dtype: torch.dtype = torch.float64,
     ) -> None:
         def cast(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.is_complex():  # `Module.to` would drop the imaginary parts.
+                return value.to(dtype.to_complex())
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
         self.dtype = dtype
         self.evaluations = 0
-        self.module = SelectedOutputs(_copy(module).to(dtype).eval(), outputs)
+        self.module = SelectedOutputs(_copy(module)._apply(cast).eval(), outputs)
         self.inputs, self.kwargs = pytree.tree_map(cast, (tuple(inputs), kwargs))
         state = {name: t for name, t in self.module.state_dict().items() if isinstance(t, Tensor)}
         self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}

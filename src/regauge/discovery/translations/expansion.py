@@ -200,7 +200,9 @@ def _total(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
     """Expand a sum or mean along axes."""
     source, dims = shape_of(given(node)[0]), argument(node, 1, None)
     several = [dims] if isinstance(dims, int) else list(dims or range(len(source)))
-    axes, is_kept = {int(d) % len(source) for d in several}, bool(argument(node, 2, False))
+    # A number has no axes: PyTorch takes a sum along its axis 0 for the number.
+    axes = {int(d) % len(source) for d in several} if source else set[int]()
+    is_kept = bool(argument(node, 2, False))
     summed = {axis: e.summed(source[axis]) for axis in axes}
     rest = iter(index for k, index in enumerate(indices) if not (is_kept and k in axes))
     own = [summed[axis] if axis in axes else next(rest) for axis in range(len(source))]
@@ -210,6 +212,8 @@ def _total(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
 
 def _cumulative(e: Expansion, node: Node, indices: Sequence[Index]) -> Values:
     """Expand a cumulative sum: a sum over an index that is at most another one."""
+    if not indices:  # A number.
+        return e.of(given(node)[0], indices)
     axis = int(given(node)[1]) % len(indices)
     before = e.summed(shape_of(node)[axis])
     own = (*indices[:axis], before, *indices[axis + 1 :])
