@@ -2,6 +2,7 @@
 
 from regauge_papers import (
     autoencoders,
+    basin_causes,
     bayesian,
     deep_align,
     digit_orbits,
@@ -27,7 +28,7 @@ EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "004": bayesian.EXPERIMENTS,
     "extra": residual.EXPERIMENTS,
     "merging": one_classifier.EXPERIMENTS | resnets.EXPERIMENTS | wide_mlps.EXPERIMENTS,
-    "transformers": transformers.EXPERIMENTS | one_basin.EXPERIMENTS,
+    "transformers": transformers.EXPERIMENTS | one_basin.EXPERIMENTS | basin_causes.EXPERIMENTS,
     "weightspace": weight_nets.EXPERIMENTS,
 }
 """Papers by number; "extra", "merging", "transformers" and "weightspace" hold what belongs to none of them."""

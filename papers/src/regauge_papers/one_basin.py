@@ -101,7 +101,7 @@ def population(family: Family, *, is_smoke: bool) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Basin:
-    """Return three pairs of the ViT, and one pair of others with fewer methods; ten longer trained pairs in full."""
+    """Return three pairs, of language models with fewer methods; ten pairs and longer methods in full."""
     is_smoke, is_image = scale == "smoke", family == "basin-vit"
     short, long = (2, 4) if is_smoke else (100, 400) if scale == "cpu" else (400, 1600)
     variants = (
@@ -122,7 +122,7 @@ def config(family: Family, scale: Scale) -> Basin:
     )
     if is_smoke:
         return Basin(population(family, is_smoke=True), ways, 1, points=3, read=40, test=60)
-    pairs = (3 if is_image else 1) if scale == "cpu" else 10
+    pairs = 3 if scale == "cpu" else 10
     read, test = (1300, 360) if is_image else (3000, 600)
     return Basin(population(family, is_smoke=False), ways, pairs, points=11, read=read, test=test)
 
