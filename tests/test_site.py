@@ -62,7 +62,7 @@ def address(site: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[webdriver.Chrome]":
     with open_browser(tmp_path_factory.mktemp("profile")) as driver:
-        driver.implicitly_wait(20)
+        driver.implicitly_wait(120)  # The search loads its index, and on a busy machine that takes a while.
         yield driver
 
 
