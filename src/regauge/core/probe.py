@@ -131,7 +131,8 @@ class Probe:
 
         self.dtype = dtype
         self.evaluations = 0
-        self.module = SelectedOutputs(_copy(module)._apply(cast).eval(), outputs)
+        widened = _copy(module)._apply(cast)  # type: ignore[no-untyped-call]
+        self.module = SelectedOutputs(widened.eval(), outputs)
         self.inputs, self.kwargs = pytree.tree_map(cast, (tuple(inputs), kwargs))
         state = {name: t for name, t in self.module.state_dict().items() if isinstance(t, Tensor)}
         self.params: Params = {name.removeprefix("module."): t.detach() for name, t in state.items()}
