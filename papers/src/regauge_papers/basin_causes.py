@@ -279,7 +279,7 @@ class CausePair(BasinPair):
 
 
 def draw(config: Causes, found: Sequence[Sequence[Sequence[Record]]]) -> dict[str, tuple[Chart, ...]]:
-    """Return a picture of barriers along each axis, and one of the spread behind each block of the deepest variant."""
+    """Return a picture of the barriers along each axis: the mean of the pairs, and their range."""
     charts = []
     for axis, base in config.axes.items():
         known = [(one.value if one.axis == axis else base, k) for k, one in enumerate(config.variants)]
@@ -287,6 +287,8 @@ def draw(config: Causes, found: Sequence[Sequence[Sequence[Record]]]) -> dict[st
         known = [(value, k) for value, k in known if config.variants[k].label == BASE or config.variants[k].axis]
         series = []
         for w, way in enumerate(config.ways):
+            if way.is_tempered:  # The loss of its ends is another one.
+                continue
             values = [[float(BARRIER.read(record) or 0) for record in found[k][w]] for _, k in known]
             at = [float(value) for value, _ in known]
             series.append(Series(way.label, at, [*map(fmean, values)], [*map(min, values)], [*map(max, values)]))
