@@ -14,8 +14,6 @@ KINDS = (
     "matching", "Awq", "SmoothQuant", "SpinQuant", "graph", "copy", "merge", "similar", "dissimilar",
 )  # fmt: skip
 """Words that names of cases begin with."""
-LISTED = {"git-re-basin-pytorch": 21, "model-provenance-kit": 111, "rebasin": 32}
-"""Numbers of cases of peers that have more than the record."""
 HEAD = """# Judged by others
 
 regauge runs the tests, tables and examples of other tools without changes to them. The folder `judges/` has one script
@@ -28,9 +26,9 @@ PEERS=FOLDER make judges      # FOLDER has git checkouts such as FOLDER/mergekit
 ```
 
 Cases in a record are not run again. To repeat them, delete their lines or the file. The lists of cases were fixed
-before we changed anything in regauge for them. If a list is longer than the record, the next `make judges` continues
-it. The column "not run" counts cases that need something that our machine lacks, such as a GPU or a download. The
-share is the share of passed cases among all other cases.
+before we changed anything in regauge for them. All lists have been run to the end.
+The column "not run" counts cases that need something that our machine lacks, such as a GPU or a download. The share is
+the share of passed cases among all other cases.
 """
 
 
@@ -45,8 +43,7 @@ def draw() -> str:
     lines = [HEAD, "| peer | cases | passed | share | not run | CPU seconds |", "| --- | --- | --- | --- | --- | --- |"]
     for peer, rows in records.items():
         passed, run = sum(bool(row.passed) for row in rows), sum(row.passed is not None for row in rows)
-        count = f"{len(rows)} of {LISTED[peer]}" if len(rows) < LISTED.get(peer, 0) else len(rows)
-        cells = (peer, count, passed, f"{passed / run:.1%}", len(rows) - run)
+        cells = (peer, len(rows), passed, f"{passed / run:.1%}", len(rows) - run)
         lines.append(f"| {' | '.join(map(str, cells))} | {sum(row.seconds for row in rows):.0f} |")
     for peer, rows in records.items():
         lines += ["", f"## {peer}", "", *_section(rows)]

@@ -302,7 +302,7 @@ def test_the_page_of_judges_is_drawn_from_their_records(script: Script) -> None:
         assert len({row.case for row in rows}) == len(rows)
         assert all(row.passed or row.reason for row in rows)
         run = [row.passed for row in rows if row.passed is not None]
-        assert len(rows) < page.LISTED.get(path.stem, 0) or sum(run) >= 0.95 * len(run), path.stem
+        assert sum(run) >= 0.95 * len(run), path.stem
 
 
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
