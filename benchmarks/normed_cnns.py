@@ -1,4 +1,4 @@
-"""What the coordinates of gains do to averages of CNNs with batch normalization: methods and coordinates, pair by pair.
+"""Averages of CNNs with batch normalization by method and by the coordinates of gains, pair by pair.
 
 Two populations of networks from starts of their own make disjoint pairs. The second network of each pair is aligned,
 and the barrier of the linear path is measured on test images. Statistics are recomputed in every network on the path.
@@ -67,7 +67,7 @@ def networks(name: str, cache: Path) -> rg.Params:
 
 
 def moves(symmetry: rg.Symmetry, task: rg.Task) -> Moves:
-    """What makes the second network of a pair more similar to the first one."""
+    """A change that makes the second network of a pair more similar to the first one."""
     weights, activations = rg.WeightMatching(), rg.ActivationMatching()
 
     def align(a: rg.Params, b: rg.Params, method: Any, **options: Any) -> rg.Params:

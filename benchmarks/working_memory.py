@@ -39,7 +39,7 @@ CALLS = {
     "merge": ("merging", 2),
     "merge three": ("merging", 3),
     "align_many three": ("aligning many networks", 3),
-    "compare": ("aligning", 2),
+    "compare": ("comparing", 2),
     "canonicalize": ("canonicalizing", 1),
     "gauge": ("choosing a gauge", 1),
     "prune": ("pruning", 1),

@@ -136,7 +136,7 @@ def try_rotations(name: str) -> str | None:
 def _every_expert(
     experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What the peer's experts compute, with every expert on all tokens."""
+    """Return the outputs of the peer's experts, with every expert on all tokens."""
     chosen = nn.functional.one_hot(top_k_index, experts.num_experts) * top_k_weights.unsqueeze(-1)
     outputs = torch.stack([experts[k](hidden_states) for k in range(experts.num_experts)], dim=-1)
     return (outputs * chosen.sum(1).unsqueeze(1)).sum(-1)

@@ -148,7 +148,7 @@ class Aligned:
         judged(first, max(theirs), ours, None)
 
     def descend(self, max_iterations: int) -> Iterator[dict[str, Any]]:
-        """What the peer reaches, in several orders."""
+        """Yield the parameters that the peer reaches, once for each order."""
         for _ in range(CLIMBS):
             other = self.peer(copy.deepcopy(self.model_a), copy.deepcopy(self.model_b), self.inputs)
             other.rebasin(max_iterations)

@@ -57,7 +57,8 @@ class Work:
 
 
 WORKS = {
-    "aligning": Work(1.9, ALIGNMENT, behind=0.75),
+    "aligning": Work(2.1, ALIGNMENT, behind=0.75),
+    "comparing": Work(3, behind=0.75),
     "aligning many networks": Work(8, ALIGNMENT, behind=0),
     "applying an alignment": Work(2.5),
     "merging": Work(8, ".md", behind=0),
@@ -206,11 +207,10 @@ class FileJob:
 
     def matched_by(self, symmetry: Symmetry) -> "FileJob":
         """Return a job with the memory of matching by this symmetry, if the work matches networks."""
-        itemsize = max((4, *(one.dtype.itemsize for one in self.source.stored.values())))
-        behind = WORKS[self.work].behind
+        behind, dtypes = WORKS[self.work].behind, [one.dtype for one in self.source.stored.values()]
         if behind is None:
             return self
-        costs, searching = matching_bytes(symmetry, itemsize)
+        costs, searching = matching_bytes(symmetry, max((4, *(dtype.itemsize for dtype in dtypes))))
         more = behind if symmetry.translations or symmetry.gains else 0.0
         return replace(self, more_copies=more, costs=costs, searching=searching)
 

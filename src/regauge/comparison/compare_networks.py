@@ -117,7 +117,7 @@ def compare(
     if draws < 1:
         raise ValueError(f"draws is {draws}; a test needs at least one random element, and 999 are usual")
     page = require_page(out)
-    job = open_job((params_a, params_b), 1, memory=memory)
+    job = open_job((params_a, params_b), 1, memory=memory, work="comparing")
     name_a, name_b = ["a network in memory"] * 2 if job is None else [one.label for one in job.checkpoints]
     if job is not None:
         job = job.named_by(symmetry)
