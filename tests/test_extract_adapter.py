@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.core.progress import Advance
 
 transformers = pytest.importorskip("transformers")
 
@@ -95,6 +96,32 @@ def test_matrices_that_are_stored_the_other_way_around(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["fan_in_fan_out"]
     for name, tensor in tuned.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-12)
+
+
+def test_the_model_of_files_is_named_and_progress_is_shown(place: Path) -> None:
+    (place / "net.py").write_text(
+        "import transformers\n\ndef make():\n"
+        f"    config = transformers.AutoConfig.from_pretrained({str(place / 'base')!r})\n"
+        "    return transformers.LlamaForCausalLM(config), ()\n"
+    )
+    done: dict[str, list[float]] = {}
+
+    def progress(label: str, total: float, /) -> Advance:
+        done[label] = [0, total]
+
+        def advance(amount: float = 1) -> None:
+            done[label][0] += amount
+
+        return advance
+
+    files = [place / name / "model.safetensors" for name in ("base", "tuned")]
+    made = rg.merging.extract_adapter(
+        *files, place / "named", rank=2, model=f"{place / 'net.py'}:make", progress=progress
+    )
+    again = rg.merging.extract_adapter(place / "base", place / "tuned", place / "adapter", rank=2)
+    assert made.modules == again.modules
+    assert made.whole == again.whole
+    assert done["extracting"][0] == done["extracting"][1] == len(load(place / "tuned"))
 
 
 def test_what_cannot_be_extracted_is_refused(place: Path) -> None:

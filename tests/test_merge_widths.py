@@ -83,3 +83,22 @@ def test_what_does_not_fit_is_refused() -> None:
     other = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     with pytest.raises(ValueError, match="different parameters"):
         rg.merging.merge_widths([network(module, 0), network(other, 0)], [symmetry_of(module), symmetry_of(other)])
+
+
+def test_settings_reach_the_correspondence_and_the_merge() -> None:
+    modules = [mlp(4, 3), mlp(7, 5)]
+    symmetries = [symmetry_of(module) for module in modules]
+    networks = [network(module, seed) for seed, module in enumerate(modules)]
+    merge = rg.merging.merge_widths
+    plain = merge(networks, symmetries, labels=["narrow", "wide"])
+    assert plain.record.networks == ("narrow", "wide")
+    soft = merge(networks, symmetries, regularization=10.0)
+    assert not torch.allclose(soft.params["2.weight"], plain.params["2.weight"])
+    mapped = merge(networks, symmetries, weights=[0, 1]).params
+    arc = merge(networks, symmetries, rule=rg.merging.Slerp())
+    expected = rg.merge([networks[0], mapped], symmetries[0], rule=rg.merging.Slerp()).params
+    assert all(torch.allclose(arc.params[name], tensor, atol=1e-12) for name, tensor in expected.items())
+    random = rg.WeightMatching(restarts=2)
+    with pytest.raises(ValueError, match="generator"):
+        merge(networks, symmetries, method=random)
+    merge(networks, symmetries, method=random, generator=chance(0))

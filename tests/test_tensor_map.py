@@ -13,6 +13,7 @@ from regauge.cli.main import main
 from regauge.comparison import find_tensor_map
 from regauge.comparison.conversion.orders import Strided
 from regauge.comparison.conversion.tensor_map import NO_ORDER
+from regauge.core.progress import Advance
 
 HEADS, DEPTH, WIDTH, WIDE = 4, 3, 32, 80
 QKV = ("q", "k", "v")
@@ -271,6 +272,22 @@ def test_orders_of_reshapes_are_recognized_and_random_ones_are_not(shape: tuple[
     assert (found.index() == part).all()
     shuffled = torch.randperm(31, generator=torch.Generator().manual_seed(0)).numpy()
     assert Strided.of(shuffled, 31) is None
+
+
+def test_python_writes_the_page_of_the_command_and_shows_progress(tmp_path: Path) -> None:
+    a = network("packed by head")
+    b = CONVERSIONS["packed by head"](a)
+    page = tmp_path / "page.html"
+    done: list[tuple[float, float]] = []
+
+    def progress(label: str, total: float, /) -> Advance:
+        return lambda amount=1: done.append((amount, total))
+
+    find_tensor_map(a, b, out=page, progress=progress)
+    assert "a[&#34;layers.*.q.weight&#34;]" in page.read_text()
+    assert sum(count for count, _ in done) == done[0][1] > 0
+    with pytest.raises(FileExistsError, match="exists"):
+        find_tensor_map(a, b, out=page)
 
 
 @pytest.mark.parametrize("bad", [{}, nn.Module()])

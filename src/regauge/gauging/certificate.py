@@ -57,7 +57,6 @@ def certify(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     outputs: Outputs = None,
-    each_group: bool = True,
 ) -> Certificate:
     """Evaluate a network before and after it is transformed, and compare the outputs.
 
@@ -68,14 +67,13 @@ def certify(
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
         outputs: The names of the outputs that are compared.
-        each_group: Whether the transformation of each group is also tested alone.
     """
     model = _Model(module, *example_arguments(example_inputs, example_kwargs), outputs)
     try:
         with InDouble():
-            exact = _exact_changes(params, moves, model, each_group=each_group)
+            exact = _exact_changes(params, moves, model)
     except (RuntimeError, TypeError):  # Some models need the precision that they ask for.
-        exact = _exact_changes(params, moves, model, each_group=each_group)
+        exact = _exact_changes(params, moves, model)
     dtype = next((t.dtype for t in params.values() if t.is_floating_point()), torch.float32)
     stored = _stored_change(params, moves, model, dtype)
     return Certificate(exact.total, exact.tolerance, stored, str(dtype).removeprefix("torch."), exact.per_group)
@@ -98,14 +96,14 @@ class _Changes(NamedTuple):
     per_group: dict[str, float]
 
 
-def _exact_changes(params: Mapping[str, Tensor], moves: Sequence[Move], model: _Model, *, each_group: bool) -> _Changes:
+def _exact_changes(params: Mapping[str, Tensor], moves: Sequence[Move], model: _Model) -> _Changes:
     probe, tolerance = exact_probe(*model)
     start = _complete(params, probe, probe.dtype)
     reference = probe(start)
     total = relative_change(reference, probe(apply_moves(moves, start)))
     per_group: dict[str, float] = {}
     current = start
-    for move in moves if each_group else ():
+    for move in moves:
         before, blank = probe(current), move.symmetry.identity()
         for group in move.moved_groups():
             alone = move.symmetry.act(blank.replace(group.name, move.element[group.name]), current)
