@@ -1,7 +1,7 @@
 """The action of an element on parameters: gather, multiply, rotate, shift.
 
-For each entry of an axis, the source index is the destination index plus a sum of displacements, one for each
-placement. One gather with a broadcast sum as its index therefore applies all permutations to a parameter. If the
+For each entry of an axis, the index of its source is its own index plus one displacement for each placement. One
+gather, whose index is a broadcast sum of displacements, therefore applies all permutations to a parameter. If the
 displacements along one axis do not depend on the index along another axis, the entries can also be gathered axis by
 axis. Gathering axis by axis needs no index tensor as large as the parameter.
 """
@@ -23,7 +23,7 @@ from regauge.core.groups import Group, Placement
 from regauge.core.params import Params, require_held
 
 FLAT_LIMIT = 1 << 22
-"""If a parameter has more entries than this, a batch of elements acts on it axis by axis, without a flat index."""
+"""The number of entries from which a batch of elements acts on a parameter axis by axis, without a flat index."""
 LONGEST_SHARED_AXIS = 1 << 24
 """The longest axis on which several groups are compared index by index."""
 LONG_ROW = 8
@@ -35,12 +35,13 @@ Shorter rows are gathered entry by entry.
 
 @dataclass(frozen=True)
 class Site:
-    """A placement for a given parameter shape: the covered axis indices, and the unit that owns each index.
+    """A placement for a given shape of the parameter: the axis indices that it covers, and the unit that owns each.
 
-    The field `bases` has one pair for each base of the group: the axis from which the base index is read, and the base
-    index. The axis is None if the base index is read from the axis of the placement. The base index has shape `[m]` if
-    it is read from this axis, and otherwise `[length of the other axis]`. The field `added` is the constant that the
-    model adds to the parameter before it uses the parameter. Factors multiply the sum of parameter and constant.
+    The field `bases` has one pair (axis, base index) for each base of the group, that is, each group around a nested
+    group. The axis in `bases` is None if the base index is read from the axis of the placement. A base index has shape
+    `[m]` if it is read from the axis of the placement, and otherwise the length of the other axis. The field `added` is
+    the constant that the model adds to the parameter before it uses the parameter. Factors multiply the sum of the
+    parameter and the added constant.
     """
 
     group: Group
@@ -52,9 +53,9 @@ class Site:
 
     @cached_property
     def is_sorted(self) -> bool:
-        """Whether the positions ascend.
+        """Whether the axis indices of the site ascend.
 
-        If the positions also cover every index of the axis, they are the whole axis in order.
+        Ascending indices that cover every index of an axis are the whole axis in order.
         """
         return bool((self.positions[1:] > self.positions[:-1]).all())
 
@@ -78,7 +79,7 @@ class Site:
 
     @cached_property
     def base_index(self) -> tuple[Tensor, ...]:
-        """The index of each base, shaped to broadcast over the axes: `[*other axes, m]`."""
+        """The index of each base (a group around a nested group), shaped to broadcast over axes: `[*other axes, m]`."""
         others = self.axes[:-1]
         return tuple(
             base if axis is None else base.reshape([-1 if other == axis else 1 for other in others] + [1])
@@ -87,7 +88,9 @@ class Site:
 
 
 def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float = 0.0) -> list[Site]:
-    """Resolve all placements of all groups on one parameter. Raise a ValueError if a placement does not fit."""
+    """Resolve all placements of all groups on one parameter.
+
+    Raise a ValueError if a placement does not fit the shape of the parameter."""
     by_name = {group.name: group for group in groups}
     sites = []
     for group in groups:
@@ -126,7 +129,7 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
 
 
 def span(group: Group, place: Placement) -> tuple[int, int]:
-    """Return the first and the last index of a placement."""
+    """Return the first and the last axis index that a placement covers."""
     return place.start, place.start + sum(
         (size - 1) * stride for size, stride in ((group.size, place.stride), *place.repeats)
     )
@@ -135,9 +138,9 @@ def span(group: Group, place: Placement) -> tuple[int, int]:
 def overlapping(
     groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Group, Group, Placement]]:
-    """Yield pairs of groups that act on the same axis and interfere, and the placement of the first group.
+    """Yield pairs of groups that interfere on the same axis, and the placement of the first group.
 
-    An element of the first group changes which entries of the axis belong to which unit of the second group.
+    Two groups interfere if the first one moves entries between units of the second one.
     """
     moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
     for group in groups:
@@ -164,11 +167,11 @@ def overlapping(
 
 @dataclass(frozen=True)
 class Moves:
-    """The change that an element makes to one parameter, stored as tables over those axes on which the change depends.
+    """The change that an element makes to one parameter, stored as tables over only some axes of the parameter.
 
-    Each table acts along the last of its axes. A displacement is the source index of each entry along this axis, minus
-    its destination index. Entries are first multiplied by factors. Then shifts are added. Matrices form linear
-    combinations of the entries along an axis.
+    Each table of displacements, factors or shifts acts along the last of its axes. A displacement is the index of an
+    entry's source along an axis, minus the index of the entry itself. An element first multiplies entries by factors
+    and then adds shifts. Matrices replace the entries along an axis by linear combinations.
     """
 
     displacements: dict[tuple[int, ...], Int[Tensor, "..."]]
@@ -181,7 +184,7 @@ class ReadValues:
     """Factors, displacements and inverse matrices of an element, computed once and shared by all tensors.
 
     Args:
-        element: The element. The caller must not change it while this object is in use.
+        element: The element. The caller must not change the element while a `ReadValues` object uses it.
     """
 
     def __init__(self, element: Element) -> None:
@@ -190,11 +193,13 @@ class ReadValues:
 
     @cached_property
     def single(self) -> "ReadValues":
-        """The factors, displacements and inverse matrices of the single element in a batch of size one."""
+        """The factors, displacements and inverse matrices of the only element in a batch of size one."""
         return ReadValues(self.element.item(0))
 
     def replaced(self, name: str, value: Value) -> "ReadValues":
-        """Return a copy in which one group has another value. Results that other groups determine are kept."""
+        """Return a copy in which one group of the element has another value.
+
+        Results that do not depend on this group are kept."""
         result = ReadValues(self.element.replace(name, value))
         result._known = {group: known for group, known in self._known.items() if group != name}
         if "single" in self.__dict__:
@@ -211,12 +216,12 @@ class ReadValues:
         return known[key]
 
     def factor(self, site: Site) -> Float[Tensor, "..."] | None:
-        """Return the factors of a site, or None if all factors are one."""
+        """Return the factors by which an element multiplies entries at a site, or None if all factors are one."""
         place = site.placement
         return self._once(site, ("factor", place.scale, place.sign, place.parity), _factor)
 
     def displacement(self, site: Site) -> Int[Tensor, "..."] | None:
-        """Return the source index of each entry minus its destination index, or None if no entry moves."""
+        """Return, for each entry at a site, the index of its source minus its own index, or None if no entry moves."""
         return self._once(site, "displacement", self._displacement)
 
     def _displacement(self, site: Site, value: Value) -> Tensor | None:
@@ -226,9 +231,9 @@ class ReadValues:
         return found if self.element.batch or bool(found.any()) else None
 
     def order(self, site: Site) -> Int[Tensor, " size"] | None:
-        """Return the permutation of the units at a placement where unit i owns only index i; None for the identity.
+        """Return the permutation of units at a placement where unit i owns only index i, or None for the identity.
 
-        The element must be a single element, not a batch.
+        `order` needs a single element, not a batch.
         """
         return self._once(site, "order", _order)
 
@@ -328,7 +333,7 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
     """Return whether each site is plain, covers an axis alone, and has no added constant.
 
-    This holds for most parameters.
+    Most parameters have only plain sites without added constants.
     """
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain
@@ -341,7 +346,7 @@ def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
 def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int) -> Tensor:
     """Apply an element without a batch to a tensor, axis by axis.
 
-    Compared with `_act_one`, each axis needs few operations.
+    `_act_by_axes` needs fewer operations for each axis than `_act_one`.
     """
     given, dtype = tensor, tensor.dtype
     work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
@@ -367,7 +372,7 @@ def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int)
 def _base_index(
     base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
 ) -> tuple[int | None, Tensor]:
-    """Return the axis from which the index of a base is read, and the base index.
+    """Return the axis from which the index of a base is read, and that index.
 
     The axis is None if the base index is read from the axis of the placement.
     """
@@ -397,7 +402,7 @@ def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axe
 
 
 def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
-    """Return the factors of a site, or None if all factors are one."""
+    """Return the factors by which an element multiplies entries at a site, or None if all factors are one."""
     factor = None
     placement = site.placement
 
@@ -425,9 +430,9 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
 def _merge(
     into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
-    """Add the values of a site to the total over the same axes.
+    """Add values of a site to a sum of such values, which is kept separately for each set of axes.
 
-    If `is_product`, multiply the total by the values instead.
+    If `is_product`, multiply the values of a site into a product instead.
     """
     axes = site.axes
     if site.is_plain and values.shape[-1] == shape[axes[-1]]:  # the whole axis in its order
@@ -466,7 +471,7 @@ def _gather(
     shape: tuple[int, ...],
     batch: int,
 ) -> Shaped[Tensor, "*shape"]:
-    """Gather entries from their sources. Each displacement acts along the last of its axes."""
+    """Gather each entry of a tensor from its source. Each displacement acts along the last of its axes."""
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     # Axis by axis moves outer axes before nested ones, but does not order nested axes that depend on one another.
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
@@ -499,7 +504,7 @@ def _gather(
 
 
 def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int, ...], batch: int) -> Tensor:
-    """Return the flat index of the source of each entry, `[*batch, *shape]`."""
+    """Return, for each entry, the flat index of the entry from which it is taken, `[*batch, *shape]`."""
     index = torch.arange(math.prod(shape)).reshape(shape)
     for axes, displacement in displacements.items():
         stride = math.prod(shape[axes[-1] + 1 :])
@@ -508,7 +513,7 @@ def flat_index(displacements: Mapping[tuple[int, ...], Tensor], shape: tuple[int
 
 
 def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " length"]) -> Shaped[Tensor, "*taken"]:
-    """Return `tensor.index_select(axis, index)`, computed on the tensor reshaped to three axes.
+    """Return `tensor.index_select(axis, index)`, computed on a view of the tensor with three axes.
 
     Torch selects along the middle of three axes up to ten times as fast.
     """
@@ -529,7 +534,7 @@ def _gather_rows(
 ) -> Shaped[Tensor, "models *shape"]:
     """Return `tensor[model, ..., index[model], ...]`, gathered row by row.
 
-    This is many times faster than entry by entry.
+    Gathering row by row is many times faster than gathering entry by entry.
     """
     models, length = len(tensor), tensor.shape[1 + axis]
     outer = math.prod(tensor.shape[1 : 1 + axis])
@@ -540,7 +545,7 @@ def _gather_rows(
 
 
 def _mix(site: Site, value: Value, read: ReadValues, tensor: Tensor, batch: int, lead: int) -> Tensor:
-    """Multiply the units in each copy of a group by the matrix of this copy."""
+    """Multiply the units in each copy of a group by the matrix that belongs to the copy."""
     assert value.matrix is not None
     axis, n, work = lead + site.placement.axis, site.group.size, tensor.dtype
     if site.group.matrix == "linear" and tensor.device.type != "mps":  # That has no float64.

@@ -1,4 +1,7 @@
-"""Checks of the arguments of public functions. The checks depend on argument names and run before the function."""
+"""Checks of the arguments of public functions.
+
+An argument is checked according to its name, before the function runs.
+"""
 
 import functools
 import inspect
@@ -22,15 +25,17 @@ JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
 
 
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the arguments of a public function before each call. A typical mistake raises an error with one sentence.
+    """Check the arguments of a public function before each call.
+
+    A typical mistake, such as a missing argument, raises an error with one sentence.
 
     Arguments with plain annotations (numbers, strings, booleans, paths, lists) are checked against the annotation.
-    Arguments named in `CHECKS` are checked for their class. If the function takes a sequence of such arguments, each
-    item of the sequence is checked. Arguments named in `NEEDED` must be given. If a function takes networks, they must
-    be the first arguments. Several networks must be given as one list, and a module comes after them.
+    Arguments named in `CHECKS` must be objects of the class given there. If an argument is a sequence, each of its
+    items is checked. Arguments named in `NEEDED` may not be missing. If a function takes networks, they must be its
+    first arguments. Several networks must be given as one list, followed by the module.
 
     Raises:
-        TypeError: An argument is missing, is an object of another class, or stands in the position of another argument.
+        TypeError: An argument is missing, has another class, or stands in the position of another argument.
     """
     signature = inspect.signature(function)
     parameters = signature.parameters
@@ -110,7 +115,7 @@ def require_task(task: object) -> None:
 
 
 def require_judge(judge: object) -> None:
-    """Raise a TypeError unless the argument can evaluate networks: a task, or a function of parameters."""
+    """Raise a TypeError unless the argument can evaluate networks, as a task or a function of parameters can."""
     if isinstance(judge, nn.Module) or not (isinstance(judge, Task) or callable(judge)):
         raise TypeError(f"the judge is {describe(judge)}, but a task or a function is expected: write {JUDGE}")
 

@@ -17,24 +17,24 @@ Floats = NDArray[np.float64]
 Solver = Callable[[Floats], NDArray[np.int64]]
 
 WARM_SIZE = 48
-"""Problems smaller than this are solved without reductions and potentials, because that is faster."""
+"""Assignment problems smaller than this are solved without reductions and potentials, because that is faster."""
 POTENTIAL_ROUNDS = 2
-"""The number of rounds that recover potentials from an optimal assignment.
+"""The number of rounds that recover dual potentials from an optimal assignment.
 
-With more rounds, the next search does not become shorter.
+More rounds do not shorten the search for the next assignment.
 """
 
 
 def assign(profit: Floats) -> NDArray[np.int64]:
     """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
-    First, row and column minima are subtracted from the cost `-profit`. The result is nonnegative and has many zeros.
-    The subtraction changes the cost of every permutation by the same constant. Therefore the optimal permutation stays
-    the same. The profits of trained networks are heavy-tailed. For such profits, the subtraction makes the search
-    several times shorter.
+    First, row and column minima are subtracted from the cost `-profit`. The matrix that remains after the subtraction
+    is nonnegative and has many zeros. Subtracting a constant from a row or column changes the cost of every permutation
+    by the same amount. Therefore the optimal permutation stays the same. The profits of trained networks are
+    heavy-tailed. For heavy-tailed profits, subtracting the minima makes the search several times shorter.
 
     Args:
-        profit: Square matrix, `[n, n]`.
+        profit: The profits as a square matrix, `[n, n]`.
 
     Returns:
         The column assigned to each row, `[n]`. If several permutations are optimal, every call returns the same one.
@@ -57,7 +57,7 @@ def assign(profit: Floats) -> NDArray[np.int64]:
 
 
 def assign_rows(profit: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return distinct columns `[rows]`, one for each of a few rows, that exactly maximize the sum of profits."""
+    """Return one distinct column for each of a few rows, `[rows]`, with the exactly maximal sum of profits."""
     return _scipy(-np.asarray(profit, dtype=np.float64))
 
 
@@ -80,15 +80,15 @@ def assign_many(
     """Solve many assignment problems of one size at once, in the dtype of the profits; see `assign`.
 
     Reductions, potentials and the optimality test are computed for all problems together, on the device of the profits.
-    Only the remaining search runs on the CPU, one problem after another. Potentials of similar problems shorten this
-    search. No other permutation exceeds the current columns by more than the sum of their reduced costs (weak duality).
-    If this sum is at most `slack`, the current columns are kept.
+    Only the search for the remaining rows runs on the CPU, one problem after another. Potentials of similar problems
+    shorten the search on the CPU. By weak duality, no permutation exceeds the current columns by more than the sum of
+    the current reduced costs. If the sum of the current reduced costs is at most `slack`, the current columns are kept.
 
     Args:
         profits: The profits, in float32 or float64.
         potentials: The potentials that a previous call returned for similar problems.
         current: The columns to keep if they are optimal. Default: the identity.
-        slack: Default: 0. The current columns are kept if no other permutation gains more than this number.
+        slack: The gain up to which a better permutation is ignored and the current columns are kept. Default: 0.
         is_repeated: Whether the caller will solve similar problems later and needs the potentials.
 
     Raises:
@@ -153,7 +153,7 @@ def assigning_bytes(itemsize: int) -> int:
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Return column potentials that certify the optimum, at least nearly, after a few shortest paths from `start`."""
+    """Return column potentials that prove an assignment (nearly) optimal, after a few shortest paths from `start`."""
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
     # For costs -profit: u_i = cost(i, c_i) - v_(c_i) makes the chosen entries tight, v_j = min_i cost(i, j) - u_i keeps
@@ -194,10 +194,10 @@ def _solver() -> Solver:
 
 
 def _search(reduced: Float[Tensor, "problem target source"]) -> Int[Tensor, "problem target"]:
-    """Return the solutions that a search on the CPU finds for the reduced problems.
+    """Return the solutions of reduced assignment problems, found by a search on the CPU.
 
-    If this version of `lapx` supports it, one call solves all problems. Otherwise each problem takes one call, and
-    torch's threads make these calls in parallel.
+    If the installed `lapx` supports it, one call solves all assignment problems. Otherwise, each assignment problem
+    takes one call, and torch's threads make these calls in parallel.
     """
     costs, solve = reduced.cpu().numpy(), _solver()
     batched = None

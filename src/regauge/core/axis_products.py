@@ -10,11 +10,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 MULTIPLIED_AT_ONCE = 1 << 18
-"""The number of entries that are multiplied at once. These entries and their products fit in a cache."""
+"""The number of entries that are multiplied at once. The multiplied entries and their products fit in a cache."""
 LONG_ROW = 8
-"""If at least this many entries follow each index of an axis, products are computed along the axis in place.
+"""The number of entries behind each index of an axis from which products along the axis are computed in place.
 
-Otherwise the axis is first moved to the last position.
+Otherwise, the axis is first moved to the last position.
 """
 
 
@@ -79,7 +79,8 @@ def multiply_copies(
         blocks: `[*batch, *other axes, copies or 1, n, n]`, or `[*batch, n, n]` if all copies share one matrix.
         values: The tensor, `[*lead, *axes]`. The units of one copy must be consecutive along the axis.
         axis: The axis of the units. Index 0 is the first axis after the leading axes.
-        others: The other axes whose indices select the matrix, in ascending order. None if all copies share one matrix.
+        others: The other axes whose indices select the matrix, in ascending order. `others` is None if all copies share
+            one matrix.
         batch: The number of leading axes of the matrices.
         lead: The number of leading axes of the tensor.
     """

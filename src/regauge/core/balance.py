@@ -22,12 +22,12 @@ from regauge.core.squared_norm import Array, Limits, SquaredNorm, Steps
 from regauge.core.symmetry import Symmetry
 
 EXACT = 1e-12, (1e-13, 1e-11)
-"""The tolerance of the logarithms of factors, and the eigenvalue limits, for parameters in double precision."""
+"""Tolerances for double precision: of the logarithms of factors, and of eigenvalues that count as zero or not."""
 ROUNDED = 1e-7, (1e-11, 1e-6)
-"""The tolerance and the eigenvalue limits for parameters in lower precision."""
+"""Tolerances for lower precision: of the logarithms of factors, and of eigenvalues that count as zero or not."""
 LARGEST_LOGARITHM = 30.0
-"""The largest logarithm of a factor. If a logarithm would exceed it, the sum of squares is treated as having no
-minimum."""
+"""The largest logarithm of a factor. If the logarithm of a factor would exceed this limit, the sum of squares is
+treated as having no minimum."""
 JOINED = 1 << 20
 """Networks with up to this many entries in total are balanced together, which takes as long as balancing one
 network."""
@@ -37,30 +37,33 @@ Exponents = tuple[tuple[int, int], ...]
 Terms = tuple[tuple[str, Exponents], ...]
 
 LENGTH_COST = 1e-4
-"""The penalty on the length of a direction, relative to the gain from each row that becomes smaller."""
+"""The penalty on the length of a direction of scales, relative to the gain from each row that shrinks."""
 Buffers = Literal["move", "keep"]
 """Whether balancing may change running statistics."""
 NEWTON_STEPS = 60
-"""The maximal number of Newton steps. If the norm has no minimum, the iteration would not end without this limit."""
-PRODUCTS = 500
-"""The maximal number of products with the Hessian in one step."""
-ALL_PRODUCTS = 1500
-"""The maximal number of products with the Hessian in all steps together.
+"""The maximal number of Newton steps that balancing takes.
 
-Chains of 256 layers take 1,150 products. With uninitialized parameters, any number of products could be needed.
+If the norm of a network has no minimum, balancing would not end without this limit."""
+PRODUCTS = 500
+"""The maximal number of products with the Hessian in one Newton step."""
+ALL_PRODUCTS = 1500
+"""The maximal number of products with the Hessian in all Newton steps together.
+
+Balancing chains of 256 layers takes 1,150 products with the Hessian. With uninitialized parameters, balancing could
+need any number of products with the Hessian.
 """
 LONGEST_STEP = 2.0
-"""The largest change of a logarithm in one step."""
+"""The largest change of a factor's logarithm in one Newton step."""
 FAR = 0.1
-"""If a step is longer than this, exact steps of singular matrices come first."""
+"""If a Newton step is longer than this, singular matrices first take an exact step."""
 LARGEST_SHARE, SMALLEST_SHARE = 0.25, 1e-5
-"""The largest and the smallest share of the gradient that may remain after a step."""
+"""The largest and the smallest share of the gradient that may remain after a Newton step."""
 FLOOR = 1e-14
-"""Changes of logarithms below this number are lost in rounding."""
+"""Changes of a factor's logarithm below this number are lost in rounding."""
 FLAT = 1e-9
 """A direction counts as flat if its curvature is below this share of the preconditioner's curvature."""
 HALVINGS = 30
-"""The maximal number of times that a step is halved if it increases the norm."""
+"""The maximal number of times that a Newton step is halved if it increases the norm."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,9 @@ class Balance:
     """The scales and matrices that balance one network, or each network of a population.
 
     Attributes:
-        element: The scales and symmetric matrices. All other values are the identity.
-        rigid: For each group of matrices, one boolean for each network. It is true if the matrix stayed the identity
-            because its Gram matrix is singular within rounding.
+        element: The scales and symmetric matrices. All permutations and signs of the element are the identity.
+        rigid: For each group of matrices, one boolean for each network, true if balancing left the matrix at the
+            identity. A matrix stays the identity if its Gram matrix is singular within rounding.
     """
 
     element: Element
@@ -85,20 +88,20 @@ def has_balance(symmetry: Symmetry) -> bool:
 def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffers = "move") -> Element:
     """Return the scales and matrices that map a network to the network of smallest norm on its orbit.
 
-    `act(balance(p), p)` minimizes the sum of squares of all parameters. The minimum is over the positive factors of
-    every unit and the invertible matrices of every linear group. The logarithm of the sum of squares is convex along
-    geodesics of these groups. All copies of a network that differ by scales are therefore balanced to the same network.
-    Copies that differ by invertible matrices are balanced to networks that agree up to rotations. The matrices returned
-    here are symmetric. In a plain ReLU network, balancing makes the norms of each unit's incoming weights (including
-    the bias) and outgoing weights equal. For an attention head, balancing makes the Gram matrices of queries and keys
-    equal.
+    `act(balance(p), p)` minimizes the sum of squares of all parameters. The minimum is taken over a positive factor for
+    every unit and an invertible matrix for every linear group. The logarithm of the sum of squares is convex along
+    geodesics of the group of scales and matrices. Networks that differ only by scales are therefore balanced to the
+    same network. Networks that differ only by invertible matrices are balanced to networks that agree up to rotations.
+    All matrices that `balance` returns are symmetric. In a plain ReLU network, balancing makes the norm of each unit's
+    incoming weights and bias equal to the norm of its outgoing weights. For an attention head, balancing makes the Gram
+    matrices of queries and keys equal.
 
     Newton's method optimizes all scales and matrices at once (`minimize`).
 
     If all incoming or all outgoing weights of a unit are zero, the norm has no minimum at finite scales. A linear term
-    in the logarithm of the unit's factor then makes the minimum finite. At this minimum, the sum of the unit's squared
-    weights, each weighted by its exponent, is one. If all weights of a unit are zero, its factors stay one. On a
-    subspace where only one of the two Gram matrices of a linear group is nonzero, that Gram matrix becomes the
+    in the logarithm of such a unit's factor then makes the minimum finite. At the minimum, the unit's squared weights,
+    each weighted by its exponent, sum to one. If all weights of a unit are zero, the factors of this unit stay one. On
+    a subspace where only one of the two Gram matrices of a linear group is nonzero, the nonzero one becomes the
     identity. If rounding leaves the rank of a group's Gram matrices in doubt, the matrices of the group stay the
     identity; see `balance_alike`.
 
@@ -106,11 +109,12 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
         symmetry: The symmetry of the architecture.
         params: One network, or a population with a leading model axis.
         buffers: How balancing treats buffers, such as running statistics. Buffers do not contribute to the norm, except
-            gains of frozen normalization (`count_frozen_gains`). For batch normalization in evaluation mode, a filter
-            and its gain can scale oppositely if the running mean scales with the filter. With "move", balancing
-            includes such scalings, and these filters get norm one. Filters then have equal weight in comparisons; in
-            training, their norm has no effect. With "keep", balancing uses only combinations of families that leave
-            every buffer unchanged. The reason is that recomputed statistics would undo changes of statistics.
+            gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a filter before batch
+            normalization can grow while its gain shrinks, if the running mean grows with the filter. With "move",
+            balancing uses this freedom, and filters before batch normalization get norm one. Filters of norm one have
+            equal weight in comparisons; in training, their norm has no effect. With "keep", balancing uses only
+            combinations of scales that leave every buffer unchanged. "keep" suits networks whose running statistics are
+            recomputed, because that would undo any change of them.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -128,8 +132,9 @@ def balance_alike(
 ) -> list[Balance]:
     """Balance several networks that are to be compared.
 
-    If a group's matrices stay the identity in one network, they stay the identity in all networks. The arguments may
-    also be populations. Members with the same index are then balanced for a comparison with one another.
+    If a group's matrices stay the identity in one of the networks, they stay the identity in all of them. The arguments
+    of `balance_alike` may also be populations. Networks with the same index in several populations are balanced for a
+    comparison with one another.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)
@@ -146,9 +151,9 @@ def balance_alike(
 
 
 def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
-    """Return small networks, or populations, as one population; None if that gains nothing or is impossible.
+    """Return small networks, or populations, as one population, or None if joining is impossible or gains nothing.
 
-    Tensors can be joined if they have the same shapes, dtypes and devices.
+    Networks can be joined if their tensors have the same shapes, dtypes and devices.
     """
     names = [name for name in symmetry.sites if name not in symmetry.buffers]
     if len(networks) < 2 or sum(params[name].numel() for params in networks for name in names) > JOINED:
@@ -161,12 +166,11 @@ def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Param
 
 
 def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -> list[Balance]:
-    """Balance networks repeatedly until the same matrices stay the identity in all networks, and return the balances.
+    """Balance networks repeatedly until the same matrices stay the identity in all networks.
 
     Args:
         count: The number of networks.
-        balance: A function that balances one network, given the matrices that must stay the identity; see
-            `Balance.rigid`.
+        balance: A function that balances one network, given the matrices that must stay the identity.
     """
     rigid: dict[str, Tensor] = {}
     while True:
@@ -180,7 +184,9 @@ def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -
 def balance_but(
     params: Mapping[str, Tensor], symmetry: Symmetry, buffers: Buffers, rigid: Mapping[str, Tensor]
 ) -> Balance:
-    """Balance a network or a population in which some matrices stay the identity. The symmetry must have all sizes."""
+    """Balance a network or a population, and keep the matrices that `rigid` lists at the identity.
+
+    The symmetry must have all sizes."""
     leads = (tuple(t.shape[: t.ndim - len(symmetry.shapes[n])]) for n, t in params.items() if n in symmetry.sites)
     lead: tuple[int, ...] = next(leads, ())
     element = symmetry.identity(lead)
@@ -231,9 +237,11 @@ def balance_but(
 
 
 def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[frozenset[str]]:
-    """Return the parameters that `balance` needs, as independent sets. All sizes of the symmetry must be known.
+    """Return sets of parameters that can be balanced independently of one another.
 
-    Balancing one set alone gives the same factors as balancing all sets together. If buffers are kept, each set also
+    The sizes of all groups of the symmetry must be known.
+
+    Balancing one of the sets alone gives the same factors as balancing all sets together. With "keep", each set also
     contains all buffers.
     """
     symmetry = count_frozen_gains(symmetry, buffers)
@@ -246,11 +254,12 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     """Return the symmetry in which gains of frozen normalization are treated as parameters.
 
     A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
-    limit while the gain grows. Buffers that scale in such a direction must therefore contribute to the norm. The
-    exponents of the scales determine these buffers. The entries of the buffers do not matter. A direction is a vector t
-    of logarithms, one for each family. Along t, no parameter grows (`E t <= 0`), and some parameters shrink. Running
-    statistics of trained normalization do not scale along such a direction. If balancing keeps buffers unchanged, no
-    buffer needs to contribute.
+    limit while the gain grows. Buffers that grow in such a direction must therefore contribute to the norm. Which
+    buffers contribute depends only on the exponents of the scales, not on the entries of the buffers. A direction is a
+    vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous if no parameter
+    grows along t (`E t <= 0` for the exponents E) and some parameters shrink. Running statistics of trained
+    normalization do not grow or shrink along a dangerous direction. If balancing keeps buffers unchanged, no buffer
+    needs to contribute.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}
@@ -273,17 +282,17 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
 def minimize(
     norm: SquaredNorm, rigid: Mapping[str, Bool[np.ndarray, " batch"]], tolerance: float, limits: Limits
 ) -> None:
-    """Change scales and matrices until the norm has its minimum.
+    """Change the scales and matrices of a network until its norm has its minimum.
 
-    First, each group takes one exact step while all other groups are fixed. This step also detects singular matrices.
-    Newton steps follow until the squared length of the last step is below the tolerance. The squared length estimates
-    the error that remains after the step.
+    First, each group takes one exact step, during which all other groups are fixed. The exact step also detects
+    singular matrices. Newton steps follow until the squared length of the last step is below the tolerance. The squared
+    length of a Newton step estimates the error that remains after the step.
 
     Args:
-        norm: The norm to minimize.
+        norm: The squared norm as a function of scales and matrices, and their current values.
         rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds a
-            network to this list if its matrix may be singular, or if its norm has no minimum.
-        tolerance: The approximate error to allow in the logarithms of factors.
+            network to `rigid` if its matrix may be singular, or if its norm has no minimum.
+        tolerance: The approximate error to allow in the logarithms of the factors.
         limits: Two shares of the largest eigenvalue of a Gram matrix. Eigenvalues below the first share count as zero,
             and eigenvalues above the second count as nonzero.
 
@@ -347,9 +356,9 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a short direction along which as many rows as possible shrink by at least one, and no row grows.
+    """Return a short direction of scales along which no row grows, and as many rows as possible shrink by at least one.
 
-    If there is no such direction, return zero.
+    If no row can shrink without another row growing, return zero.
     """
     terms, count = rows.shape
     # Maximize sum s over 0 <= s <= 1 with rows (up - down) + s <= 0: at the optimum every s is zero or one.
@@ -365,8 +374,9 @@ def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 def _solve(norm: SquaredNorm, right: Steps, diagonal: Steps) -> tuple[Steps, int]:
     """Return the x with `H x = right` by conjugate gradients, preconditioned by the diagonal of the Hessian.
 
-    The second result is the number of products with H. If matrices are singular, a direction may have almost no
-    curvature, or negative curvature. The iteration then stops and returns the current x.
+    The second result is the number of products with the Hessian H. If matrices are singular, the norm may have almost
+    no curvature, or negative curvature, along a direction. In that case, conjugate gradients stop and the current x is
+    returned.
     """
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
     x, residual, scaled = np.zeros_like(right), right, inverse * right

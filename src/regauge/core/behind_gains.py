@@ -29,7 +29,7 @@ class Gained(Scaled, Protocol):
 
     @property
     def gains(self) -> tuple[str, ...]:
-        """The gains that an element of the symmetry can bring to one."""
+        """The gains (multipliers of activations) that an element of the symmetry can bring to one."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
@@ -51,19 +51,19 @@ Owner = TypeVar("Owner", bound=Gained)
 
 @dataclass(frozen=True)
 class _Kept:
-    """The combinations of a group's scale and sign families that leave its gains unchanged."""
+    """Combinations of a group's scales and signs that leave the group's gains unchanged."""
 
     scales: tuple[tuple[int, ...], ...]
     signs: tuple[tuple[int, ...], ...]
 
     def place(self, place: Placement) -> Placement:
-        """Return a placement with one exponent for each combination."""
+        """Return a placement with one exponent for each combination of scales or signs."""
         scale = tuple(sum(x * y for x, y in zip(row, place.scale, strict=True)) for row in self.scales)
         sign = tuple(sum(x * y for x, y in zip(row, place.sign, strict=True)) % 2 for row in self.signs)
         return replace(place, scale=scale, sign=sign)
 
     def lift(self, value: Value, blank: Value) -> Value:
-        """Return the value of the whole group that corresponds to a value for the combinations."""
+        """Return the value of the whole group that corresponds to a value for combinations of its scales and signs."""
         scale, sign = blank.scale, blank.sign
         if scale is not None and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -76,9 +76,9 @@ class _Kept:
         return replace(value, scale=scale, sign=sign)
 
     def lower(self, value: Value) -> Value:
-        """Return the value for the combinations that corresponds to a value of the whole group.
+        """Return the value for combinations of scales and signs that corresponds to a value of the whole group.
 
-        The value of the whole group must leave gains unchanged.
+        The given value must leave the gains of the group unchanged.
         """
         scale = sign = None
         if self.scales and value.scale is not None:
@@ -92,7 +92,7 @@ class _Kept:
 
 @remembered
 def _kept(symmetry: Gained) -> dict[str, _Kept]:
-    """Return, for each group with gains, the combinations of families that leave the gains unchanged."""
+    """Return, for each group with gains, the combinations of its scales and signs that leave the gains unchanged."""
     found = {}
     for one in gain_scales(symmetry, symmetry.gains):
         places = [site.placement for site in one.sites.values()]
@@ -104,7 +104,9 @@ def _kept(symmetry: Gained) -> dict[str, _Kept]:
 
 @remembered
 def rotatable(symmetry: Gained) -> tuple[str, ...]:
-    """Return the groups that may rotate representatives. Groups that act on structure are excluded."""
+    """Return the names of the groups that may act on representatives by rotations.
+
+    Groups that act on structure tensors may not rotate representatives."""
     known = {one.group.name for one in gain_scales(symmetry, symmetry.gains)}
     several = (g for g in symmetry.groups if g.behind_gains != "none" and g.name in known)
     return tuple(group.name for group in several if not group.classes)
@@ -145,14 +147,14 @@ def rotated_group(symmetry: Gained, name: str) -> Group:
 
 @remembered
 def gains_of(symmetry: Gained, name: str) -> tuple[str, ...]:
-    """Return the gains that the scales of a group bring to one."""
+    """Return the gains that the scales of a group can set to one."""
     return tuple(gain for one in gain_scales(symmetry, symmetry.gains) if one.group.name == name for gain in one.sites)
 
 
 def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return an element of the whole symmetry that acts on representatives in the same way as the given element.
+    """Return an element of the whole symmetry that acts on representatives in the same way as `element`.
 
-    The given element belongs to the symmetry that `on_representatives` returns.
+    The argument `element` belongs to the symmetry that `on_representatives` returns.
     """
     blank, values, kept = symmetry.identity(element.batch), {}, _kept(symmetry)
     for name in blank:
@@ -169,7 +171,7 @@ def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of `on_representatives` that acts on representatives as the given whole element does."""
+    """Return the element of the symmetry of representatives that acts on them as `element` does."""
     linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
     for name in linear:
         if name in rotated:
@@ -182,7 +184,7 @@ def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> 
 
 
 def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> Tensor:
-    """Permute rows `[*batch, size, n]` and flip their signs, as an element does with the units of representatives."""
+    """Permute rows `[*batch, size, n]` and flip their signs, as an element does with the units of a representative."""
     value = linear[name]
     if value.perm is not None:
         matrix = matrix.take_along_dim(value.perm.unsqueeze(-1), -2)
@@ -195,7 +197,7 @@ def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> 
 
 
 def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor) -> Tensor:
-    """Return the rotation `[*batch, size, size]` of a group in unit coordinates after an element without rotations."""
+    """Return the rotation `[*batch, size, size]` of a group after an element without rotations has moved its units."""
     linear = without_gains(symmetry, element, symmetry.gains)
     return carry_rows(symmetry, linear, name, carry_rows(symmetry, linear, name, matrix).mT).mT
 
@@ -203,7 +205,7 @@ def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor
 def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
     """Return, for each gain of the named groups, whether a channel of the gain is zero: bool `[*lead]`.
 
-    A group with a zero gain does not rotate its axes.
+    Networks in which a gain of a group is zero are not rotated along the axes of the group.
     """
     gains = [gain for name in names for gain in gains_of(symmetry, name)]
     found = sums(symmetry.added, {gain: params[gain] for gain in gains})
@@ -230,13 +232,13 @@ def turn(
     representative: Mapping[str, Tensor],
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """Return the element with these rotations.
+    """Return the element of the symmetry of representatives that acts by the given rotations.
 
-    For a representative with a zero gain on the rotated axes, the rotation is the identity.
+    If a gain on the rotated axes of a network is zero, the rotation of this network is the identity.
 
     Args:
         symmetry: The whole symmetry.
-        behind: The symmetry of representatives, in which the groups act by rotations.
+        behind: The symmetry of representatives, in which some groups act by rotations.
         rotation: The rotation matrices of the groups.
         representative: The representatives, whose gains `[*batch, n]` are read.
         batch: The batch shape.
@@ -252,16 +254,16 @@ def turn(
 
 
 def sums(added: Mapping[str, float], params: Mapping[str, Tensor]) -> Params:
-    """Return the sums of parameters and the constants that the model adds to them, computed in at least 32 bits."""
+    """Return parameters plus the constants that the model adds to them before use, computed in at least 32 bits."""
     there = {name: (params[name], number) for name, number in added.items() if name in params}
     wide = {name: t.to(torch.promote_types(t.dtype, torch.float32)) + number for name, (t, number) in there.items()}
     return {**params, **wide}
 
 
 def from_sums(added: Mapping[str, float], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-    """Return the parameters, given the sums of parameters and constants.
+    """Return the parameters, computed from sums of parameters and the constants that the model adds to them.
 
-    If a parameter in `given` has the same sum, that parameter is returned unchanged, without rounding.
+    If a parameter in `given` has the same sum, that parameter itself is returned, without rounding.
     """
     found = dict(summed)
     for name in added:

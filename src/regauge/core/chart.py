@@ -1,10 +1,10 @@
-"""The chart in which translations are additive: it describes a network as a representative and coordinates.
+"""The chart that describes a network as a representative and coordinates; in it, translations are additive.
 
-First, the gains are brought to one. The vectors of the translation families are then subtracted one after another,
-first from weights and then from biases. No step undoes an earlier step. The coordinates are one vector for each family.
-The order in which vectors are added to the coordinates does not matter. If vectors were added to the network itself,
-families that read each other's parameters would not commute. An example is a family that adds to a LayerNorm, and an
-output bias that compensates for the value bias of attention.
+First, all gains of the network are set to one. The vectors of the translation families are then subtracted one after
+another, first from weights and then from biases. No subtraction changes the result of an earlier one. The coordinates
+of a network are one vector for each translation family. The order in which vectors are added to the coordinates does
+not matter. If vectors were added to the network itself, the result could depend on their order. For example, adding to
+a LayerNorm does not commute with adding an output bias that compensates for the value bias of attention.
 """
 
 import math
@@ -33,9 +33,9 @@ from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import gain_scales, unit_element, without_gains
 
 ROUNDED = 8 * torch.finfo(torch.float64).eps
-"""Coordinates count as equal up to this relative difference."""
+"""The relative difference up to which coordinates count as equal."""
 Coordinates = Mapping[str, Tensor]
-"""The coordinate of each family, by name, and each gain, by the name of its parameter."""
+"""Coordinates of a network: one tensor for each translation family and for each gain, by name."""
 
 
 class Charted(Gained, Protocol):
@@ -47,7 +47,7 @@ class Charted(Gained, Protocol):
 
     @property
     def tied(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of names that share one tensor."""
+        """For each tensor with several names, the tuple of these names."""
 
     def translation(self, name: str) -> TranslationFamily:
         """Return the translation family with this name."""
@@ -57,7 +57,7 @@ class Charted(Gained, Protocol):
 
     @property
     def on_sums(self) -> "Charted":
-        """The symmetry that acts on parameters plus the constants that the model adds."""
+        """The symmetry that acts on parameters plus the constants that the model adds to them before use."""
 
 
 def split(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
@@ -97,9 +97,9 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
 
 
 def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """Return networks whose gains have absorbed running variances, and the logarithms of these variances.
+    """Return networks whose gains have absorbed running variances, and the logarithms of the variances.
 
-    The gains are not yet one.
+    The gains of the returned networks are not yet one.
     """
     coordinates = {}
     for family in symmetry.translations:
@@ -112,9 +112,9 @@ def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Pa
 class Carrier:
     """The action of an element on the coordinates of translation families, `[*batch, *shape]`.
 
-    The coordinate is written to the home parameter of its family, whose other entries are zero. The element acts on
-    this parameter, and the new coordinate is read from it. Gains are one in a representative. Therefore scales and
-    signs do not act on gains in this module. In this chart, half periods are not added to biases.
+    A coordinate is written into the home of its family: a parameter whose other entries are zero. The element acts on
+    the home parameter, and the new coordinate is read from it. Gains are one in a representative. Therefore scales and
+    signs do not act on gains here. Half periods are not added to biases here.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:
@@ -122,7 +122,7 @@ class Carrier:
         self._read = ReadValues(without_gains(symmetry, element, symmetry.gains))
 
     def carry(self, name: str, coordinate: Tensor) -> Tensor:
-        """Return the coordinate of a family after the element has acted."""
+        """Return the coordinate of a translation family after the element has acted."""
         family = self._symmetry.translation(name)
         home = family.entries.parameter
         if home not in self._symmetry.sites:
@@ -141,9 +141,10 @@ class Carrier:
 
 @remembered
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
-    """Return the sites where groups act on the home parameter of a family.
+    """Return the sites where groups act on the home parameter, which holds the coordinate of a translation family.
 
-    If the family has a gain, the sites have no factors on the gain's axis, because the gain compensates for them.
+    If a translation family has a gain, groups do not multiply along the gain's axis, because the gain compensates for
+    factors.
     """
     family = symmetry.translation(name)
     sites = symmetry.sites[family.entries.parameter]
@@ -165,7 +166,7 @@ def chart_gains(symmetry: Charted) -> tuple[str, ...]:
 
 @remembered
 def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
-    """Return the parameters that are multiplied or divided when gains are brought to one."""
+    """Return the parameters that are multiplied or divided when gains are set to one."""
     places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
     return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
 
@@ -185,10 +186,7 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
-    """Return networks with the needed parameters converted to the next wider dtype.
-
-    Results are then rounded only once.
-    """
+    """Return networks in which the tensors that translations and gains need have the next wider dtype."""
     needed = _needed(symmetry)
     return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
 
@@ -200,9 +198,9 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def _scale(symmetry: Charted, params: Params, gains: Mapping[str, Tensor], lead: int) -> Params:
-    """Return the parameters that compensate for gains, scaled as they would be if the given gains were brought to one.
+    """Return the parameters that compensate for gains, scaled as if the given gains were set to one.
 
-    The parameters and gains must include the constants that the model adds.
+    Parameters and gains must include the constants that the model adds to them before use.
     """
     element = unit_element(symmetry, gains, symmetry.gains, lead)
     scaled = scaled_by_gains(symmetry)
@@ -218,7 +216,7 @@ def _tie(symmetry: Charted, params: Params) -> Params:
 
 
 def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the rotations of a product: the right rotations, transformed by the left element, then the left ones."""
+    """Return the rotations of a product: those of `right`, transformed by `left`, followed by those of `left`."""
     wide = left if left.batch == batch else left.expand(*batch)
     composed = dict(wide.rotation)
     for name, matrix in right.rotation.items():
@@ -234,7 +232,7 @@ def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[
 
 
 def compose_translations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the translations of a product: the left vectors plus the right vectors transformed by the left element."""
+    """Return the translations of a product: the vectors of `left`, plus those of `right` transformed by `left`."""
     wide = left if left.batch == batch else left.expand(*batch)
     carried, carrier = {}, Carrier(symmetry, wide)
     for name, vector in right.translation.items():
@@ -249,7 +247,7 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
     """Return an element that maps each network to the image of its representative under the given element.
 
-    All mapped networks have coordinates zero.
+    The coordinates of all mapped networks are zero.
     """
     params = {name: tensor.detach() for name, tensor in params.items()}
     lead = count_lead(symmetry, params)
@@ -263,15 +261,14 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 def into_coordinates(
     symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
-    """Return an element that acts on representatives as the given element does, and sets the wanted coordinates.
+    """Return an element that acts on representatives as `element` does, and gives networks the wanted coordinates.
 
     Args:
         symmetry: The whole symmetry.
         element: An element that leaves gains unchanged and does not translate.
         own: The coordinates of the networks before the element acts, `[*batch, ...]`.
         wanted: The coordinates of the networks after the element acts.
-        kept: A boolean for each channel of a gain. If it is true, a network keeps the gain of this channel and the bias
-            that is added after the gain.
+        kept: A boolean for each channel of a gain, true if the network keeps the gain and the bias behind it.
     """
     gains = chart_gains(symmetry)
     moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
@@ -295,7 +292,9 @@ def into_coordinates(
 
 @remembered
 def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
-    """Return whether a family adds to the bias of a gain, entry by entry. Bias and gain then scale together."""
+    """Return whether a translation family adds to the bias that stands next to a gain.
+
+    A gain and the bias next to it scale together."""
     home = family.entries.parameter
     scales = [
         {(site.group.name, site.placement.scale) for site in symmetry.sites.get(name, ())} for name in (home, gain)
@@ -306,9 +305,9 @@ def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
 def random_translation(
     symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...], *, is_stored: bool = False
 ) -> dict[str, Tensor]:
-    """Return random vectors of typical weight size, one for each family that holds with any running statistics.
+    """Return random translation vectors as large as typical weights, valid with any running statistics.
 
-    If `is_stored`, families that hold only with the stored statistics are included.
+    If `is_stored`, translation families that hold only with the stored running statistics are included.
     """
     found = {}
     for family in symmetry.translations:
@@ -327,7 +326,7 @@ def count_lead(symmetry: Charted, params: Mapping[str, Tensor]) -> int:
 
 
 def require_parameters(symmetry: Charted, params: Mapping[str, Tensor]) -> None:
-    """Raise an error unless all parameters that translations change or read are given, with their shapes."""
+    """Raise an error unless all parameters that translations change or read are present in the expected shapes."""
     for name in sorted(_needed(symmetry)):
         shape = tuple(symmetry.shapes[name])
         if name not in params:
@@ -344,7 +343,7 @@ def require_parameters(symmetry: Charted, params: Mapping[str, Tensor]) -> None:
 
 
 def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
-    """Raise an error unless the coordinates of all families and gains are given, with their shapes."""
+    """Raise an error unless coordinates of all translation families and gains are present in the expected shapes."""
     shapes = {family.name: family.shape for family in symmetry.translations}
     shapes |= {name: symmetry.shapes[name] for name in chart_gains(symmetry)}
     for name, shape in shapes.items():
@@ -358,9 +357,9 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
-    """Apply the rotations and translations of an element to a network on which its linear part has already acted.
+    """Apply an element's rotations and translations; its permutations, signs and scales have already acted.
 
-    The rotations act on the representative. The vectors of translations are added to the coordinates.
+    The rotations act on the representative. The translation vectors are added to the coordinates of the network.
     """
     batch = element.batch
     require_parameters(symmetry, params)
@@ -395,7 +394,7 @@ def changed_by(symmetry: Charted, element: Element) -> set[str]:
 
 
 def require_shapes(symmetry: Charted, element: Element) -> None:
-    """Raise an error unless vectors and rotations of an element have the shapes of their families and groups."""
+    """Raise an error unless an element's translations and rotations have the shapes of their families and groups."""
     shapes = {("translation", name): symmetry.translation(name).shape for name in element.translation}
     for name in element.rotation:
         if name not in rotatable(symmetry):
@@ -414,8 +413,8 @@ def require_shapes(symmetry: Charted, element: Element) -> None:
 
 
 def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:
-    """Convert networks to the dtypes of the given networks.
+    """Convert networks to the dtypes that the networks in `given` have.
 
-    Tensors without changes are the given tensors themselves.
+    Tensors that did not change are taken from `given`.
     """
     return {**given, **{name: round_to(wide[name], given[name].dtype, name) for name in changed if name in given}}

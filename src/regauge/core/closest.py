@@ -1,4 +1,4 @@
-"""The closest element of a group, computed exactly for every kind: `closest(group, C) = argmax over g of <g, C>`."""
+"""The group element closest to a matrix C of inner products, computed exactly: the maximum of `<g, C>` over g."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,17 +23,17 @@ The objective loses at most the square of this share.
 """
 
 Character = tuple[int, ...]
-"""The action of signs and shifts at a placement: an exponent (0 or 1) for each sign family and each shift parity."""
+"""The exponents (0 or 1) with which each family of signs and each parity of a shift act at a placement."""
 
 
 @dataclass(frozen=True)
 class ShiftCost:
-    """The objective at a site where each step of a shift adds a constant c, as to the bias of a periodic unit.
+    """The objective at a site where each step of a shift adds a constant c, such as the bias of a sine unit.
 
-    Suppose that a unit has m entries b at this site, and that they are compared with entries a. For k steps, the
-    objective is `-|a - (chi b + k c)|^2 / 2`. Without the terms that do not depend on k, it is
-    `k c (sum a - chi sum b) - m (k c)^2 / 2`. The field `amounts` holds c for each family. The fields `target` and
-    `source` hold the sums of a and b, `[..., n]`.
+    Suppose that a unit has m entries b at this site, and that they are compared with entries a. After k steps of the
+    shift, the objective is `-|a - (chi b + k c)|^2 / 2`, where chi is the sign of the unit. Without the terms that do
+    not depend on k, the objective is `k c (sum a - chi sum b) - m (k c)^2 / 2`. The field `amounts` holds the added
+    constant c for each family of shifts. The fields `target` and `source` hold the sums of a and b, `[..., n]`.
     """
 
     character: Character
@@ -49,7 +49,7 @@ class Cost:
 
     For every character at the sites of the group, `matrices` holds the inner products `[..., target, source]`. If the
     group does not permute units, `matrices` holds only the inner product of each unit with itself, `[..., target, 1]`.
-    Shifts add a quadratic term.
+    Shifts add a quadratic term to the linear objective.
     """
 
     matrices: Mapping[Character, Float[Tensor, "*lead target source"]]
@@ -67,7 +67,7 @@ class Cost:
         return torch.stack([diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
 
     def at(self, value: Value) -> Float64[Tensor, "*lead"]:
-        """Return the objective at any group value without positive factors."""
+        """Return the objective at a value of the group; the value may not have positive factors."""
         if value.matrix is not None:
             matrices = torch.stack([m.double() for m in self.matrices.values()]).sum(0)
             return (matrices * value.matrix.to(matrices)).sum((-1, -2)).cpu()
@@ -92,7 +92,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Closest:
-    """The best element of a group, its objective `<g, C>`, and potentials that speed up a later, similar assignment."""
+    """The best element of a group, its objective, and dual potentials that speed up similar assignments later."""
 
     value: Value
     objective: Float64[Tensor, "*lead"]
@@ -100,7 +100,7 @@ class Closest:
 
 
 def character(placement: Placement) -> Character:
-    """Return the character of a placement: the exponents of the group's signs and parities there."""
+    """Return the exponents of a group's signs and parities at a placement."""
     return (*(e % 2 for e in placement.sign), *placement.parity)
 
 
@@ -126,15 +126,15 @@ def closest(
     | linear | the same: the best *orthogonal* matrix, since the objective is unbounded over all invertible ones |
 
     If a group has several families of signs, the characters are split into independent components (`SignCode`). Each
-    component is enumerated if this is feasible. If groups are nested, `align` solves the inner groups for every pair of
-    outer blocks.
+    component is solved by enumeration of its signs if this is feasible. If groups are nested, `align` solves the inner
+    groups for every pair of outer blocks.
 
     Args:
-        group: The group. If it is repeated within other groups, each of them is a leading axis of the cost.
+        group: The group. If the group is repeated within other groups, each of them is a leading axis of the cost.
         cost: The objective, or a single matrix `[..., n, n]` if all placements share one character.
         potentials: The potentials that a previous call returned for similar problems.
         current: The permutations to keep if they are optimal within `slack`.
-        slack: Current permutations are kept if no other permutation gains more than this number. Default: 0.
+        slack: The gain up to which a better permutation is ignored and the current one is kept. Default: 0.
         is_repeated: Whether potentials should be returned.
 
     Raises:
@@ -202,7 +202,7 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """Return each pair's best profit over signs and shifts; pairs of units in different classes get a large loss."""
+    """Return the best profit of each pair of units over signs and shifts, or a large loss if their classes differ."""
     if group.shifts:
         found = _best_profits(group, cost)
     elif group.signs:
@@ -231,16 +231,16 @@ def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, 
 
 
 def _best_profits(group: Group, cost: Cost) -> Tensor:
-    """Return the best profit of each pair over all sign patterns and shifts."""
+    """Return, for each pair of units, the best profit over all sign patterns and shifts."""
     like = next(iter(cost.matrices.values()))
     parts = torch.split(_patterns(group.signs + group.shifts), max(1, ENUMERATED_AT_ONCE // max(1, like.numel())))
     return reduce(torch.maximum, (_by_shift(group, cost, part.to(like.device))[0].amax(0) for part in parts))
 
 
 def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best profit of each pair over all sign patterns and shifts, with its sign bits and its shifts.
+    """Return, for each pair of units, the best profit over all sign patterns and shifts, with its sign bits and shifts.
 
-    The bits and the shifts have shape `[families, ..., n, m]`.
+    The sign bits and the shifts have shape `[families, ..., n, m]`.
     """
     like = next(iter(cost.matrices.values()))
     patterns = _patterns(group.signs + group.shifts)
@@ -255,17 +255,18 @@ def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best of some patterns for each pair: its profit, its index, and its shifts `[families, ..., n, m]`."""
+    """Return the best of several sign patterns for each pair of units: profit, index, shifts `[family, ..., n, m]`."""
     total, steps = _by_shift(group, cost, patterns)
     best, chosen = total.max(0)
     return best, chosen, torch.stack([k.gather(0, chosen.unsqueeze(0)).squeeze(0) for k in steps])
 
 
 def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the profit of each pattern with its best shifts, `[pattern, ...]`, and the best shifts of each family.
+    """Return the profit of each sign pattern with its best shifts, `[pattern, ...]`, and these shifts by family.
 
-    For a given pattern, the best shift is the nearest integer of the required parity. This is exact unless two families
-    add to the same entries. In that case, each family is optimized in turn while the others are fixed.
+    For a given sign pattern, the best shift is the nearest integer of the required parity. Rounding to the nearest
+    integer is exact unless two families of shifts add to the same entries. In that case, each family of shifts is
+    optimized in turn while the others are fixed.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]
@@ -297,7 +298,7 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
 
 
 def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
-    """Return, for every pattern of signs and parities, the sum of the terms times the signs of their characters."""
+    """Return, for every pattern of signs and parities, the sum of all terms, each multiplied by its sign."""
     tensors = torch.stack(list(terms.values())).flatten(1)
     characters = torch.tensor(list(terms), dtype=tensors.dtype, device=tensors.device)
     odd = (patterns.to(tensors) @ characters.T) % 2  # small whole numbers, whose products CUDA has for floats alone
@@ -307,12 +308,12 @@ def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
 
 @cache
 def _patterns(bits: int) -> Int64[Tensor, "pattern bit"]:
-    """Return all binary rows of the given length."""
+    """Return all rows of zeros and ones of the given length."""
     return torch.tensor(list(product((0, 1), repeat=bits)), dtype=torch.int64).reshape(-1, bits)
 
 
 def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
-    """Return the cost restricted to the pairs `(i, perm[i])`, `[..., n, 1]`."""
+    """Return the costs of only the pairs `(i, perm[i])`, as `[..., n, 1]`."""
     matrices = {key: matrix.gather(-1, perm.unsqueeze(-1).to(matrix.device)) for key, matrix in cost.matrices.items()}
     return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm.to(s.source.device))) for s in cost.shifts))
 

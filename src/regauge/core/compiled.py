@@ -19,9 +19,9 @@ from regauge.core.params import VALUES, Params
 class CompiledElement:
     """An element of permutations, signs, scales and shifts, stored as one index and one factor for all parameters.
 
-    `compiled(params)` equals `symmetry.act(element, params)`. All tensors on which the element acts are concatenated,
-    which gives N entries for each network. The entries are gathered once by `index`, multiplied by `factor`, and
-    shifted. The index, the factor and the shift have shape `[*batch, N]`.
+    `compiled(params)` equals `symmetry.act(element, params)`. The tensors on which the element acts are concatenated to
+    N entries for each network. The entries are gathered once by `index`, multiplied by `factor`, and shifted. The
+    index, the factor and the shift have shape `[*batch, N]`.
     """
 
     names: tuple[str, ...]
@@ -33,7 +33,8 @@ class CompiledElement:
     def __call__(self, params: Mapping[str, Tensor]) -> Params:
         """Return the parameters after the element has acted.
 
-        Each element of a batch acts on one network along the leading model axis. A single element acts on all networks.
+        Each element of a batch acts on one network along the leading model axis of the parameters. A single element
+        acts on all networks of a population.
         """
         tensors = [params[name] for name in self.names]
         if len({(t.dtype, t.device) for t in tensors}) > 1:
@@ -66,7 +67,7 @@ class CompiledElement:
 def compile_element(
     sites: Mapping[str, list[Site]], element: Element, shapes: Mapping[str, tuple[int, ...]]
 ) -> CompiledElement:
-    """Compile an element without matrices; the sites of the groups on the parameters are given."""
+    """Compile an element without matrices, for parameters of the given shapes."""
     sizes = [math.prod(shapes[name]) for name in sites]
     lead = (*element.batch, sum(sizes))
     index, factor, shift = torch.empty(lead, dtype=torch.int64), torch.ones(lead, dtype=torch.float64), None

@@ -1,4 +1,4 @@
-"""Devices by name, and functions that copy values to a device."""
+"""Finding devices by name, and copying values to a device."""
 
 import re
 from collections.abc import Mapping
@@ -13,10 +13,11 @@ def find_device(name: str, *, is_here: bool = True) -> torch.device:
 
     Args:
         name: The name, in the form that `torch.device` accepts.
-        is_here: Whether the device must exist on this machine.
+        is_here: Whether the device must exist on the present machine.
 
     Raises:
-        ValueError: The device does not exist, is not on this machine although it must be, or stores no values (meta).
+        ValueError: The device does not exist, is not on this machine although it must be, or is "meta", which stores no
+            values.
     """
     try:
         device = torch.device(name)
@@ -31,7 +32,7 @@ def find_device(name: str, *, is_here: bool = True) -> torch.device:
 
 
 def to_device(values: Any, device: torch.device | str) -> Any:
-    """Return tensors and modules, or tuples and mappings that contain them, on a device.
+    """Return the given values on a device: a tensor, a module, or a tuple or mapping that contains them.
 
     Modules are moved to the device in place.
     """

@@ -1,11 +1,11 @@
 """Elements of a symmetry, which have one value per group, and their products.
 
-All values are indexed by target units. For bases b and unit i, `act(g, x)` is
+All values of an element are indexed by target units. For bases b and unit i, `act(g, x)` is
 
     x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
 
-Therefore a product first gathers the right element by the indices of the left element, and then combines both entry by
-entry.
+A product of elements therefore first gathers the right element by the indices of the left one, and then combines both
+entry by entry.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,23 +29,26 @@ FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift
 PARTS = tuple(FIELD_OF_PART)
 """The parts of an element that are fields of `Value` and act on axes."""
 TRANSLATION, ROTATION = "translation", "rotation"
-"""The part that adds vectors to coordinates, and the part that rotates representatives."""
+"""The names of two parts of an element: one adds vectors to coordinates, and one rotates representatives."""
 ALL_PARTS = (*PARTS, TRANSLATION, ROTATION)
 """All parts that an element of the whole symmetry can have."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """The value of an element for one group. Batch axes come first, followed by one axis for each base of the group.
+    """The value of an element for one group.
+
+    In its tensors, batch axes come first, followed by one axis for each group within which this group is repeated.
 
     Attributes:
         perm: For each unit, the source unit from which it takes its entries, int64.
-        scale: Positive factors for each family of scales, float64.
-        sign: Plus or minus one for each family of signs, int8.
-        shift: The number of half periods for each family of shifts, int64.
-        matrix: The rotation or invertible matrix of orthogonal and linear groups, float64.
-        product: The matrix as a product of factors, if `of_product` made the value. Multiplying by these factors takes
-            fewer operations than multiplying by the matrix. `map`, `zip` and `replace` drop this field.
+        scale: A positive factor for each unit and each family of scales, float64.
+        sign: Plus or minus one for each unit and each family of signs, int8.
+        shift: The number of half periods for each unit and each family of shifts, int64.
+        matrix: The rotation or the invertible matrix, for orthogonal and linear groups, float64.
+        product: The matrix of the value as a product of factors, if `of_product` made the value. Multiplying by these
+            factors takes fewer operations than multiplying by the matrix. `map`, `zip` and `replace` drop the field
+            `product`.
     """
 
     perm: Int[Tensor, "*lead size"] | None = None
@@ -57,7 +60,7 @@ class Value:
 
     @classmethod
     def of_product(cls, product: Kronecker) -> "Value":
-        """Return a value whose matrix is this product of factors."""
+        """Return a value whose matrix is this Kronecker product of factors."""
         value = cls(matrix=product.matrix)
         object.__setattr__(value, "product", product)
         return value
@@ -67,11 +70,11 @@ class Value:
         return ((name, tensor) for name in FIELDS if (tensor := getattr(self, name)) is not None)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Value":
-        """Apply a function to every tensor."""
+        """Apply a function to every tensor of the value."""
         return Value(**{name: function(tensor) for name, tensor in self.items()})
 
     def zip(self, other: "Value", function: Callable[[Tensor, Tensor], Tensor]) -> "Value":
-        """Apply a function to every pair of tensors in the same field.
+        """Apply a function to every pair of tensors that two values have in the same field.
 
         If one of the two values lacks a field, the result lacks it as well.
         """
@@ -79,14 +82,14 @@ class Value:
         return Value(**{name: function(tensor, theirs[name]) for name, tensor in self.items() if name in theirs})
 
     def where(self, mask: Tensor, other: "Value") -> "Value":
-        """Return this value where the mask is true, and the other value elsewhere.
+        """Return the entries of this value where a mask is true, and the entries of `other` elsewhere.
 
-        The mask covers the leading axes of the values.
+        The axes of the mask are the leading axes of the values.
         """
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Value") -> "Value":
-        """Return this value with its missing fields taken from `blank`."""
+        """Return this value, with fields that are None taken from `blank`."""
         return replace(blank, **dict(self.items()))
 
 
@@ -99,10 +102,12 @@ class Element(Mapping[str, Value]):
 
     Attributes:
         batch: The batch shape.
-        translation: For each family of translations, the vector that is added to the coordinate: `[*batch, *shape]`,
-            float64. A family without an entry adds nothing.
+        translation: For each family of translations, the vector that the element adds to the family's coordinate:
+            `[*batch, *shape]`, float64. If a translation family has no entry, the element adds nothing to its
+            coordinate.
         rotation: For each group with `behind_gains`, the matrix that rotates representatives: `[*batch, size, size]`,
-            float64. The rotations are applied after the values of the groups. A group without an entry does not rotate.
+            float64. An element first applies the values of its groups, and then rotates the representative. A group
+            without an entry in `rotation` does not rotate representatives.
     """
 
     def __init__(
@@ -148,30 +153,30 @@ class Element(Mapping[str, Value]):
     def order_matrix(self, group: str) -> Float[Tensor, "*lead size size"]:
         """Return the permutation of a group as a float64 matrix P for which `P @ x` is `x[order]`.
 
-        Raises the same errors as `order`.
+        `order_matrix` raises the same errors as `order`.
         """
         return torch.nn.functional.one_hot(self.order(group), self.order(group).shape[-1]).double()
 
     def replace(self, name: str, value: Value) -> "Element":
-        """Return a copy of the element in which one group has another value."""
+        """Return a copy of the element with another value for one group."""
         return Element({**self._values, name: value}, self.batch, self.translation, self.rotation)
 
     def translated(self, translation: Mapping[str, Tensor]) -> "Element":
-        """Return a copy of the element with these translations instead of its own translations."""
+        """Return a copy of the element whose translations are replaced by the given ones."""
         return Element(self._values, self.batch, translation, self.rotation)
 
     def rotated(self, rotation: Mapping[str, Tensor]) -> "Element":
-        """Return a copy of the element with these rotations of representatives instead of its own rotations."""
+        """Return a copy of the element whose rotations of representatives are replaced by the given ones."""
         return Element(self._values, self.batch, self.translation, rotation)
 
     def item(self, *index: int) -> "Element":
-        """Return the element at one batch index."""
+        """Return the single element at one index of a batch of elements."""
         if len(index) != len(self.batch):
             raise ValueError(f"element has batch shape {self.batch}; give one index per axis, not {index}")
         return self.map(lambda tensor: tensor[index], ())
 
     def first(self, index: int) -> "Element":
-        """Select one index along the first batch axis, and keep the other batch axes."""
+        """Return the elements at one index of the first batch axis."""
         return self.map(lambda tensor: tensor[index], self.batch[1:])
 
     def rows(self, rows: Tensor | slice) -> "Element":
@@ -184,9 +189,10 @@ class Element(Mapping[str, Value]):
         return self.map(lambda tensor: tensor.expand(*batch, *tensor.shape), (*batch, *self.batch))
 
     def map(self, function: Callable[[Tensor], Tensor], batch: tuple[int, ...] | None = None) -> "Element":
-        """Apply a function to every tensor.
+        """Apply a function to every tensor of the element.
 
-        `batch` is the batch shape of the result. Default: the batch shape of this element.
+        `batch` is the batch shape of the element after the function is applied. Default: the batch shape of this
+        element.
         """
         values = {name: value.map(function) for name, value in self.items()}
         translation = {name: function(vector) for name, vector in self.translation.items()}
@@ -201,14 +207,14 @@ class Element(Mapping[str, Value]):
         return Element(values, self.batch, *added)
 
     def where(self, mask: Tensor, other: "Element") -> "Element":
-        """Return this element where the mask is true, and the other element elsewhere.
+        """Return the elements of this batch where a mask is true, and the elements of `other` elsewhere.
 
-        The mask covers the leading axes.
+        The axes of the mask are the leading axes of the batches.
         """
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Element") -> "Element":
-        """Return this element with its missing groups and fields taken from `blank`, which has the same batch shape."""
+        """Return this element, with missing groups and fields taken from `blank`, which has the same batch shape."""
         values = {name: self[name].fill(value) if name in self else value for name, value in blank.items()}
         translation, rotation = {**blank.translation, **self.translation}, {**blank.rotation, **self.rotation}
         return Element(values, blank.batch, translation, rotation)
@@ -352,7 +358,9 @@ def select_parts(element: Element, groups: tuple[Group, ...], parts: tuple[str, 
 
 
 def _parts_by_name(element: Element) -> dict[str, dict[str, Tensor]]:
-    """Return the translations and rotations of an element, by part and name. Other families and groups are omitted."""
+    """Return the translations of an element by family, and its rotations by group.
+
+    Families and groups without an entry are omitted."""
     return {TRANSLATION: element.translation, ROTATION: element.rotation}
 
 
@@ -399,7 +407,7 @@ def _neutral(part: str, like: Tensor) -> Tensor:
 
 
 class _Pull:
-    """A gather: the permutations of one element select entries of another element's value for the same group."""
+    """A gather that takes entries of one element's value by the permutations of another element, for the same group."""
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:
         by_name = {g.name: g for g in groups}
@@ -418,17 +426,18 @@ class _Pull:
                 self.sources[self.lead + k] = perm.reshape(shape)
 
     def blocks(self, values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-        """Gather values `[*batch, *bases, ...]` along the bases."""
+        """Gather values `[*batch, *bases, ...]` along the axes of the bases (the groups around a nested group)."""
         return values if self.is_trivial else values[tuple(self.sources)]
 
     def units(self, values: Shaped[Tensor, "*lead size"]) -> Shaped[Tensor, "*lead size"]:
-        """Gather values `[*lead, size]` along the bases and the units."""
+        """Gather values `[*lead, size]` along the axes of the units and of the bases (the groups around a nested
+        group)."""
         if self.own is None:
             return self.blocks(values)
         return values[(*(source.unsqueeze(-1) for source in self.sources), self.own)]
 
     def families(self, values: Shaped[Tensor, "*lead families size"]) -> Shaped[Tensor, "*lead families size"]:
-        """Gather values `[*lead, families, size]` along the bases and the units."""
+        """Gather values `[*lead, families, size]` along the axes of the bases and of the units."""
         if self.own is None:
             return self.blocks(values)
         grid = [source.unsqueeze(-1).unsqueeze(-1) for source in self.sources]
@@ -458,7 +467,7 @@ def _broadcast(element: Element, batch: tuple[int, ...]) -> Element:
 
 
 def _shift_sign(group: Group, value: Value) -> Tensor:
-    """Return, for each family of shifts, the sign of the entries to which the shifts are added."""
+    """Return, for each family of shifts, the sign by which an element multiplies the entries that it shifts."""
     assert value.shift is not None
     rows = []
     for family in range(group.shifts):
@@ -496,9 +505,9 @@ Make = Callable[[tuple[Group, ...]], Element]
 
 
 class DeferredElement(Element):
-    """An element that is computed from the groups as soon as the groups are known.
+    """An element that is computed as soon as the groups, with their sizes and classes of units, are known.
 
-    The groups are known when parameters have determined the sizes and classes of units.
+    Sizes and classes of units are known once parameters are given.
     """
 
     def __init__(
@@ -538,7 +547,9 @@ class DeferredElement(Element):
 
 
 def materialize(element: Element, groups: tuple[Group, ...]) -> Element:
-    """Return the element that a deferred element computes from the groups. Any other element is returned unchanged."""
+    """Return the element that a deferred element computes from the given groups.
+
+    Any other element is returned unchanged."""
     if not isinstance(element, DeferredElement):
         return element
     return element.make(groups).translated(element.translation).rotated(element.rotation)

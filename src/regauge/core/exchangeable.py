@@ -20,7 +20,7 @@ def classes_of(
 
     Exchanging two units of one class leaves every structure tensor unchanged bit by bit. Being exchangeable is an
     equivalence relation on the units. Exchanges in several groups can be combined, because each exchange leaves the
-    structure unchanged.
+    structure tensors unchanged.
 
     Args:
         group: A group that permutes units.
@@ -40,7 +40,10 @@ def classes_of(
 
 
 def _labels(group: Group, sites: Sequence[Site], tensor: Tensor, lead: int) -> list[Hashable]:
-    """Return a label for each unit. Units with equal labels can be exchanged in one tensor."""
+    """Return a label for each unit of a group on a structure tensor.
+
+    Units with equal labels can be exchanged without changing the tensor.
+    """
     axes: dict[int, list[Tensor]] = {}
     for site in sites:
         axes.setdefault(site.placement.axis, []).extend(site.by_copies)
@@ -55,7 +58,7 @@ def _labels(group: Group, sites: Sequence[Site], tensor: Tensor, lead: int) -> l
 
 
 def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """Return labels for a group that acts on several axes, where one exchange swaps rows and columns at once."""
+    """Return labels of units for a group that acts on several axes, where exchanges swap rows and columns at once."""
     size = len(next(iter(places.values())))
     labels: list[Hashable] = []
     first: list[int] = []
@@ -72,9 +75,10 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 
 
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """Return, for each unit, an invariant under exchanges: the unit's entries on the diagonal of all axes, as bytes.
+    """Return, for each unit, numbers that no exchange of other units changes: its entries on the diagonal of all axes.
 
-    Units with different invariants cannot be exchanged. So `_is_kept` need not compare most pairs.
+    Units with different diagonal entries cannot be exchanged. Therefore most pairs of units need no comparison by
+    `_is_kept`.
     """
     diagonal = tensor
     for axis, positions in places.items():
@@ -100,7 +104,7 @@ def _is_kept(places: Mapping[int, Tensor], tensor: Tensor, one: int, other: int)
 
 
 def _bytes(rows: Tensor) -> list[Hashable]:
-    """Return the bits of each row."""
+    """Return the bits of each row of a matrix."""
     if not rows.shape[1]:
         return [b""] * len(rows)
     return [row.tobytes() for row in bits(rows).reshape(len(rows), -1).numpy()]

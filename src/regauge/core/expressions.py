@@ -1,7 +1,7 @@
 """Regular expressions from files, matched in a time that depends only on the lengths of the pattern and the name.
 
-Python's `re` backtracks: matching `(a|aa)+x` against a name of 60 letters takes impractically long. This module tracks
-all possible matches at once.
+Python's `re` backtracks: matching `(a|aa)+x` against a name of 60 letters takes impractically long. This module follows
+all possible matches at once instead of backtracking.
 
 References:
     Thompson (1968), Regular expression search algorithm.
@@ -11,13 +11,16 @@ import re
 from typing import Literal
 
 LONGEST_PATTERN = 2_000
-"""The maximal number of characters of a pattern."""
+"""The maximal number of characters of a regular expression."""
 MOST_STATES = 5_000
-"""The maximal number of states of a pattern. A counted repetition such as `a{3}` is expanded into separate states."""
+"""The maximal number of states of a compiled regular expression.
+
+A counted repetition such as `a{3}` is expanded into separate states.
+"""
 KEPT = 10_000
-"""The maximal number of steps that are cached."""
+"""The maximal number of cached steps of the matcher."""
 PLAIN = re.compile(r"(?:[\w.-]|\\\.)*")
-"""Patterns that Python's `re` can match without backtracking."""
+"""Regular expressions that Python's `re` can match without backtracking."""
 Step = re.Pattern[str] | Literal["", "^", "$"]
 """The condition of a transition between two states: a character, nothing, or the beginning or end of the name."""
 States = frozenset[int]

@@ -22,16 +22,16 @@ from regauge.core.symmetry import Symmetry
 Sites = Mapping[str, Sequence[Site]]
 Tensors = Mapping[str, Tensor]
 CHUNK = 1 << 25
-"""The size of a chunk in bytes, as float32, if a tensor need not be in memory as a whole."""
+"""The size of a chunk of a tensor, counted in bytes as float32; large tensors are processed chunk by chunk."""
 
 
 @dataclass(frozen=True)
 class Family:
     """A group that is not repeated within another group, and all groups that are repeated within it.
 
-    Coordinate ascent optimizes one family at a time. The groups of a family may also be repeated within groups outside
-    the family. The groups outside the family are fixed during a step of the family. `fixed` holds these outside groups
-    in a form without degrees of freedom.
+    Coordinate ascent optimizes one family at a time. The groups of a family may also be repeated within groups that do
+    not belong to the family. While a family is optimized, all groups outside it are fixed. The field `fixed` holds the
+    groups outside the family as groups without degrees of freedom.
     """
 
     root: Group
@@ -41,18 +41,18 @@ class Family:
 
     @cached_property
     def own_sites(self) -> dict[str, list[Site]]:
-        """The sites of the groups in the family, without the sites of fixed groups."""
+        """The sites where the groups of the family act, without the sites of fixed groups."""
         names = {group.name for group in self.members}
         return {name: [s for s in local if s.group.name in names] for name, local in self.sites.items()}
 
     @property
     def is_nested(self) -> bool:
-        """Whether a group is repeated within the root."""
+        """Whether a group is repeated within the root, which is the outermost group of the family."""
         return len(self.members) > 1
 
 
 def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
-    """Return the families that have a degree of freedom and act at some of these `sites`."""
+    """Return the families of groups that have a degree of freedom and act at some of the given sites."""
     groups = tuple(groups)
     by_name = {group.name: group for group in groups}
     result = []
@@ -76,13 +76,19 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
 
 
 def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
-    """Return an element for the groups of a family. Groups that `values` lacks get the identity."""
+    """Return an element for the groups of a family.
+
+    If `values` has no value for a group, the element has the identity there.
+    """
     blank = _element.identity((*family.members, *family.fixed), tuple(batch))
     return Element(values, blank.batch).fill(blank)
 
 
 def coupled_tensors(family: Family) -> frozenset[str]:
-    """Return the tensors in which the root acts on two axes. The objective is then quadratic in the root."""
+    """Return the tensors in which the root (the outermost group of a family) acts on two axes.
+
+    For such tensors, the alignment objective is quadratic in the root.
+    """
     return frozenset(
         name
         for name, local in family.sites.items()
@@ -103,7 +109,7 @@ def connected(sets: Iterable[Collection[str]]) -> list[frozenset[str]]:
 
 
 def has_choice(group: Group) -> bool:
-    """Return whether matching optimizes a group; groups with only positive factors are not optimized."""
+    """Return whether matching optimizes a group; groups that have only positive factors are not optimized."""
     return group.has_order or bool(group.signs or group.shifts) or group.matrix != "none"
 
 
@@ -122,7 +128,7 @@ def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, 
 
 @remembered
 def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
-    """Return the compared parameters on which each group of invertible matrices acts."""
+    """Return, for each group of invertible matrices, the compared parameters on which it acts."""
     return {
         group.name: names
         for group in symmetry.groups
@@ -134,9 +140,10 @@ def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
 def row_ranges(
     symmetry: Symmetry, name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
 ) -> list[tuple[int, int] | None]:
-    """Return ranges of axis 0 that can be read and transformed separately, or `[None]` if only the whole tensor can be.
+    """Return ranges of axis 0 that can be read and transformed separately, or `[None]` if there are none.
 
-    Each range has about `chunk` bytes as float32. The shape is needed only if the symmetry does not act on the tensor.
+    Each range has about `chunk` bytes as float32. The shape is needed only for tensors on which the symmetry does not
+    act.
     """
     shape = symmetry.shapes[name] if shape is None else shape
     sites = symmetry.sites.get(name, [])
@@ -156,7 +163,7 @@ def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor)
 
 
 def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:
-    """Return the entries that each unit of a site owns."""
+    """Return the entries that each unit owns at a site, one row for each unit."""
     axis = lead + site.placement.axis
     if not (site.is_sorted and site.positions.numel() == tensor.shape[axis]):
         tensor = take(tensor, axis, site.positions.to(tensor.device))
@@ -167,9 +174,9 @@ def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor,
 def inner_products(
     group: Group, a: Num[Tensor, "*lead n values"], b: Num[Tensor, "*lead n values"]
 ) -> Num[Tensor, "*lead n m"]:
-    """Return the inner products of unfolded entries for all pairs of units.
+    """Return the inner products of the entries of one network's units with those of another network's units.
 
-    If the group does not permute units, only the inner product of each unit with itself is returned.
+    If the group does not permute units, each unit is compared only with itself.
     """
     if group.is_permuted or group.matrix != "none":
         return matmul(a, b.mT)
@@ -177,7 +184,7 @@ def inner_products(
 
 
 def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
-    """Return the quadratic term of the objective at a site, from unfolded entries; None if no shift adds anything."""
+    """Return the quadratic term that shifts add to the objective at a site, or None if no shift adds anything."""
     amounts = site.placement.shift
     if not any(amounts):
         return None
@@ -185,7 +192,10 @@ def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
 
 
 def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0) -> Cost:
-    """Return the cost of a group while all other groups are fixed. No other group may be repeated within this group."""
+    """Return the alignment cost of one group while all other groups are fixed.
+
+    The group must not contain other groups that are repeated within it.
+    """
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
     for name, local in sites.items():
@@ -208,13 +218,13 @@ def add_term(
 
 
 def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
-    """Return the average of a tensor over all elements of the groups of `sites`: the part that these cannot change.
+    """Return the average of a tensor over all elements of the groups of `sites`: the part that no element changes.
 
     The average over permutations gives all units the same entries. The average over signs or rotations is zero. The
-    inner product of two averaged tensors is the expected inner product under a uniformly random element. This inner
-    product is therefore the known part of an objective before elements of these groups are chosen. If the average
-    covers a whole axis, one entry for each class of units is kept. This entry is scaled to keep inner products correct.
-    Return None if the average is zero.
+    inner product of two averaged tensors is the expected inner product after a uniformly random element has acted.
+    Inner products of averages are therefore the part of an objective that is known before elements are chosen. If the
+    average covers a whole axis, the result has one entry for each class of units along this axis. Entries that stand
+    for a whole class are scaled to keep inner products correct. Return None if the average is zero.
     """
     for site in sites:
         axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()
@@ -246,7 +256,7 @@ def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Ten
 
 
 def _averages_to_zero(site: Site) -> bool:
-    """Return whether the average over the site's group is zero, because rotations or signs act there."""
+    """Return whether the average over the group of a site is zero, because rotations or signs act there."""
     placement = site.placement
     return site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity)
 
@@ -260,7 +270,7 @@ def _held(site: Site, fixed: Mapping[str, Group]) -> Site:
 def dot(x: Tensor, y: Tensor) -> float:
     """Return the inner product of two tensors.
 
-    Rows are summed in the precision of the tensors, and the sum over rows in float64.
+    Each row is summed in the precision of the tensors, and the row sums are added in float64.
     """
     if x.ndim < 2:
         return float(torch.dot(x.flatten(), y.flatten()))
@@ -268,9 +278,9 @@ def dot(x: Tensor, y: Tensor) -> float:
 
 
 def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units values"]:
-    """Return the flat indices, in a parameter, of the entries of each unit in every copy of a site's group.
+    """Return the flat indices of the entries that each unit owns in a parameter, for every copy of a site's group.
 
-    Units are ordered copy by copy. Therefore the first axis can be reshaped to `[*bases, size]`.
+    Units are ordered copy by copy, so the first axis can be reshaped to `[*bases, size]`.
     """
     shape, axis, group = symmetry.shapes[name], site.placement.axis, site.group
     flat = torch.arange(torch.Size(shape).numel()).reshape(shape)
@@ -290,7 +300,7 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
 def unit_values(
     symmetry: Symmetry, name: str, site: Site, tensor: Num[Tensor, "..."], lead: int = 0
 ) -> Num[Tensor, "*lead size values"]:
-    """Return the entries of each unit of each copy of a group at a site: `[*lead, *bases, size, values]`."""
+    """Return the entries that each unit owns at a site, for each copy of its group: `[*lead, *bases, size, values]`."""
     if not site.bases:
         return unfold(tensor, site, lead)
     group, before = site.group, tensor.shape[:lead]
@@ -309,7 +319,10 @@ def unit_values(
 def gather(
     tensor: Num[Tensor, "..."], index: Int[Tensor, "units values"], ndim: int
 ) -> Num[Tensor, "*lead units values"]:
-    """Gather the entries of each unit. `ndim` is the number of axes of the parameter without leading model axes."""
+    """Gather the entries that each unit owns, given their flat indices.
+
+    `ndim` is the number of axes of the parameter without leading model axes.
+    """
     return tensor.flatten(tensor.ndim - ndim)[..., index.to(tensor.device)]
 
 
@@ -319,7 +332,7 @@ def scatter(
     values: Num[Tensor, "*lead units values"],
     ndim: int,
 ) -> Num[Tensor, "*shape"]:
-    """Return a tensor with the given entries written to the positions that `gather` reads."""
+    """Return a tensor with the given values written to the flat indices of the entries that units own."""
     flat = tensor.flatten(tensor.ndim - ndim).clone()
     flat[..., index.to(tensor.device)] = values
     return flat.reshape(tensor.shape)

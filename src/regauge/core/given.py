@@ -27,9 +27,9 @@ WORDS: dict[Any, str] = {
 
 
 def as_params(network: Any, what: str = "the network") -> Params:
-    """Return the network that a caller gave, without gradients. The tensors share memory with the argument.
+    """Return the network that a caller gave, without gradients. The returned tensors share memory with the argument.
 
-    Raises the same errors as `require_tensors`.
+    `as_params` raises the same errors as `require_tensors`.
     """
     require_tensors(network, what)
     return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in network.items()}
@@ -65,9 +65,9 @@ def require_instance(value: object, kind: type, what: str, named: Mapping[str, s
 
     Args:
         value: The caller's argument.
-        kind: The required class.
+        kind: The class that the argument must have.
         what: The name of the argument.
-        named: For each object, its name on the command line and a Python expression that makes it.
+        named: For each possible object, its name on the command line and a Python expression that makes it.
     """
     if isinstance(value, kind):
         return
@@ -92,7 +92,7 @@ def require_module(module: object) -> None:
 
 
 def require_generator(generator: object) -> None:
-    """Raise a TypeError unless the source of random numbers is a `torch.Generator`."""
+    """Raise a TypeError unless the argument is a `torch.Generator`."""
     if isinstance(generator, torch.Generator):
         return
     seed = generator if isinstance(generator, int) and not isinstance(generator, bool) else 0
@@ -110,7 +110,7 @@ def example_arguments(
     The caller may give example inputs as a tuple, a list, one tensor, or a mapping from keywords to inputs.
 
     Raises:
-        TypeError: The example inputs have another type.
+        TypeError: The example inputs are of a type other than tuple, list, tensor or mapping.
     """
     kwargs = dict(example_kwargs or {})
     if isinstance(example_inputs, Tensor):
@@ -160,7 +160,7 @@ def require_batches(batches: object) -> None:
 
     Raises:
         TypeError: The argument is a single batch.
-        ValueError: The batches can be iterated only once.
+        ValueError: The batches are an iterator, which can be read only once.
     """
     if isinstance(batches, Tensor | Mapping):
         raise TypeError(f"the batches are {describe(batches)}; give a list of batches, or a data loader")
@@ -176,7 +176,7 @@ def _holds_tensors(value: object) -> bool:
 
 
 def _way_to_params(value: object) -> str:
-    """Return the expression that converts an object to parameters, for an error message; empty for other objects."""
+    """Return the expression that converts an object to parameters, or an empty string if none is known."""
     if isinstance(value, type):
         return ""
     if callable(getattr(value, "state_dict", None)):
@@ -231,7 +231,10 @@ def require_plain(name: str, value: object, annotation: Any) -> None:
 
 
 def given_or_seed(generator: torch.Generator | None) -> torch.Generator:
-    """Return the given generator. If None, return a new generator with seed 0, so results are reproducible."""
+    """Return the given generator.
+
+    If the generator is None, return a new one with seed 0, which makes results reproducible.
+    """
     return torch.Generator().manual_seed(0) if generator is None else generator
 
 

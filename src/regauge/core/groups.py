@@ -18,24 +18,25 @@ Matrix = Literal["none", "orthogonal", "linear"]
 
 @dataclass(frozen=True)
 class Placement:
-    """The action of a group on one axis of one parameter.
+    """The description of how a group acts on one axis of one parameter.
 
     Unit `u` of the group owns the axis indices `start + u * stride + sum(k_j * stride_j)` for all `0 <= k_j < size_j`.
     Each entry of `repeats` is one pair `(size_j, stride_j)`. An ordinary axis has stride 1 and no repeats. The
     flattened output axis of a convolution, C x (H W), has stride H W and the repeat (H W, 1). A head axis of length H x
     d has stride d and the repeat (d, 1).
 
-    The entries at the unit's indices are multiplied by the product of `scale ** exponent`, `sign ** exponent` and
-    `(-1) ** (parity * shift)` over all families of the group. Then `shift * amount` is added.
+    The entries of a unit are multiplied by the product of `scale ** exponent`, `sign ** exponent` and `(-1) ** (parity
+    * shift)` over all families of the group. After the multiplication, `shift * amount` is added to the entries of a
+    unit.
 
     Attributes:
         parameter: The name of the parameter or buffer.
-        axis: The axis of the parameter. A leading model axis does not count.
-        start: The first axis index.
+        axis: The axis of the parameter, counted without a leading model axis.
+        start: The index on the axis at which the first unit begins.
         stride: The distance between the first indices of consecutive units.
-        repeats: The sizes and strides of the other factors of a unit's block of indices.
-        is_inverse: Whether the inverse transpose of the matrix acts on the axis. This applies to orthogonal and linear
-            groups.
+        repeats: Pairs (size, stride), which describe the block of axis indices that each unit owns.
+        is_inverse: Whether the inverse transpose of a matrix acts on the axis, instead of the matrix itself. This field
+            is used only by orthogonal and linear groups.
         scale: The exponent of each family of positive scales.
         sign: The exponent (0 or 1) of each family of signs.
         parity: For each family of shifts, whether an odd shift flips the sign of the entries on this axis.
@@ -60,26 +61,26 @@ class Group:
 
     Attributes:
         name: The name, unique within a symmetry.
-        size: The number of units. The size is 0 if a user wrote the symmetry by hand and no parameters have been given
-            yet.
+        size: The number of units. The size is 0 in a symmetry written by hand, until parameters are given.
         placements: The axes on which the group acts.
         is_permuted: Whether the group permutes units.
         scales: The number of independent families of positive factors for each unit.
         signs: The number of independent families of signs for each unit.
-        shifts: The number of independent families of half-period shifts for each unit (periodic activations).
-        matrix: The kind of matrix over all units that acts instead of permutations, scales and signs: a rotation or an
-            invertible matrix.
-        keeps_ones: Whether the rotations must fix the vector of all ones, as LayerNorm requires.
+        shifts: The number of independent families of half-period shifts for each unit; such shifts belong to periodic
+            activations.
+        matrix: The kind of matrix that acts instead of permutations, scales and signs: a rotation or an invertible
+            matrix over all units.
+        keeps_ones: Whether the rotations must map the vector of all ones to itself, as LayerNorm requires.
         is_proper: Whether the rotations must be proper, that is, without reflections. With two units, proper rotations
-            are rotations by an angle. These commute with the rotary position embeddings of attention.
-        within: The names of the groups within which this group is repeated. There is one independent copy for each
-            index of these groups.
-        is_base: Whether another group is repeated within this one.
-        behind_gains: The kind of rotations, "orthogonal" or "centered", that act on representatives but not on other
-            networks. Such rotations require gains of one, which representatives have.
-        classes: The class of each unit, which is the same in every copy. Only units of the same class are exchanged.
-            The tuple is empty if all units belong to one class, or if the classes depend on structure tensors that are
-            not known yet.
+            are rotations by an angle. Rotations by an angle commute with the rotary position embeddings of attention.
+        within: The names of the groups within which this group is repeated. A repeated group has one independent copy
+            for each index of the groups in `within`.
+        is_base: Whether another group is repeated within this group.
+        behind_gains: The kind of rotations, "orthogonal" or "centered", that the group allows once all gains are one.
+            Gains are one in representatives, so representatives can be rotated.
+        classes: The class of each unit, which is the same in every copy of the group. Only units of the same class are
+            exchanged with one another. The tuple `classes` is empty if all units belong to one class, or if the
+            structure tensors are not known yet.
     """
 
     name: str
@@ -157,7 +158,7 @@ class Group:
     def without(self, *exponents: Literal["scale", "sign", "parity", "shift"]) -> "Group":
         """Return the group with some exponents of its placements set to zero.
 
-        The group keeps its families, and its elements remain valid.
+        The number of families stays the same, so elements of the group remain valid.
         """
         counts = {"scale": self.scales, "sign": self.signs, "parity": self.shifts, "shift": self.shifts}
         zeros: dict[str, Any] = {name: (0,) * counts[name] for name in exponents}
@@ -182,7 +183,7 @@ class Group:
 
     @property
     def has_many_values(self) -> bool:
-        """Return whether the permutations and signs of two random elements agree with probability below 1e-6."""
+        """Return whether two random elements have the same permutation and signs with a probability below 1e-6."""
         orders = [sum(math.lgamma(size + 1) for size in self.class_sizes) / math.log(10)] if self.has_order else []
         choices = [self.size * math.log10(2)] if self.signs or self.shifts else []
         return all(order >= 6 for order in [*orders, *choices]) and (self.matrix == "none" or self.size > 1)
@@ -198,7 +199,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Frozen:
-    """An axis on which no group acts, and the reason."""
+    """An axis of a parameter on which no group acts, and the reason."""
 
     parameter: str
     axis: int
@@ -209,7 +210,7 @@ class Frozen:
 def groups_from_axes(
     axes: Mapping[str, Sequence[str | None]], kinds: Mapping[str, Kind], omegas: Mapping[str, float]
 ) -> tuple[Group, ...]:
-    """Return the groups that a dictionary of axes describes, with unknown sizes; see `Symmetry.from_axes`."""
+    """Return the groups, of unknown size, that a dictionary of axes describes; see `Symmetry.from_axes`."""
     found: dict[str, list[Placement]] = {}
     for parameter, row in axes.items():
         for axis, text in enumerate(row):
@@ -250,7 +251,7 @@ def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[s
 
 
 def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
-    """Return the group of an axis, the number of entries per unit, and whether the inverse acts on the axis."""
+    """Read from a text like "h*4" an axis's group, the number of entries per unit, and whether the inverse acts."""
     match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
     if match is None:
         raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")
@@ -282,12 +283,12 @@ def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
 
 
 def class_labels(group: Group) -> Int[Tensor, " size"]:
-    """Return the class index of each unit. Classes are numbered from zero in the order of their first units."""
+    """Return the index of each unit's class. Classes are numbered from zero in the order of their first units."""
     return _labels(group.classes or (0,) * group.size)
 
 
 def within_classes(group: Group, orders: Int[Tensor, "*lead size"]) -> Int[Tensor, "*lead size"]:
-    """Convert permutations of all units to permutations that exchange units only within classes.
+    """Convert arbitrary permutations of units to permutations that exchange only units of the same class.
 
     Uniformly random permutations stay uniformly random.
     """
@@ -302,9 +303,9 @@ def within_classes(group: Group, orders: Int[Tensor, "*lead size"]) -> Int[Tenso
 def forbid_between_classes(
     group: Group, profits: Float[Tensor, "*lead target source"]
 ) -> Float[Tensor, "*lead target source"]:
-    """Lower the profits of pairs across classes.
+    """Lower the profits of assigning a unit to a unit of another class.
 
-    One such pair then costs more than all other pairs together can gain.
+    One assignment between classes then costs more than all other assignments together can gain.
     """
     if not group.classes:
         return profits
@@ -316,7 +317,7 @@ def forbid_between_classes(
 
 
 def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[Tensor, " units"]) -> Num[Tensor, "..."]:
-    """Return, for each class, the sum over its units divided by the square root of their number.
+    """Return, for each class of units, the sum over its units divided by the square root of their number.
 
     `units` gives, for each index of the axis, the unit that owns the index.
     """
@@ -329,7 +330,7 @@ def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[T
 
 
 def class_means(group: Group, values: Num[Tensor, "*lead units values"]) -> Num[Tensor, "*lead units values"]:
-    """Replace the entries of every unit by their mean over the class of the unit."""
+    """Replace the entries of every unit by the mean over all units of the same class."""
     axis, labels = values.ndim - 2, class_labels(group).to(values.device)
     sizes = torch.tensor(group.class_sizes).to(values).unsqueeze(-1)
     sums = values.new_zeros(*values.shape[:-2], len(sizes), values.shape[-1]).index_add(axis, labels, values)
@@ -347,7 +348,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "rotation": {**_ROTATED, "is_proper": True},
     "linear": {**_ROTATED, "matrix": "linear"},
 }
-"""The fields of a group for each kind that a dictionary of axes can name."""
+"""The fields of a `Group` for each kind that `Symmetry.from_axes` accepts."""
 
 
 @lru_cache(maxsize=256)

@@ -1,7 +1,8 @@
 """Interpolation, means and distances of networks, and how much of one network another network explains.
 
-Networks in half precision are computed in float32 and rounded once. Integer and boolean tensors (positions, masks) must
-be equal in all networks. Counters are copied from the first network.
+Networks in half precision are combined in float32, and the result is rounded once. Integer and boolean tensors
+(positions, masks) must be equal in all networks. Counters, such as numbers of seen batches, are copied from the first
+network.
 """
 
 import math
@@ -16,11 +17,11 @@ from regauge.core.params import VALUES, Params, require_same_names, require_shar
 from regauge.core.symmetry import Symmetry
 
 CONSTANT_TENSOR = 1e-10
-"""A tensor counts as constant if the squares that distinguish its units are below this share of all its squares."""
+"""A tensor counts as constant if the differences between its units make up less than this share of its squares."""
 
 
 def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float | Tensor = 0.5) -> Params:
-    """Return `(1 - t) a + t b`, with exactly a at t = 0 and exactly b at t = 1.
+    """Return `(1 - t) a + t b` for networks a and b: exactly a at t = 0, and exactly b at t = 1.
 
     At t = 1, integer buffers are copied from the second network. For populations, t may be a tensor of shape
     `[models]`.
@@ -31,8 +32,8 @@ def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], 
 def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | Tensor]) -> Params:
     """Return `sum_k weights[k] networks[k]`.
 
-    If one weight is one and all others are zero, the result is exactly the network with weight one. Raises a ValueError
-    that names a parameter that only one network has, or an integer tensor that differs.
+    If one weight is one and all others are zero, the result equals the network with weight one exactly. `combine`
+    raises a ValueError that names a parameter that only one network has, or an integer tensor that differs.
     """
     used = [(network, w) for network, w in zip(networks, weights, strict=True) if isinstance(w, Tensor) or w != 0]
     if len(used) == 1 and not isinstance(used[0][1], Tensor) and used[0][1] == 1:
@@ -57,15 +58,19 @@ def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | 
 
 
 def mean(networks: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | None = None) -> Params:
-    """Return the weighted mean of networks. Default: equal weights. The mean shares no memory with the networks."""
+    """Return the weighted mean of networks.
+
+    Default: all networks have equal weights. The mean shares no memory with the networks.
+    """
     result = combine(networks, shares_of(None, len(networks)) if shares is None else shares)
     return {name: t.clone() if any(t is n[name] for n in networks) else t for name, t in result.items()}
 
 
 def shares_of(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Return the weights of `count` networks, scaled to sum to one. Default: equal weights.
+    """Return the weights of `count` networks, scaled to sum to one. Default: all networks have equal weights.
 
-    Raises a ValueError if the number of weights is wrong, or if weights are negative, not finite, or all zero.
+    `shares_of` raises a ValueError if the number of weights is wrong, or if weights are negative, not finite, or all
+    zero.
     """
     given = [1.0] * count if weights is None else [float(w) for w in weights]
     if len(given) != count or any(not 0 <= w < math.inf for w in given) or sum(given) <= 0:
@@ -101,11 +106,12 @@ class ExplainedTensor:
         name: The name of the tensor.
         shape: The shape of the tensor.
         before: The share of the first network's tensor that the second network's tensor explains before alignment. The
-            share is the squared correlation, or zero if the correlation is negative. It is None if one of the tensors
-            is the same for all units.
-        after: The same share after an element was applied to the second network.
-        weight: The squared norm of the first network's tensor, without the part that no element changes.
-        squares: The squared distances before and after alignment, and the squared norm of the first network's tensor.
+            explained share is the squared correlation, or zero if the correlation is negative. The explained share is
+            None if one of the two tensors is the same for all units.
+        after: The explained share after alignment, that is, after an element was applied to the second network.
+        weight: The squared norm of the first network's tensor, without the average over all elements.
+        squares: Three numbers: the squared distances before and after alignment, and the squared norm of the first
+            network's tensor.
     """
 
     name: str
@@ -119,10 +125,10 @@ class ExplainedTensor:
 class ExplainedSums:
     """Sums of squares and products for one tensor of two networks, with and without the part that no element changes.
 
-    The sums contain the second network twice: before and after alignment. The part that no element changes, such as the
-    mean over units, contains no information about units. Networks that were trained on similar data share this part.
-    Examples are gains around one, or token frequencies. Correlations are therefore computed after this part is
-    subtracted.
+    The sums contain the second network twice, as it was before alignment and as it is after. The part that no element
+    changes, such as the mean over units, contains no information about units. Networks that were trained on similar
+    data share this part. For example, gains are around one in all networks, and embeddings reflect the frequencies of
+    tokens. Correlations are computed after the part that no element changes is subtracted.
     """
 
     def __init__(self) -> None:
@@ -130,7 +136,7 @@ class ExplainedSums:
         self._gaps, self._second, self._others, self._products = ([0.0, 0.0] for _ in range(4))
 
     def add(self, symmetry: Symmetry, name: str, x: Tensor, y: Tensor, moved: Tensor) -> None:
-        """Add a chunk of the tensor from both networks, and the same chunk of the transformed second network."""
+        """Add a chunk of the tensor from both networks, and the same chunk of the aligned second network."""
         centered = x - _kept(symmetry, name, x)
         self._first += dot(x, x)
         self._own += dot(centered, centered)
@@ -142,7 +148,7 @@ class ExplainedSums:
             self._products[k] += dot(centered, other)
 
     def tensor(self, name: str, shape: Sequence[int]) -> ExplainedTensor:
-        """Return the shares and squared distances of a tensor, computed from the sums over its chunks."""
+        """Return the explained shares and the squared distances of a tensor, computed from sums over its chunks."""
         is_constant = self._own <= CONSTANT_TENSOR * self._first or self._others[0] <= CONSTANT_TENSOR * self._second[0]
         before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
         return ExplainedTensor(name, tuple(shape), before, after, self._own, (*self._gaps, self._first))  # type: ignore[arg-type]
@@ -153,9 +159,9 @@ class ExplainedSums:
 
 
 def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> float | None:
-    """Return the unweighted mean of the explained shares of all matrices.
+    """Return the unweighted mean of the shares that alignment explains, over all matrices of a network.
 
-    If there are no matrices, return the mean over vectors. If there are no vectors either, return None.
+    If there are no matrices, return the mean share over vectors. If there are no vectors either, return None.
     """
     known = [share for share in shares if share.after is not None and share.before is not None]
     counted = [share for share in known if len(share.shape) > 1] or known

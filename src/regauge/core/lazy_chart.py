@@ -1,7 +1,8 @@
-"""A network whose tensors are computed one at a time: its representative, and its image under an element.
+"""A network whose tensors are computed one at a time: a representative, or a network moved by an element.
 
-Memory holds only the coordinates and the vectors that families add. If an image is computed from a tensor, this tensor
-is read twice. Networks on the disk, and large networks in memory, are transformed in this way.
+Only the coordinates, and the vectors that translation families add, are kept in memory. If a tensor determines vectors
+that are added to other tensors, it is read twice. Networks on disk, and large networks in memory, are transformed
+tensor by tensor in this way.
 """
 
 import math
@@ -34,12 +35,15 @@ Read = Callable[[str, Rows], Tensor]
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """The tensors of a network that a chart changes. Each tensor is computed on request, in a wider dtype.
+    """The tensors of a network that may change when the network is split or joined; see `regauge.core.chart`.
 
-    The tensors include the constants that the model adds to gains. `parameter` returns tensors without these constants.
+    Each tensor is computed on request, in a wider dtype.
+
+    The tensors include the constants that the model adds to gains, such as the 1 in `1 + weight`. `parameter` returns
+    tensors without the constants that the model adds to gains.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of groups must be known.
     """
 
     def __init__(self, symmetry: Charted) -> None:
@@ -73,7 +77,7 @@ class LazyTensors(Mapping[str, Tensor]):
         raise NotImplementedError
 
     def _scale(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor after the gains have been changed."""
+        """Return a tensor after the gains of the network have been changed."""
         if self._scaling is None:
             return tensor
         if name in self._gains:
@@ -83,7 +87,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return tensor
 
     def _scale_by(self, gains: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Scale later results as if gains were brought to one and nonzero gains were then set to `wanted`."""
+        """Scale later results as if all gains were first set to one, and nonzero gains were then set to `wanted`."""
         self._scaling = unit_element(self.symmetry, gains, self.symmetry.gains)
         self._gains = dict(wanted)
 
@@ -94,7 +98,7 @@ def _note(known: dict[str, list[Addition]], several: Iterable[Addition]) -> None
 
 
 def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows: Rows) -> Tensor:
-    """Return a tensor, or a range of its first axis, after all vectors have been added to it."""
+    """Return a tensor, or a range of its first axis, after all translation vectors have been added to it."""
     for one in several.get(name, ()):
         part = one if rows is None else one.rows(rows, math.prod(tensor.shape[1:]))
         assert part is not None
@@ -103,10 +107,10 @@ def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows:
 
 
 class LazyRepresentative(LazyTensors):
-    """The tensors of a representative that differ from those of the network, in the next wider dtype.
+    """The tensors in which a representative differs from its network, in the next wider dtype.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of groups must be known.
         read: A function that reads a tensor of the network.
 
     Attributes:
@@ -132,11 +136,11 @@ class LazyRepresentative(LazyTensors):
 
 
 class LazyNetwork(LazyTensors):
-    """The tensors of a network that differ from those of its representative, in float64.
+    """The tensors in which a network differs from its representative, in float64.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
-        read: A function that reads a tensor of the representative, including the constants that the model adds.
+        symmetry: The symmetry. All sizes of groups must be known.
+        read: A function that reads a tensor of the representative, including constants that the model adds before use.
         coordinates: The coordinates, in the form that `Symmetry.join` takes.
     """
 
@@ -157,13 +161,13 @@ class LazyNetwork(LazyTensors):
 
 
 def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
-    """Return the tensors of a network after translations or rotations of an element have acted; see `translate`.
+    """Return the tensors of a network after translations or rotations of an element have acted; see `chart.translate`.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of groups must be known.
         element: A single element, without a batch.
-        read: A function that reads a tensor of the network. The linear part of the element has already acted on the
-            tensor.
+        read: A function that reads a tensor of the network. Permutations, signs and scales of the element have already
+            acted on the tensors that `read` returns.
     """
     behind = LazyRepresentative(symmetry, read)
     coordinates = dict(behind.coordinates)
@@ -182,20 +186,23 @@ def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
 
 
 LARGE = 1 << 22
-"""Single networks with at least this many entries are transformed tensor by tensor.
+"""Single networks with at least this many entries are transformed one tensor after the other, to save memory.
 
 For smaller networks, transforming all tensors at once is faster.
 """
 
 
 def is_large(params: Mapping[str, Tensor], lead: int, batch: tuple[int, ...] = ()) -> bool:
-    """Return whether one network, possibly as a population of size one, is transformed tensor by tensor."""
+    """Return whether a single network, or a population of size one, is transformed one tensor after the other."""
     is_single = not lead or (lead == 1 and all(t.ndim and len(t) == 1 for t in params.values()))
     return batch in ((), (1,)) and is_single and sum(t.numel() for t in params.values()) >= LARGE
 
 
 def split_in_turn(symmetry: Charted, params: Mapping[str, Tensor], lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """Return the result of `Symmetry.split` for one network. Only one tensor at a time has a wider dtype."""
+    """Return the result of `Symmetry.split` for one network, computed one tensor after the other.
+
+    Only one tensor at a time is held in a wider dtype.
+    """
     given = select(params, 0) if lead else params
     tensors = LazyRepresentative(symmetry, lambda name, _: given[name])
     dtypes = {name: work_dtype(given[name].dtype) for name in charted(symmetry) & given.keys()}
@@ -219,7 +226,10 @@ def act_in_turn(
 
 
 def _in_turn(symmetry: Charted, tensors: LazyTensors, dtypes: Mapping[str, torch.dtype]) -> Params:
-    """Compute tensors one after the other, and convert each of them to its dtype. Tied names share one tensor."""
+    """Compute tensors one after the other, and convert each of them to its dtype.
+
+    Tied names share one computed tensor.
+    """
     first = {name: next(n for n in every if n in dtypes) for every in symmetry.tied for name in every if name in dtypes}
     made = dict[str, Tensor]()
     for name in (name for name in dtypes if first.get(name, name) == name):

@@ -1,4 +1,4 @@
-"""Balancing by invertible matrices, which makes the two Gram matrices equal, and exact integer null spaces."""
+"""Balancing by invertible matrices, which makes two Gram matrices equal, and exact integer null spaces."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 FAINT_ENTRY = 1e-100
-"""Entries of a Gram matrix count as zero below this share of the largest entry."""
+"""The share of a Gram matrix's largest entry below which its entries count as zero."""
 
 Gram = Float64[Tensor, "*lead n n"]
 
@@ -20,12 +20,13 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
     A is uncertain if rounding hides the rank of F or G.
 
     F is the Gram matrix of the entries that A multiplies. G is the Gram matrix of the entries that the inverse
-    transpose of A multiplies. With `F = L L'` and `L' G L = V D^2 V'`, the matrix is `sqrt(D) V' L^-1`. This matrix
-    minimizes `tr A F A' + tr A^-T G A^-1`.
+    transpose of A multiplies. With `F = L L'` and `L' G L = V D^2 V'`, the matrix A is `sqrt(D) V' L^-1`. A minimizes
+    `tr A F A' + tr A^-T G A^-1`.
 
-    If F or G is singular, no such matrix exists. Then consider a subspace on which only one of the two Gram matrices is
-    nonzero. On this subspace, the nonzero Gram matrix becomes the identity, and the subspace becomes orthogonal to the
-    remaining subspace. The remaining subspace is balanced. In this case, A is unique up to a rotation.
+    If F or G is singular, no A makes both products equal and diagonal. In this case, consider a subspace on which only
+    one of F and G is nonzero. There, A makes the nonzero Gram matrix the identity, and makes the subspace orthogonal to
+    the rest of the space. On the rest of the space, A balances F and G as usual. For singular F or G, A is unique only
+    up to a rotation.
     """
     n = forward.shape[-1]
     forward, inverse = _flushed(forward), _flushed(inverse)
@@ -49,7 +50,7 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
 
 
 def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram | None:
-    """Return `balancing` for matrices of any rank, or None if a rank is in doubt."""
+    """Return the balancing matrix for Gram matrices of any rank, or None if a rank is in doubt."""
     left, right = (_root(gram, zero, certain) for gram in (forward, inverse))
     if left is None or right is None:
         return None
@@ -79,13 +80,16 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
 def _flushed(gram: Gram) -> Gram:
     """Set entries of a Gram matrix to zero if they are so small that LAPACK's eigenvalue solver would not converge.
 
-    Such entries arise in null spaces, where entries shrink with every step.
+    Such tiny entries arise in null spaces, where entries shrink with every step of balancing.
     """
     return torch.where(gram.abs() > FAINT_ENTRY * gram.abs().amax((-1, -2), keepdim=True), gram, 0.0)
 
 
 def _root(gram: Gram, zero: float, certain: float) -> Gram | None:
-    """Return L with `gram = L L'`, whose number of columns is the rank. Return None if the rank is in doubt."""
+    """Return a matrix L with `gram = L L'`, which has as many columns as the rank of `gram`.
+
+    Return None if rounding leaves the rank in doubt.
+    """
     values, vectors = torch.linalg.eigh(gram)
     share = values / values[-1].clamp_min(torch.finfo(values.dtype).tiny)
     if bool(((share > zero) & (share <= certain)).any()):
@@ -107,9 +111,11 @@ def root_of(product: Gram, power: float = 0.5) -> Gram:
 
 
 def null_space(rows: Sequence[Sequence[int]], count: int, *, modulus: int | None = None) -> list[tuple[int, ...]]:
-    """Return integer vectors that span the null space of the rows. If `modulus` is given, compute modulo this prime.
+    """Return integer vectors that span the null space of a matrix with the given rows.
 
-    Each vector has a nonzero entry at a position where all other vectors are zero.
+    If `modulus` is given, compute modulo this prime.
+
+    Each returned vector has a nonzero entry at a position where all other returned vectors are zero.
     """
 
     # Rational arithmetic: a rounded null vector would move what it should keep.

@@ -1,4 +1,4 @@
-"""A plan for the squared norm of networks: compared parameters, sorted by scales and matrices that act on them."""
+"""A plan for computing the squared norm of networks: parameters, sorted by the scales and matrices on them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +24,9 @@ class Table:
     """Tensors whose sums of squares form matrices of one shape, with one scale per row and one scale per column.
 
     Attributes:
-        axes: For each tensor, the axes that index the rows and the axes that index the columns.
-        shape: The number of rows and the number of columns.
-        sides: Indices of rows in `NormPlan.incidence`: those for the rows of all matrices, matrix by matrix, and those
-            for the columns.
+        axes: For each tensor, the axes that become the rows of its matrix, and the axes that become the columns.
+        shape: The number of rows and the number of columns of each matrix.
+        sides: Two ranges of rows in `NormPlan.incidence`: one for the rows of all matrices, and one for their columns.
     """
 
     axes: Mapping[str, tuple[Axes, Axes]]
@@ -37,15 +36,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Pool:
-    """Entries `[batch, copies, n, columns]` that matrices of one group multiply.
+    """Entries `[batch, copies, n, columns]` that one group of matrices multiplies along the axis of length n.
 
-    Scales multiply the columns of these entries.
+    Scales multiply the columns of a pool.
 
     Attributes:
         group: The name of the group.
-        sign: One, or minus one if the inverse matrix acts.
+        sign: One if the matrix of the group acts, and minus one if its inverse acts.
         sites: The tensors and sites whose entries are concatenated, in this order.
-        rows: The rows of `NormPlan.incidence` that belong to the columns, copy by copy.
+        rows: The rows of `NormPlan.incidence` for the columns of the pool, copy by copy.
     """
 
     group: str
@@ -56,12 +55,12 @@ class Pool:
 
 @dataclass(frozen=True)
 class Loose:
-    """A tensor with matrices on several axes, or with scales and matrices on only part of an axis: `[batch, values]`.
+    """A tensor `[batch, values]` with matrices on several axes, or with scales and matrices on only part of an axis.
 
     Attributes:
         name: The name of the tensor.
-        slots: For each site: the group, the sign, and the indices of the entries, `[copies, n, columns]`.
-        rows: The rows of `NormPlan.incidence` that belong to the entries.
+        slots: For each site on the tensor: the group, the sign, and the indices of the entries, `[copies, n, columns]`.
+        rows: The rows of `NormPlan.incidence` for the entries of the tensor.
     """
 
     name: str
@@ -70,15 +69,15 @@ class Loose:
 
 
 class Incidence:
-    """Exponents `[row, unit]`: the change in the logarithm of each row's squares if the unit takes a step of one.
+    """Exponents `[row, unit]`: the change in the logarithm of a row's squares if a unit's log scale grows by one.
 
     Attributes:
-        rows: The exponents.
-        columns: The exponents, transposed.
+        rows: The matrix of exponents, `[row, unit]`.
+        columns: The transposed matrix of exponents, `[unit, row]`.
         rising: The positive exponents, transposed.
         falling: The absolute values of the negative exponents, transposed.
-        steepest: For each unit, the largest rising and the largest falling exponent over all rows. Each exponent is
-            first multiplied by the number of units that scale the squares of its row.
+        steepest: For each unit, its largest positive and its largest negative exponent over all rows. For `steepest`,
+            exponents are first multiplied by the number of units that scale the squares of their row.
     """
 
     def __init__(self, rows: csr_array, tables: Sequence[Table]) -> None:
@@ -96,7 +95,7 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Filters:
-    """A normalizer: how its steps change all rows, and how they change rows that no other scale affects."""
+    """A normalizer (a scale that changes buffers): its effect on all rows, and on rows that no other scale affects."""
 
     direction: Direction
     moves: Incidence
@@ -108,16 +107,18 @@ class NormPlan:
     """The compared parameters, sorted by the scales and matrices that act on them.
 
     Attributes:
-        directions: The families of scales. The units of all families are numbered consecutively.
-        incidence: The change of every row for a step of each unit of the directions.
-        entries: For each tensor whose sums of squares are rows, the axes that the sums keep. These rows come first.
+        directions: Directions of scales, each with one unknown for each unit. The units of all directions are numbered
+            consecutively.
+        incidence: The change of every row for a step of each unit of each direction.
+        entries: For each tensor whose sums of squares are rows of `incidence`, the axes that the sums keep. The rows of
+            `entries` come first in `incidence`.
         tables: The tensors that two scales multiply.
         pools: The entries that both scales and the matrices of one group multiply.
-        loose: The tensors that fit neither tables nor pools, because matrices act on several axes or on part of an
-            axis.
-        grams: The entries on which one group of matrices acts, and no scale.
-        coupled: The groups of matrices whose optimum depends on other groups or on scales.
-        filters: The normalizers. Empty unless balancing may change buffers.
+        loose: The tensors on which matrices act along several axes, or along part of an axis.
+        grams: The entries on which one group of matrices acts, but no scale.
+        coupled: The groups of matrices whose best values depend on other groups or on scales.
+        filters: The normalizers, which are scales that change buffers. The list `filters` is empty unless balancing may
+            change buffers.
     """
 
     directions: tuple[Direction, ...]
@@ -133,7 +134,10 @@ class NormPlan:
 
 @remembered
 def plan_of(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> NormPlan:
-    """Return the plan for a symmetry. All sizes of the symmetry must be known."""
+    """Return the plan for computing the squared norm of networks under a symmetry.
+
+    All sizes of the symmetry's groups must be known.
+    """
     shapes, linear, scaled = symmetry.shapes, balanced_matrices(symmetry), directions(symmetry, buffers)
     rows = _Rows(symmetry)
     placed: dict[str, list[ScaleSite]] = {}
@@ -188,21 +192,24 @@ def _sign(site: Site) -> int:
 
 
 def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
-    """Return the flat indices of the entries of a site, `[copies, n, columns]`."""
+    """Return the flat indices of the entries at a site, `[copies, n, columns]`."""
     index = unit_index(symmetry, name, site)
     found: Index = index.reshape(-1, site.group.size, index.shape[1]).numpy()
     return found
 
 
 class _Rows:
-    """A growing list of rows. Each row is an entry of a tensor and has coordinates along some axes."""
+    """A growing list of rows, which are sums of squares that are scaled as a whole.
+
+    Each row is an entry of a summed tensor and has coordinates along some axes of the tensor.
+    """
 
     def __init__(self, symmetry: Symmetry) -> None:
         self._symmetry, self._count = symmetry, 0
         self._parts: list[tuple[str, Mapping[int, Index], Index]] = []
 
     def add_all(self, sums: Iterable[tuple[str, Axes]]) -> slice:
-        """Add the entries of tensors as rows, after tensors are summed over all axes except the given axes."""
+        """Add rows for tensors whose squares are summed over all axes except the given ones."""
         first = self._count
         for name, axes in sums:
             lengths = [self._symmetry.shapes[name][axis] for axis in axes]
@@ -213,7 +220,7 @@ class _Rows:
         return slice(first, self._count)
 
     def add_columns(self, sites: Sequence[tuple[str, Site]]) -> slice:
-        """Add the columns of the entries of sites as rows, copy by copy, and tensor by tensor within each copy."""
+        """Add rows for the columns of entries at sites, copy by copy, and tensor by tensor within each copy."""
         first = self._count
         columns = [_index(self._symmetry, name, site)[:, 0] for name, site in sites]
         self._count += sum(each.size for each in columns)
@@ -225,7 +232,7 @@ class _Rows:
         return slice(first, self._count)
 
     def exponents(self, directions: Sequence[Direction]) -> csr_array:
-        """Return the exponents of all rows.
+        """Return the exponents with which scales multiply all rows.
 
         A scale affects the rows that have coordinates along all axes on which the scale depends.
         """

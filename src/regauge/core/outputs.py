@@ -1,4 +1,4 @@
-"""A wrapper of a model for comparisons: in evaluation mode, and with only the selected outputs."""
+"""A wrapper that runs a model in evaluation mode and returns only the selected outputs, for comparisons."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +10,10 @@ Outputs = Callable[[Any], Any] | str | Sequence[str] | None
 
 
 class OutputsError(ValueError):
-    """Error if a model's output lacks a selected output. `discover` must not mistake this error for a failed trace."""
+    """Error if the output of a model lacks a field that `outputs` selects.
+
+    `discover` must not mistake this error for a failed trace.
+    """
 
 
 def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
@@ -18,7 +21,7 @@ def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
 
     With `outputs=None`, all tensors in nested tuples, lists and mappings are selected. Objects of other classes, such
     as key-value caches, are internal state and are not selected. One or several names select fields of the output. A
-    function may select any tensors.
+    function may select any tensors of the output.
 
     Raises:
         OutputsError: The output has no field with a given name, or no tensor is selected.
@@ -29,7 +32,7 @@ def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
 def named_outputs(output: Any, outputs: Outputs = None) -> dict[str, list[Tensor]]:
     """Return the selected tensors of a model's output by the name or the index of the field that holds them.
 
-    The name is empty if the output is a single tensor. See `output_tensors` for the selection and the errors.
+    The name is empty if the model's output is a single tensor. See `output_tensors` for the selection and the errors.
     """
     if callable(outputs):
         output = outputs(output)

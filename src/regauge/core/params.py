@@ -57,7 +57,7 @@ def below(prefix: str, params: Mapping[str, Tensor]) -> Params:
 def count_models(params: Mapping[str, Tensor]) -> int:
     """Return the number of networks of a population.
 
-    Raise a ValueError if tensors disagree or the population is empty.
+    Raise a ValueError if tensors have different numbers of networks, or if the population is empty.
     """
     if not params:
         raise ValueError("a population without tensors has no networks; give at least one tensor")
@@ -72,7 +72,10 @@ def count_models(params: Mapping[str, Tensor]) -> int:
 
 
 def count_not_finite(tensor: Tensor, *, is_structure: bool = False) -> int:
-    """Return the number of entries that are NaN or Inf. In structure tensors, count only NaN."""
+    """Return the number of entries that are NaN or Inf.
+
+    If `is_structure`, count only NaN, because structure tensors such as masks may contain Inf.
+    """
     tensor = tensor.detach()
     if tensor.is_floating_point() and tensor.itemsize == 1:
         tensor = tensor.float()  # float8 has no sums
@@ -138,7 +141,10 @@ def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
 
 
 def require_alike(*networks: Mapping[str, Tensor], structure: Collection[str] = ()) -> None:
-    """Raise a ValueError unless networks have one architecture and finite entries. Structure may contain Inf."""
+    """Raise a ValueError unless networks have one architecture and finite entries.
+
+    Structure tensors such as masks may contain Inf.
+    """
     for k, params in enumerate(networks):
         require_same_shapes(networks[0], params)
         require_finite(params, label(k), structure)
@@ -160,7 +166,7 @@ def label(k: int, what: str = "network") -> str:
 
 
 def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Convert a tensor to another dtype. Raises the same errors as `require_held`."""
+    """Convert a tensor to another dtype. `round_to` raises the same errors as `require_held`."""
     if tensor.dtype == dtype:
         return tensor
     rounded = tensor.to(dtype)
@@ -172,7 +178,7 @@ def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
     """Convert a network that was computed from a given network to the dtypes of the given network.
 
-    Raises the same errors as `require_held`.
+    `round_alike` raises the same errors as `require_held`.
     """
     rounded = {name: tensor.to(given[name].dtype) for name, tensor in made.items()}
     for name, tensor in rounded.items():
@@ -184,8 +190,9 @@ def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Para
 def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
     """Raise an error if a computed tensor has more entries NaN or Inf than the tensors from which it was computed.
 
-    Entries that were Inf or NaN before may stay so, for example in a permuted attention mask. All other such entries
-    exceed the range of the dtype. The given tensors are read only if the computed tensor contains NaN or Inf.
+    Entries that were already Inf or NaN may stay so, for example in a permuted attention mask. Any other computed entry
+    that is NaN or Inf exceeds the range of the dtype. The given tensors are read only if the computed tensor contains
+    NaN or Inf.
 
     Raises:
         ValueError: The dtype cannot represent the computed entries.
@@ -206,7 +213,7 @@ def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
 
 
 def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffers: Collection[str]) -> None:
-    """Refuse tensors on which a symmetry acts but which hold no floating-point weights, such as quantized weights.
+    """Raise an error if a symmetry acts on tensors without floating-point weights, such as quantized weights.
 
     A symmetry may only permute the entries of integer buffers, such as masks and indices.
 
@@ -230,7 +237,7 @@ def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffe
 def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> None:
     """Refuse integer or boolean tensors that differ between networks, because such tensors have no mean.
 
-    Counters may differ. A counter is one integer in each network.
+    Counters, which are one integer in each network, may differ.
 
     Args:
         name: The name of the tensor.
@@ -254,13 +261,13 @@ def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> No
 def _is_finite(tensor: Tensor) -> bool:
     """Return whether all entries are finite.
 
-    If the sum is finite, all entries are finite. The sum needs only one pass over the tensor.
+    If the sum of all entries is finite, all entries are finite. Computing the sum takes only one pass over the tensor.
     """
     return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None))
 
 
 def _count(tensor: Tensor) -> int:
-    """Return the number of nonfinite entries."""
+    """Return the number of entries that are NaN or Inf."""
     return int((~tensor.detach().isfinite()).sum())
 
 

@@ -24,18 +24,19 @@ TOLERANCE_FLOAT32 = 1e-4
 ROUNDED = 4
 """The size of the parameter errors whose effect on the outputs is tested, in rounding errors."""
 STEADY = 1e-2
-"""The largest change of the outputs that such parameter errors may cause, as a share of the tolerance."""
+"""The largest change of the outputs that small parameter errors may cause, as a share of the tolerance."""
 
 
 NOISE = 65_537
 """The number of random numbers that are sampled to perturb a tensor.
 
-A larger tensor repeats them. The number is prime, so no two rows of a tensor get the same noise.
+A tensor with more entries than random numbers uses them repeatedly. The number of random numbers is prime, so no two
+rows of a tensor get the same noise.
 """
 
 
 class Trial(NamedTuple):
-    """A test of a function at one point: the parameters, the outputs, and whether the outputs are finite."""
+    """An evaluation of a model at one point: the parameters, the outputs, and whether all outputs are finite."""
 
     params: Params
     reference: list[Tensor]
@@ -53,8 +54,9 @@ def away(
     """Return parameters away from initialization where the outputs are finite and insensitive to rounding errors.
 
     In a chain of sines with high frequencies, every layer amplifies rounding errors if the weights are as large as in
-    other networks. Such a model is evaluated at smaller weights. If the amplification is too strong at all tried
-    weights, the weights with the smallest errors are returned. Parameters with a fixed value always have this value.
+    other networks. A model that amplifies rounding errors strongly is evaluated at smaller weights. If rounding errors
+    are amplified at all tried weights, the weights with the smallest errors are returned. Parameters in `fixed` keep
+    the given value.
     """
     best: tuple[float, Trial] | None = None
     infinite: Trial | None = None
@@ -99,10 +101,11 @@ def first_trial(
     fixed: Mapping[str, float],
     generator: torch.Generator,
 ) -> tuple["Probe", float, Trial] | None:
-    """Return a float64 probe, the relative error to allow for its rounding, and a point, after only one evaluation.
+    """Return a float64 probe, the relative error to allow for its rounding, and a trial, with only one evaluation.
 
-    In most cases the results equal those of `exact_probe` and `away`. However, the sensitivity to rounding errors at
-    this point is unknown. Return None if the model cannot run in float64 or if the outputs are not finite.
+    In most cases, `first_trial` gives the same probe and parameters as `exact_probe` and `away`. However, `first_trial`
+    does not measure how sensitive the outputs are to rounding errors. Return None if the model cannot run in float64 or
+    if the outputs are not finite.
     """
     try:
         probe = Probe(module, inputs, kwargs, outputs)
@@ -139,9 +142,10 @@ class Probe:
         self.buffers = [name.removeprefix("module.") for name, _ in self.module.named_buffers()]
 
     def examine(self, params: Params) -> tuple[list[Tensor], float]:
-        """Return the outputs and the error to allow.
+        """Return the outputs of the model and the error to allow for its rounding.
 
-        More error is allowed if the model rounds intermediate results that depend on parameters to a lower precision.
+        The allowed error is larger if the model rounds intermediate results that depend on parameters to a lower
+        precision.
         """
         self.evaluations += 1
         named = self._name_all(params)
@@ -182,7 +186,8 @@ class Probe:
 def _copy(module: nn.Module) -> nn.Module:
     """Return a copy of a module in which tensors with an autograd graph are detached.
 
-    A module may keep a tensor from an earlier forward pass. Torch cannot copy such a tensor together with its graph.
+    A module may keep a tensor from an earlier forward pass, together with its autograd graph. Torch cannot copy a
+    tensor together with its graph.
     """
     held = [one for part in module.modules() for one in pytree.tree_leaves(dict(vars(part)))]
     memo = {id(one): one.detach().clone() for one in held if isinstance(one, Tensor) and not one.is_leaf}
@@ -198,11 +203,11 @@ def perturb(
     is_raised: bool = True,
     fixed: Mapping[str, float] | None = None,
 ) -> Params:
-    """Return parameters away from initialization, without zero biases, gains of one, or vanishing weights.
+    """Return parameters with random noise added, so no bias is zero, no gain is one, and no weight vanishes.
 
     Buffers without negative entries, such as running variances, keep their signs. Tied names stay tied. The size of the
     noise is proportional to the size of the entries. If `is_raised`, small weights are enlarged until each layer's
-    outputs are about as large as its inputs. Parameters with a fixed value get this value.
+    outputs are about as large as its inputs. Parameters in `fixed` get the given value.
     """
     seen: dict[tuple[int, torch.Size, tuple[int, ...]], Tensor] = {}
     result = {}
@@ -224,7 +229,8 @@ def _is_finite(outputs: list[Tensor]) -> bool:
 def relative_change(before: list[Tensor], after: list[Tensor]) -> float:
     """Return the largest absolute difference between two lists of outputs, relative to each output's largest entry.
 
-    If the shapes of an output differ, the change is infinite. For example, the output length may depend on parameters.
+    If an output has different shapes in the two lists, the change is infinite. For example, the length of an output may
+    depend on the parameters.
     """
     worst = 0.0
     for a, b in zip(before, after, strict=True):
@@ -265,7 +271,7 @@ def _perturb_one(
 
 
 def _by_pieces(tensor: Tensor, factor: Tensor, added: Tensor) -> Tensor:
-    """Return `tensor * factor + added`. Factors and summands are repeated until they cover the tensor."""
+    """Return `tensor * factor + added`. A factor or summand that is smaller than the tensor is repeated."""
     flat = tensor.detach().flatten()
     whole = flat.numel() // factor.numel() * factor.numel()
     result = torch.empty_like(flat)
@@ -286,7 +292,7 @@ def _round_off(params: Params, generator: torch.Generator) -> Params:
 
 
 class _Precision(TorchFunctionMode):
-    """A mode that detects results in single or half precision that depend on parameters."""
+    """A mode of torch that detects results in single or half precision which depend on parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +308,7 @@ class _Precision(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """A context in which a float64 model keeps intermediate results in float64 that it would convert to float32.
+    """A context in which a model keeps results in float64 where its code would convert them to float32.
 
     Many normalization layers convert their inputs to float32.
     """
@@ -318,16 +324,16 @@ class InDouble(TorchFunctionMode):
 class Check:
     """The result of a verification: the largest relative change of an output, by all groups and by each group.
 
-    The accepted change is 1e-9. The accepted change is 1e-5 if the model itself rounds to float32, and 1e-4 if the
-    model cannot run in float64.
+    The accepted change is 1e-9. If the model itself rounds to float32, the accepted change is 1e-5; if it cannot run in
+    float64, 1e-4.
 
     Attributes:
-        max_error: The largest change, whether caused by all groups together or by one group alone.
-        per_group: The change caused by each group and each translation family. If a group or family was not tested
-            alone, its entry is the change caused by all of them together. The dictionary is empty if the caller asked
-            to test only all groups together.
-        tolerance: The largest accepted change.
-        alone: The groups and families that were tested alone.
+        max_error: The largest change of an output, whether caused by all groups together or by one group alone.
+        per_group: The change of the outputs caused by each group and each translation family. If a group was not tested
+            alone, its entry is the change caused by all groups together. The dictionary `per_group` is empty if only
+            all groups together were tested.
+        tolerance: The largest accepted change of an output.
+        alone: The groups and translation families that were tested one at a time.
         evaluations: The number of evaluations of the model.
     """
 
@@ -339,12 +345,12 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether no change exceeds the tolerance."""
+        """Whether no change of an output exceeds the tolerance."""
         return self.max_error <= self.tolerance
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The groups that change the function."""
+        """The groups that change the function of the network, so they are no symmetries."""
         return tuple(name for name, error in self.per_group.items() if not error <= self.tolerance)
 
     def __str__(self) -> str:

@@ -1,16 +1,16 @@
 """Matrix products, computed by one of the two libraries that torch contains.
 
 In single precision, torch multiplies matrices with its BLAS, which is MKL on x86 processors. With the setting
-`"onednn"`, oneDNN multiplies large matrices. Torch uses oneDNN for convolutions. The two libraries round differently,
-and rounding differences grow during long training. Therefore the library is not chosen by measuring speed. The default
-depends only on the processor. `REGAUGE_PRODUCTS` or `set_library` override the default. If an output is computed in
-several runs, it records the library. The training of convolutional networks uses the same setting
-(`training/chains/image_chain.py`).
+`"onednn"`, oneDNN multiplies large matrices. Torch uses oneDNN for convolutions. MKL and oneDNN round differently, and
+rounding differences grow during long training. Measuring the speed would therefore be a bad way to choose the library:
+results would depend on the measurement. The default library depends only on the processor. The environment variable
+`REGAUGE_PRODUCTS` and the function `set_library` override the default. An output that is computed in several runs
+records the library. The training of convolutional networks uses the same setting (`training/chains/image_chain.py`).
 
 MKL does not use AVX-512 on processors of other makers than Intel. On an AMD EPYC, MKL reached 98 GFLOP/s with 1,024 x
-1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. On the Xeon,
-oneDNN reached 0.91 of MKL's throughput with such matrices, and 0.48 to 1.01 with other shapes. Therefore the default on
-Intel processors is the BLAS.
+1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. On this Xeon,
+oneDNN reached 0.91 of MKL's throughput with matrices of this size, and 0.48 to 1.01 with other shapes. Therefore the
+default on Intel processors is the BLAS.
 """
 
 from collections.abc import Iterator
@@ -25,22 +25,21 @@ from torch import Tensor
 
 Library = Literal["blas", "onednn"]
 VARIABLE = "REGAUGE_PRODUCTS"
-"""The environment variable that names a library."""
+"""The environment variable that chooses the library for matrix products."""
 LARGE_PRODUCT = 2**21
-"""The number of multiplications from which oneDNN is faster for one product, despite its overhead of some
-microseconds."""
+"""The number of multiplications from which oneDNN computes one product faster, despite its fixed overhead."""
 
 _chosen: Library | None = None
 _used: ContextVar[Library | None] = ContextVar("used library", default=None)
 
 
 def library() -> Library:
-    """Return the library that is used for products: the chosen library, or the default of this processor."""
+    """Return the library used for matrix products: the chosen one, or the default for this processor."""
     return chosen_library() or default_library()
 
 
 def chosen_library() -> Library | None:
-    """Return the library chosen by `use_library`, `set_library` or the environment; None if no library was chosen."""
+    """Return the library chosen by `use_library`, `set_library` or the environment, or None if none was chosen."""
     known = _used.get() or _chosen
     if known is not None:
         return known
@@ -49,9 +48,9 @@ def chosen_library() -> Library | None:
 
 
 def set_library(name: Library | None) -> None:
-    """Use this library in this process from now on.
+    """Use the named library for matrix products in this process from now on.
 
-    None restores the library that the environment names, or the default.
+    The name None restores the library that the environment names, or the default.
     """
     global _chosen
     _chosen = None if name is None else require_library(name, "the library of matrix products")
@@ -59,7 +58,10 @@ def set_library(name: Library | None) -> None:
 
 @contextmanager
 def use_library(name: Library | None) -> Iterator[None]:
-    """Use this library within a context, in this thread. If None, the library is not changed."""
+    """Use the named library for matrix products within a `with` block, in this thread.
+
+    If the name is None, the library is not changed.
+    """
     found = _used.get() if name is None else require_library(name, "the library of matrix products")
     token = _used.set(found)
     try:
@@ -70,7 +72,7 @@ def use_library(name: Library | None) -> Iterator[None]:
 
 @cache
 def default_library() -> Library:
-    """Return oneDNN on x86 processors with AVX-512 that Intel did not make, otherwise the BLAS."""
+    """Return oneDNN for x86 processors with AVX-512 that Intel did not make, and the BLAS for all others."""
     find = getattr(torch.cpu, "get_capabilities", None)
     found = find() if find is not None else {}
     is_intel = str(found.get("cpu_name", "Intel")).startswith("Intel")
@@ -78,9 +80,9 @@ def default_library() -> Library:
 
 
 def require_library(name: str, what: str) -> Library:
-    """Return the name of the library if it is available.
+    """Return the name of a library for matrix products if torch has this library.
 
-    Raise a ValueError if the name is unknown or this torch lacks the library.
+    Raise a ValueError if the name is unknown or this build of torch lacks the library.
     """
     for known in get_args(Library):
         if known == name and (known == "blas" or has_onednn()):
@@ -100,7 +102,7 @@ def scaled_matmul(a: Tensor, b: Tensor, *, buffer: Tensor, shift: Tensor | None 
     """Return `factor * (a @ b + shift)` for matrices or stacks of matrices, without allocating memory if possible.
 
     The result is stored in `buffer`, or in memory that oneDNN allocated. `buffer` must not share memory with the other
-    arguments. `shift` must have as many axes as the product, or one entry for each column.
+    arguments. The argument `shift` must have as many axes as the product, or one entry for each column.
     """
     if not _is_for_onednn(a, b):
         multiply = torch.addmm if a.ndim == 2 else torch.baddbmm
@@ -132,9 +134,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x @ weight.T + bias`, with gradients, as `torch.nn.functional.linear` does.
 
     Args:
-        x: `[..., inputs]`.
-        weight: `[outputs, inputs]`.
-        bias: `[outputs]`.
+        x: The input rows, `[..., inputs]`.
+        weight: The matrix, `[outputs, inputs]`.
+        bias: The bias, `[outputs]`.
     """
     given = (x, weight) if bias is None else (x, weight, bias)
     is_large = x.numel() * len(weight) >= LARGE_PRODUCT
@@ -147,7 +149,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class _Linear(torch.autograd.Function):
     """A linear map of rows as an autograd function.
 
-    The gradients of this map use the same library for products, and can be differentiated again.
+    Its gradients use the same library for matrix products, and can be differentiated again.
     """
 
     @staticmethod
@@ -188,7 +190,7 @@ def _is_rewritten() -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor holds entries in memory that oneDNN can multiply, and no function transform tracks it."""
+    """Return whether oneDNN can multiply a tensor as it lies in memory, and no function transform tracks it."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""A cache for results that depend only on a symmetry. The results are kept as long as the symmetry exists."""
+"""A cache for results that depend only on a symmetry. Cached results are kept as long as the symmetry exists."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
@@ -10,7 +10,7 @@ class Remembering(Protocol):
 
     @property
     def memory(self) -> dict[Hashable, Any]:
-        """The results computed from the symmetry, with function and arguments as keys."""
+        """Results computed from the symmetry, stored under the function and its arguments."""
 
 
 Owner = TypeVar("Owner", bound=Remembering)
@@ -21,8 +21,8 @@ Given = ParamSpec("Given")
 def remembered(compute: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
     """Cache the results of a function of a symmetry and hashable arguments, as long as the symmetry exists.
 
-    Finding the sites where groups act can take longer than aligning small networks. All callers share the results, so
-    callers must not modify them.
+    For small networks, finding the sites where groups act can take longer than alignment, so caching is worthwhile. All
+    callers get the same cached object, so they must not modify it.
     """
     name = f"{compute.__module__}.{compute.__qualname__}"
 

@@ -1,9 +1,9 @@
 """Subgroups of O(n): rotations that keep the vector of all ones, and rotations without reflections.
 
-Rotations that keep the vector of all ones commute with taking a mean. Every such rotation is `1 1^T / n + H^T R H`. The
-n - 1 rows of H are an orthonormal basis of the vectors whose sum is zero, and R is any rotation of these vectors.
-LayerNorm without gains commutes with all of these rotations. These rotations change neither the mean of a vector nor
-the norm of its deviation from the mean.
+Rotations that keep the vector of all ones commute with taking a mean. Every rotation that keeps the vector of all ones
+is `1 1^T / n + H^T R H`. The n - 1 rows of H are an orthonormal basis of the vectors whose sum is zero, and R is any
+rotation of these vectors. LayerNorm without gains commutes with all rotations that keep the vector of all ones. Such
+rotations change neither the mean of a vector nor the norm of its deviation from the mean.
 """
 
 import torch
@@ -34,8 +34,8 @@ def without_reflection(matrix: Float[Tensor, "*lead n n"]) -> Float[Tensor, "*le
     """Return an orthogonal matrix in which the last column is negated if the determinant is minus one.
 
     Let `C = U S V^T` with descending singular values. Then `without_reflection(U) without_reflection(V)^T` is the
-    rotation R without reflection that maximizes `<R, C>`. If a sign must change, this rotation negates the direction of
-    the smallest singular value.
+    rotation R without reflection that maximizes `<R, C>`. If the best orthogonal matrix contains a reflection, R
+    negates the direction of the smallest singular value.
 
     References:
         Kabsch (1976), A solution for the best rotation to relate two sets of vectors; Umeyama (1991), lemma.

@@ -1,4 +1,4 @@
-"""Directions of positive scales: combinations of families that balancing treats as one family, and their sites."""
+"""Directions of positive scales: combinations of a group's scale families that balancing treats as one family."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,11 +18,13 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class ScaleSite:
-    """One site of a direction. A step t multiplies the squares of a tensor at this site by `exp(exponent * t)`.
+    """A site where a direction of scales acts on one tensor.
 
-    The direction acts on the tensor along `shared` axes. The indices along `axes` determine the unit that owns an
-    entry; the batch axis is not counted. The last of these axes is the axis of the site. `index` maps each position on
-    the axis of the site to an entry of the step.
+    A step t multiplies the squares of the tensor at the site by `exp(exponent * t)`.
+
+    The field `shared` is the number of axes along which the direction acts on the tensor. The indices along `axes`
+    determine the unit that owns an entry; the batch axis is not counted. The last of the `axes` is the axis of the
+    site. `index` maps each position on the axis of the site to an entry of the step.
     """
 
     name: str
@@ -35,9 +37,9 @@ class ScaleSite:
 
 @dataclass(frozen=True)
 class Direction:
-    """A combination of one group's families that balancing treats as one: the weight of each family, and the sites.
+    """A combination of one group's scale families that balancing treats as one, and the sites where it acts.
 
-    For a normalizer, `own` holds the sites whose entries are scaled only by this direction.
+    For a normalizer (a direction that changes buffers), `own` holds the sites whose entries no other direction scales.
     """
 
     group: str
@@ -49,9 +51,9 @@ class Direction:
 
 @remembered
 def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Direction, ...]:
-    """Return the scale families of every group.
+    """Return the directions of scales for every group, which are single scale families or combinations of them.
 
-    If buffers must not change, return the combinations that do not change buffers.
+    If buffers must not change, return only combinations that leave buffers unchanged.
     """
     result = []
     for group in symmetry.groups:
@@ -64,18 +66,18 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
 
 
 def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """Return combinations of a group's scale families that keep every buffer.
+    """Return combinations of a group's scale families that leave every buffer unchanged.
 
-    The returned combinations span all combinations that keep every buffer.
+    The returned combinations span all combinations that leave every buffer unchanged.
     """
     return null_space(_moving(symmetry, group), group.scales)
 
 
 @remembered
 def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
-    """Return combinations of families that change buffers, each with the entries that only this combination scales.
+    """Return combinations of scale families that change buffers, each with the entries that only it scales.
 
-    These entries are the filters before batch normalization, one set for each layer. See `SquaredNorm.normalize`.
+    Entries that only one such combination scales are the filters before batch normalization, one set for each layer.
     """
     result = []
     for group in symmetry.groups:
@@ -91,12 +93,15 @@ def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
 
 
 def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """Return the distinct exponents that the scale families of a group have on buffers."""
+    """Return the different exponents with which the scale families of a group act on buffers."""
     return sorted({p.scale for p in group.placements if p.parameter in symmetry.buffers})
 
 
 def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int] | None = None) -> list[tuple[str, Site]]:
-    """Return the sites of a group on compared parameters that a combination of families affects. Default: all sites."""
+    """Return the sites of a group on compared parameters that a combination of scale families affects.
+
+    Default: all sites of the group on compared parameters.
+    """
     every = ((name, site) for name, local in symmetry.sites.items() if name not in symmetry.buffers for site in local)
     own = ((name, site) for name, site in every if site.group.name == group.name)
     return [(name, site) for name, site in own if weights is None or _exponent(site, weights)]
@@ -123,11 +128,11 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
 
 
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Add and subtract the combinations in a basis until no sum or difference affects fewer sites.
+    """Add and subtract combinations of scale families in a basis until no sum or difference affects fewer sites.
 
     If a scale multiplies only one tensor, such as a filter before a normalization, the norm has no minimum. A linear
-    term gives the norm a minimum. To add this term, one combination must scale only this tensor. If each combination
-    also scaled other tensors, the iteration might never end.
+    term in the logarithm of the scale gives the norm a minimum. To add the linear term, some combination must scale
+    only this one tensor. If each combination also scaled other tensors, balancing might never end.
     """
     if len(basis) < 2:
         return basis
@@ -149,7 +154,7 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
 def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return integer vectors orthogonal to `kept`, one for each row of a maximal independent set of rows.
 
-    Each vector is also orthogonal to all other rows of this set.
+    Each returned vector is also orthogonal to all other rows of this set.
     """
     chosen: list[Sequence[int]] = []
     for row in rows:

@@ -1,10 +1,11 @@
 """The best pattern of signs for each pair of units of a group with several families of signs.
 
 Each family k has a sign s_k for each unit. At each placement, the units are multiplied by the product of s_k over a
-subset of the families. This product is called the *character* of the subset. Different placements can have different
-characters. For one pair of units, the objective is `sum_chi chi(s) c_chi`, which is maximized over the signs s. A
-character that is independent of all others over GF(2) contributes `|c_chi|`. The remaining characters split into
-independent components.
+subset of the families. The product of s_k over a subset of the families is called the *character* of the subset.
+Different placements can have different characters. For one pair of units, the objective is `sum_chi chi(s) c_chi`,
+where chi runs over the characters, and it is maximized over the signs s. A character that is independent of all others
+over GF(2) contributes `|c_chi|` to the maximum. The characters that depend on one another split into independent
+components.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 ENUMERATED = 8
-"""If a component has more free signs than this, coordinate ascent solves it instead of enumeration."""
+"""The number of free signs up to which a component is solved by enumeration; above it, by coordinate ascent."""
 
 
 @dataclass(frozen=True)
 class _Component:
-    """Characters that depend on one another: their indices in the list, and each character as a mask of free signs."""
+    """Characters that depend on one another: their indices, and each character as a bit mask of free signs."""
 
     members: tuple[int, ...]
     masks: tuple[int, ...]
@@ -29,10 +30,12 @@ class _Component:
 
 
 class SignCode:
-    """The characters of a group, split into independent components. `of` caches codes.
+    """The characters of a group (products of signs), split into independent components.
+
+    `SignCode.of` caches its results.
 
     Args:
-        characters: For each character, the exponents of the families. No two characters are equal.
+        characters: For each character, the exponents (0 or 1) of the families of signs. No two characters are equal.
     """
 
     @classmethod
@@ -46,16 +49,22 @@ class SignCode:
 
     @property
     def is_independent(self) -> bool:
-        """Whether every component consists of one character."""
+        """Whether every component of dependent characters consists of one character."""
         return all(len(component.members) == 1 for component in self._components)
 
     def best(self, costs: Sequence[Tensor]) -> Tensor:
-        """Return `max over s of sum_chi chi(s) c_chi`, entry by entry. All costs have one shape."""
+        """Return the best objective `max over s of sum_chi chi(s) c_chi` over signs s, entry by entry.
+
+        All costs c_chi must have the same shape.
+        """
         values = [self._solve(component, costs)[0] for component in self._components]
         return reduce(torch.add, values)
 
     def signs(self, costs: Sequence[Tensor], families: int) -> Tensor:
-        """Return the signs that attain the maximum, int8 `[families, ...]`. Signs without an effect are plus one."""
+        """Return the signs with the best objective, int8 `[families, ...]`.
+
+        Signs that do not affect the objective are plus one.
+        """
         chosen: dict[int, Tensor] = {}
         for component in self._components:
             bits = self._solve(component, costs)[1]
@@ -72,7 +81,7 @@ class SignCode:
     def _reduce(self) -> tuple[dict[int, tuple[int, frozenset[int]]], list[frozenset[int]]]:
         """The Gauss-Jordan reduction over GF(2): rows by pivot, and characters as combinations of basis characters.
 
-        Each row includes the basis characters that it combines.
+        Each reduced row includes the basis characters that it combines.
         """
         rows: dict[int, tuple[int, frozenset[int]]] = {}
         expressed: list[frozenset[int]] = []
@@ -110,7 +119,7 @@ class SignCode:
         return result
 
     def _solve(self, component: _Component, costs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the best objective, and the bit (1 for minus) of each basis character."""
+        """Return the best objective of a component, and a bit (1 for minus) for each basis character."""
         own = [costs[m] for m in component.members]
         size = len(component.basis)
         if size == 0:
@@ -136,7 +145,10 @@ class SignCode:
 
 
 def _coordinate_ascent(component: _Component, own: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Flip one sign at a time until no flip helps at any entry. The initial signs are optimal for the basis alone."""
+    """Flip one sign at a time until no single flip improves the objective at any entry.
+
+    The first signs are optimal if all characters outside the basis are ignored.
+    """
     place = dict(zip(component.members, own, strict=True))
     bits = [(place[b] < 0).long() for b in component.basis]
     signed = list(own)

@@ -1,8 +1,8 @@
 """The unit sphere: distances, the exponential and logarithm maps, geodesics and means, exact in float32.
 
 Points and tangent vectors lie along the last axis; leading axes are batch axes. Angles are in radians. No function in
-this module computes an arc cosine, which would have to be clamped. Therefore angles far below the square root of the
-precision are correct, and all gradients are finite even if points coincide.
+this module computes an arc cosine, which would need clamping. Therefore even tiny angles are correct, and all gradients
+are finite, also at equal points.
 """
 
 import math
@@ -15,11 +15,11 @@ Points = Float[Tensor, "*#lead dim"]
 """Points or tangent vectors. The leading axes of points and vectors broadcast."""
 
 MAX_STEPS = 100
-"""The maximal number of iterations for a mean."""
+"""The maximal number of iterations for computing a mean on the sphere."""
 
 
 def normalize(x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:
-    """Return the nearest point on the sphere. The zero vector has no nearest point, and the result is NaN."""
+    """Return the nearest point on the sphere. For the zero vector, which has no nearest point, the result is NaN."""
     norms: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / norms
 
@@ -51,8 +51,8 @@ def exp(x: Points, v: Points) -> Points:
 def log(x: Points, y: Points) -> Points:
     """Return the velocity at x of the shortest geodesic that reaches y after unit time: `exp(x, log(x, y)) == y`.
 
-    The length of the velocity is `distance(x, y)`. Antipodal points have no unique shortest geodesic, and the result is
-    then meaningless; see `is_antipodal`.
+    The length of the returned velocity is `distance(x, y)`. Antipodal points have no unique shortest geodesic, and the
+    result is then meaningless; see `is_antipodal`.
     """
     angle = distance(x, y).unsqueeze(-1)
     # The tangent part of y - x is that of y, without the cancellation of nearly equal points; its length is sin(angle).
@@ -60,7 +60,7 @@ def log(x: Points, y: Points) -> Points:
 
 
 def geodesic(x: Points, y: Points, t: Tensor | float) -> Points:
-    """Return the point at fraction t of the shortest geodesic from x to y: exactly x at 0 and y at 1.
+    """Return the point at fraction t of the shortest geodesic: exactly x at t = 0, and exactly y at t = 1.
 
     Args:
         x: The start points.
@@ -79,15 +79,16 @@ def mean(
     *,
     tolerance: float | None = None,
 ) -> Float[Tensor, "*lead dim"]:
-    """Return the Karcher mean: the point that minimizes the weighted sum of squared distances to the points.
+    """Return the Karcher mean: the point with the smallest weighted sum of squared distances to the given points.
 
     The mean is unique if all points lie within an open half sphere. At the mean, `sum_k w_k log(mean, point_k) = 0`.
 
     Args:
         points: The points, along the axis before the last.
-        weights: Nonnegative weights, either one set for all means or one set for each mean. Default: equal weights.
-        tolerance: The iteration ends when no mean moves by more than this angle. Default: four times the precision of
-            the dtype.
+        weights: Nonnegative weights, either one set for all means or one set for each mean. Default: all points have
+            equal weights.
+        tolerance: The iteration ends when no mean moves by more than this angle. Default: four times the machine
+            precision of the dtype.
 
     Raises:
         ValueError: Weights are negative or sum to zero, or the weighted points cancel and no mean is defined.

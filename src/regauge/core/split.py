@@ -14,7 +14,9 @@ Batches = list[tuple[Any, Any]]
 
 
 def split_batches(batches: Iterable[Any], share: float, generator: torch.Generator) -> tuple[Batches, Batches]:
-    """Split the examples of batches at random. Each part keeps the order and has at most as many batches.
+    """Split the examples of batches at random into two parts.
+
+    Each part keeps the order of the examples and has at most as many batches as the original.
 
     Examples lie along the first axis of every tensor of a batch. If the first axes of a batch's tensors differ in
     length, or if a batch contains text, whole batches are assigned at random.

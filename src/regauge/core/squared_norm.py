@@ -17,34 +17,34 @@ from regauge.core.symmetry import Symmetry
 
 Array = NDArray[np.float64]
 Steps = Float64[np.ndarray, "batch unknown"]
-"""The changes of the logarithms of all scales, followed by the entries of one symmetric matrix per group copy."""
+"""Changes of all unknowns: the logarithms of all scales, then one symmetric matrix per copy of each group."""
 COLUMNS = 1 << 12
-"""The number of columns that are multiplied at once."""
+"""The number of columns of a matrix that are multiplied at once, to save memory."""
 NOTHING = 1e-13
-"""A direction counts as zero on both sides below this share of the largest diagonal entry of the Gram matrices."""
+"""The share of the largest diagonal entry of two Gram matrices below which a direction counts as zero in both."""
 Limits = tuple[float, float]
-"""Two shares of the largest eigenvalue of a Gram matrix.
+"""Two shares of a Gram matrix's largest eigenvalue, which classify its other eigenvalues.
 
-Eigenvalues below the first share count as zero, and eigenvalues above the second as nonzero.
+Eigenvalues below the first share count as zero, and eigenvalues above the second count as nonzero.
 """
 Gram = Float64[np.ndarray, "batch copies n n"]
 
 
 class SquaredNorm:
-    """The squared norm of networks after all scale and matrix steps so far.
+    """The squared norm of networks after all steps of scales and matrices so far.
 
-    Scales and symmetric matrices map a tensor T to `exp(L) T`. L is symmetric. L is linear in the matrices and in the
-    logarithms of the scales. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and the curvature
-    `4 |L T|^2`. Therefore the squared norm is convex.
+    Scales and symmetric matrices map a tensor T to `exp(L) T`, where L is a symmetric linear map. L depends linearly on
+    the matrices and on the logarithms of the scales. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and
+    the curvature `4 |L T|^2`. The curvature is never negative, so the squared norm is convex.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of groups must be known.
         buffers: Whether scales may change running statistics.
         params: The compared parameters, `[batch, *shape]`.
 
     Attributes:
         logs: The logarithms of all scales, ordered by direction, `[batch, unit]`.
-        found: The matrix found so far for each copy of each group.
+        found: The product of all matrix steps so far, for each copy of each group.
         norm: The squared norm of all entries that scales or matrices affect.
     """
 
@@ -88,20 +88,19 @@ class SquaredNorm:
         return pooled
 
     def _values(self, params: Mapping[str, Tensor], name: str, site: Site) -> Array:
-        """Return the entries of a site, `[batch, copies, n, columns]`."""
+        """Return the entries at a site, `[batch, copies, n, columns]`."""
         found: Array = self._units(params, name, site).cpu().numpy()
         return found
 
     def _units(self, params: Mapping[str, Tensor], name: str, site: Site) -> Tensor:
-        """Return the entries of a site, `[batch, copies, n, columns]`, on the device of the parameters."""
+        """Return the entries at a site, `[batch, copies, n, columns]`, on the device of the parameters."""
         values = unit_values(self._symmetry, name, site, params[name].detach(), 1)
         return values.reshape(self._batch, -1, *values.shape[-2:]).double()
 
     def _sum_grams(self, params: Mapping[str, Tensor], group: str) -> Array:
         """Return the Gram matrices of the entries on which only this group acts, `[2, batch, copies, n, n]`.
 
-        The first Gram matrix is for the entries that the group's matrix multiplies, the second for those of its
-        inverse.
+        The first Gram matrix belongs to entries that the group's matrix multiplies, the second to those of its inverse.
         """
         n, copies = self._symmetry[group].size, self._symmetry.count_copies(group)
         sums = np.zeros((2, self._batch, copies, n, n))
@@ -115,16 +114,16 @@ class SquaredNorm:
         return sums
 
     def _side(self, rows: Array, table: Table, side: int) -> Array:
-        """Return per-row numbers, arranged by the rows or columns of a table's matrices: `[tensor, batch, length]`."""
+        """Return numbers of rows, arranged by the rows or columns of a table's matrices: `[tensor, batch, length]`."""
         parts = rows[table.sides[side]].reshape(len(table.axes), table.shape[side], self._batch)
         return np.ascontiguousarray(parts.swapaxes(1, 2))
 
     def _columns(self, rows: Array, pool: slice, copies: int) -> Array:
-        """Return per-row numbers, arranged by the columns of a pool: `[batch, copies, 1, columns]`."""
+        """Return numbers of rows, arranged by the columns of a pool: `[batch, copies, 1, columns]`."""
         return rows[pool].T.reshape(self._batch, copies, 1, -1)
 
     def _measure(self) -> None:
-        """Compute the sums of squares of all rows at the current scales and matrices."""
+        """Compute the sum of squares of every row at the current scales and matrices."""
         self._factors = np.exp(self._fields)
         self._rows = np.empty_like(self._fields)
         self._rows[: len(self._entries)] = self._entries * self._factors[: len(self._entries)]
@@ -147,20 +146,21 @@ class SquaredNorm:
     def objective(self) -> Float64[np.ndarray, " batch"]:
         """Return the squared norm plus linear terms.
 
-        Units and singular matrices of which only one side is nonzero have such terms.
+        Linear terms belong to units, and to singular matrices, that only scale entries up or only scale entries down.
         """
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found
 
     def _meet(self, incidence: Incidence) -> Array:
-        """Return the step to the minimum of an upper bound of the norm.
+        """Return the step of scales to the minimum of an upper bound of the squared norm.
 
-        The bound is a sum of one function for each unit. Given weights W and exponents e, consider the slope of
-        `sum W exp(e t)`. It vanishes where its rising part and its falling part have equal logarithms. The difference
-        of these logarithms changes at most at the rate of the largest rising plus the largest falling exponent. So
-        dividing the difference by this rate never overshoots. An entry that k units affect is bounded by the mean of k
-        terms, each with k times the exponent. A unit with only one side moves until its slope equals that of its linear
-        term.
+        The upper bound is a sum of one function for each unit. With weights W and exponents e, such a function `sum W
+        exp(e t)` of the step t has a rising and a falling part. The function is smallest where the slopes of both parts
+        have equal logarithms. The difference of the two logarithms changes at most at a rate that is the sum of the
+        largest exponents of both parts. A step that divides the difference of the logarithms by this rate therefore
+        never goes too far. An entry that k units scale is bounded by the mean of k terms, each with k times the
+        exponent. If the function of a unit only rises or only falls, the unit moves until its slope equals that of a
+        linear term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0
@@ -177,9 +177,10 @@ class SquaredNorm:
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """Return the steps that scale each normalizer's own entries to norm one, up to a constant.
+        """Return the steps after which the entries that only one normalizer scales have norm one, up to a constant.
 
-        A normalizer's own entries are those that no other scale affects.
+        A normalizer is a direction of scales that changes buffers, for example the scale of a filter before batch
+        normalization.
         """
         steps, moved = [], set[str]()
         for filters in self.plan.filters:
@@ -192,14 +193,14 @@ class SquaredNorm:
         return steps
 
     def grams(self, group: str) -> tuple[Gram, Gram]:
-        """Return the Gram matrices of the entries that a group multiplies, and of those that its inverse multiplies."""
+        """Return two Gram matrices: of entries that a group multiplies, and of entries that its inverse multiplies."""
         sums = self._alone[group].copy()
         for sign, values in self._acted_on(group):
             sums[int(sign < 0)] += values @ values.swapaxes(-1, -2)
         return sums[0], sums[1]
 
     def _acted_on(self, group: str) -> Iterator[tuple[int, Array]]:
-        """Yield the entries on which a group acts together with scales or other groups, and the sign of the action."""
+        """Yield the entries on which a group and scales or other groups act; -1 marks action by the inverse."""
         for pool, values in zip(self.plan.pools, self._pools, strict=True):
             if pool.group == group:
                 yield pool.sign, values
@@ -207,9 +208,9 @@ class SquaredNorm:
             yield from ((sign, values[:, index]) for name, sign, index in loose.slots if name == group)
 
     def multiply(self, group: str, matrix: Gram) -> None:
-        """Multiply all entries of a group by a matrix.
+        """Multiply all entries on which a group acts by a matrix.
 
-        If the inverse acts on entries, multiply by the inverse transpose.
+        Entries on which the inverse acts are multiplied by the inverse transpose.
         """
         both = {1: matrix, -1: np.linalg.inv(matrix).swapaxes(-1, -2)}
         for k, copy, bases in self._single.get(group, []):
@@ -240,13 +241,13 @@ class SquaredNorm:
     def balance(
         self, group: str, is_rigid: Bool[np.ndarray, " batch"], is_chosen: Bool[np.ndarray, " batch"], limits: Limits
     ) -> None:
-        """Take the best step of one group's matrices while all others are fixed.
+        """Take the best step of one group's matrices while all scales and other groups are fixed.
 
-        Networks that are not chosen, or in which the group is rigid, do not change. If the group acts on d axes of one
-        tensor, the step is computed as if it acted on only one of them. The d-th root of this step does not overshoot
-        when the group acts on all axes. In a singular copy, one side may annihilate a subspace of the other side. The
-        logarithm of the volume of this subspace then gets a linear term. If the rank of a copy is in doubt, the group
-        becomes rigid in this network.
+        Networks outside `is_chosen`, and networks in which the group is rigid, do not change. If the group acts on d
+        axes of one tensor, the step is computed as if it acted on only one of them. Its d-th root does not overshoot
+        when the group acts on all d axes. In a singular copy, some subspace may be nonzero for only one of the two Gram
+        matrices. The logarithm of the volume of such a subspace then gets a linear term. If the rank of a copy's Gram
+        matrices is in doubt, the group becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)
@@ -266,17 +267,17 @@ class SquaredNorm:
 
     @property
     def singular(self) -> list[str]:
-        """The groups with singular copies."""
+        """The names of the groups that have a copy with singular Gram matrices."""
         return [group for group, copies in self._single.items() if copies]
 
     def matrices(self, step: Steps) -> dict[str, Array]:
-        """Return the symmetric matrices of a step as writable views."""
+        """Return the symmetric matrices of a step, by group, as writable views."""
         return {name: step[:, part].reshape(self.found[name].shape) for name, part in self._places.items()}
 
     def slopes(self) -> tuple[Steps, Steps]:
-        """Return the gradient and the diagonal of the Hessian.
+        """Return the gradient of the squared norm, and the diagonal of its Hessian.
 
-        The diagonal is computed in the coordinates in which Gram matrices are diagonal.
+        The diagonal of the Hessian refers to coordinates in which Gram matrices are diagonal.
         """
         gradient, diagonal = np.zeros((2, self._batch, self.size))
         # Products with the Hessian need no more digits.
@@ -296,9 +297,9 @@ class SquaredNorm:
         return gradient * self._free, diagonal * self._free
 
     def _projectors(self, group: str) -> tuple[Array, Array]:
-        """Return the projectors onto the subspaces that only one side of singular copies has.
+        """Return projectors onto subspaces on which only one of the two Gram matrices of a copy is nonzero.
 
-        The first projector is for the side of the group, the second for the side of its inverse.
+        In the first projector the Gram matrix of the group is nonzero, in the second that of its inverse.
         """
         found = np.zeros((2, *self.found[group].shape))
         for k, copy, bases in self._single[group]:
@@ -307,7 +308,7 @@ class SquaredNorm:
         return found[0], found[1]
 
     def product(self, step: Steps) -> Steps:
-        """Return the Hessian times a step."""
+        """Return the product of the Hessian and a step."""
         result = np.zeros_like(step)
         units = self.logs.shape[1]
         fields = self.plan.incidence.rows @ step[:, :units].T
@@ -344,7 +345,7 @@ class SquaredNorm:
         return result * self._free
 
     def move(self, step: Steps) -> None:
-        """Take a step."""
+        """Take a step: change the scales and matrices, and update the sums of squares."""
         units = self.logs.shape[1]
         for name, matrix in self.matrices(step).items():
             values, vectors = np.linalg.eigh(matrix)
@@ -359,7 +360,7 @@ def _add_both(total: Array, factor: float, product: Array) -> None:
 
 
 def _parts(values: NDArray[np.floating]) -> list[NDArray[np.floating]]:
-    """Return views of consecutive blocks of columns."""
+    """Return views of consecutive blocks of columns of a matrix."""
     return [values[..., first : first + COLUMNS] for first in range(0, values.shape[-1], COLUMNS)]
 
 
@@ -369,7 +370,7 @@ def _times(matrices: Array, vectors: Array) -> Array:
 
 
 def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.floating]:
-    """Return the squares of a tensor summed over all axes except the given axes, which keep their given order."""
+    """Return a tensor's squares, summed over all axes except the given ones, which keep their given order."""
     work = torch.promote_types(tensor.dtype, torch.float32)
     squares = tensor.detach().to(work).square()
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in axes)
@@ -380,7 +381,7 @@ def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.fl
 
 
 def _beyond(gram: Array, other: Array, zero: float) -> Array:
-    """Return an orthonormal basis of the subspace on which the first Gram matrix is nonzero and the other is zero."""
+    """Return an orthonormal basis of the subspace on which `gram` is nonzero and `other` is zero."""
     values, vectors = np.linalg.eigh(other)
     null = vectors[:, values <= zero * values[-1]]
     values, vectors = np.linalg.eigh(null.T @ gram @ null)
@@ -391,7 +392,7 @@ def _beyond(gram: Array, other: Array, zero: float) -> Array:
 def _are_regular(
     grams: Float64[np.ndarray, "side batch copies n n"], certain: float
 ) -> Bool[np.ndarray, "batch copies"]:
-    """Return whether the Gram matrices of both sides have full rank."""
+    """Return whether both Gram matrices of a copy have full rank: that of the group and that of its inverse."""
     values = np.linalg.eigvalsh(grams)
     found: NDArray[np.bool_] = np.all(values[..., 0] > certain * values[..., -1], axis=0)
     return found

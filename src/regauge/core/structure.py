@@ -1,7 +1,8 @@
 """Structure: tensors that a network does not learn (masks, permutations, tables) and that a symmetry does not change.
 
-Units can be exchanged if their entries are equal in all structure tensors: see `regauge.core.exchangeable`. If two
-networks differ in structure, alignment allows only elements that map one structure to the other: see `carry`.
+Two units can be exchanged if the entries of both are equal in all structure tensors: see `regauge.core.exchangeable`.
+If two networks have different structure, alignment allows only elements that map one structure to the other: see
+`carry`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from regauge.core.params import VALUES
 from regauge.core.symmetry import Symmetry
 
 ATTEMPTS = 512
-"""The maximal number of color refinements in the search for an element that maps one structure to another."""
+"""The maximal number of times that a search for an element between two structures refines the colors of units."""
 
 Codes = NDArray[np.uint64]
 Colors = dict[str, Codes]
@@ -48,11 +49,11 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
     """Return an element that maps the structure of network `b` to the structure of `a`, or None if they are equal.
 
     The search assigns colors to units and refines them until units with different structure have different colors
-    (one-dimensional Weisfeiler-Leman test). If several units have the same color, the search tries pairs of them. The
-    resulting element is checked bit by bit.
+    (one-dimensional Weisfeiler-Leman test). If several units have the same color, the search tries pairs of them, one
+    unit from each network. The element that the search finds is checked bit by bit.
 
     Raises:
-        ValueError: No element was found; the message names a buffer that differs.
+        ValueError: No element maps one structure to the other; the message names a buffer that differs.
     """
     different = [name for name in symmetry.structure if name in a and name in b and not is_same(a[name], b[name])]
     if not different:
@@ -68,7 +69,7 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 def without_structure(symmetry: Symmetry) -> Symmetry:
     """Return the symmetry without its placements on structure tensors.
 
-    The result suits networks without structure tensors.
+    The returned symmetry suits networks without structure tensors.
     """
     held = frozenset(symmetry.structure)
     groups = tuple(
@@ -87,7 +88,7 @@ def _difference(name: str) -> str:
 
 
 def carry_pairs(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element | None:
-    """Return `carry` for every pair of networks of two populations, as a batch.
+    """Return elements that map structures onto each other, for every pair of networks of two populations.
 
     Return None if all structures are equal.
     """
@@ -117,12 +118,15 @@ class _Search:
         self._left = ATTEMPTS
 
     def run(self) -> Element | None:
-        """Return the element, or None if the search finds none."""
+        """Return an element that maps one structure to the other, or None if the search finds none."""
         start = {group.name: np.zeros(group.size, np.uint64) for group in self._groups}
         return self._descend(start, start)
 
     def _descend(self, first: Colors, other: Colors) -> Element | None:
-        """Refine the colors of both networks. If several units share a color, try pairs of them one after the other."""
+        """Refine the colors of both networks.
+
+        If several units share a color, pair one of them with each unit of this color in the other network in turn.
+        """
         self._left -= 1
         first, other = self._refine(first, 0), self._refine(other, 1)
         if self._left < 0 or any((np.sort(first[name]) != np.sort(other[name])).any() for name in first):
@@ -148,7 +152,7 @@ class _Search:
         return {name: self._a[name].ndim for name in self._names}
 
     def _element(self, first: Colors, other: Colors) -> Element:
-        """Return the element that matches the units of each color in their order."""
+        """Return the element that pairs the units of each color in the order of their indices."""
         element = identity(self._symmetry.groups)
         for group in self._groups:
             perm = np.empty(group.size, np.int64)
@@ -158,7 +162,7 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Separate units whose entries with units of a color differ, until no color can be divided further."""
+        """Give different colors to units whose entries differ with respect to a color, until no color can be split."""
         while True:
             signatures = {name: [color] for name, color in colors.items()}
             for name in self._names:
@@ -183,7 +187,7 @@ class _Search:
 
 
 def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Codes]:
-    """Return one integer for each entry: its bits, combined with the index of its tensor."""
+    """Return one integer for each entry of each tensor: the entry's bits, combined with the index of its tensor."""
     result = {}
     for k, name in enumerate(names):
         tensor = network[name].detach().cpu().contiguous()
@@ -196,7 +200,10 @@ def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Cod
 
 
 def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int) -> Codes:
-    """Return a color for each index of an axis: the color of its unit. An index without a unit gets a unique color."""
+    """Return a color for each index of an axis: the color of its unit.
+
+    An index that belongs to no unit gets a unique color.
+    """
     found = _mix(np.arange(length, dtype=np.uint64), np.uint64(1))
     for k, site in enumerate(site for site in places if site.placement.axis == axis):
         for copy, positions in enumerate(site.by_copies.numpy()):
@@ -205,7 +212,7 @@ def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int)
 
 
 def _smallest_tie(colors: Colors) -> tuple[str, int] | None:
-    """Return a unit of the smallest color that more than one unit has."""
+    """Return a unit of the smallest color that several units share, and the name of its group."""
     best: tuple[int, str, int] | None = None
     for name, color in colors.items():
         _, firsts, counts = np.unique(color, return_index=True, return_counts=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from regauge.core.compiled import CompiledElement
 
 BEHIND = " behind gains"
-"""The suffix that a check appends to a group's name to report the rotations of the group."""
+"""The suffix of a group's name under which a numerical check reports the group's rotations of representatives."""
 SHOWN = 6
 """The number of groups that the one-line form of a symmetry names."""
 
@@ -52,26 +52,28 @@ class Symmetry:
         groups: The groups, which are the factors of the symmetry.
         shapes: The shapes of the parameters and buffers of the network on which the symmetry was found. In a symmetry
             written by hand, unknown sizes are 0.
-        frozen: The axes on which no group acts, each with the reason.
-        unknown: The operators for which discovery has no rule. The axes that these operators use are frozen.
+        frozen: The axes of parameters on which no group acts, each with the reason.
+        unknown: The operators for which discovery has no rule. The axes of tensors that enter an unknown operator are
+            frozen.
         unused: The parameters that do not influence the compared outputs.
         notes: Notes that are printed below the table of the symmetry.
         buffers: The names of buffers on which groups act (running statistics). Matching does not compare these buffers.
         structure: Buffers that training does not change (masks, permutations, tables), and parameters that the user
-            declared as structure. A group exchanges two units only if their entries in these tensors are equal.
-            `Group.classes` gives the classes of exchangeable units.
-        tied: For each tensor with several names in the model, the tuple of these names. A checkpoint may store the
-            tensor under only one of them.
+            declared as structure. A group exchanges two units only if the entries of both units in all structure
+            tensors are equal. `Group.classes` gives the classes of exchangeable units.
+        tied: For each tensor with several names in the model, the tuple of these names. A checkpoint may store a tied
+            tensor under only one of its names.
         ones: The gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` sets gains to one). No
-            group acts on these gains. Some groups of the symmetry exist only because these gains are one.
+            group acts on a gain that must be one. Some groups of a symmetry exist only because certain gains are one.
         readers: The axes (parameter, axis) on which groups act and along which a layer sums over units. Along such an
-            axis, the layer multiplies its input by the parameter. The set is empty if these axes are unknown.
+            axis, the layer multiplies its input by the parameter. The set of readers is empty if a symmetry does not
+            know its reading axes.
         gains: The parameters that multiply activations unit by unit, in graph order.
         translations: The families of vectors that can be added to parameters, in the order in which `split` subtracts
             them.
-        added: Constants that the model adds to parameters with one axis before it multiplies by them. The constant is 1
-            for gains that are stored as `weight` and used as `1 + weight`. Scales and signs act on the sums of
-            parameter and constant.
+        added: Constants that the model adds to parameters with one axis before it multiplies activations by them. The
+            added constant is 1 for gains that are stored as `weight` and used as `1 + weight`. Scales and signs act on
+            the sum of a parameter and its added constant.
     """
 
     groups: tuple[Group, ...]
@@ -158,7 +160,7 @@ class Symmetry:
 
     @property
     def moves_statistics(self) -> bool:
-        """Return whether scales change running statistics, which then fit the activations of only one network."""
+        """Return whether scales change running statistics, which would then fit the activations of only one network."""
         places = [place for group in self.groups for place in group.placements if any(place.scale)]
         return any(place.parameter in self.buffers for place in places)
 
@@ -192,8 +194,8 @@ class Symmetry:
             generator: The source of randomness.
             parts: The parts that may differ from the identity: some of "permutation", "sign", "scale", "shift",
                 "linear", "translation" and "rotation". Default: all parts. In 16-bit networks, translations and
-                rotations lose precision. `compile` and the transformation of single tensors do not support these two
-                parts.
+                rotations lose precision. `Symmetry.compile` and the transformation of single tensors do not support
+                translations and rotations.
             batch: The leading batch shape of the element.
 
         Raises:
@@ -251,15 +253,15 @@ class Symmetry:
 
     @property
     def is_sized(self) -> bool:
-        """Return whether all sizes are known.
+        """Return whether the sizes of all groups are known.
 
-        If a user wrote the symmetry by hand, its sizes are taken from the first parameters that it is given.
+        If a user wrote a symmetry by hand, its sizes are taken from the first parameters that are passed to it.
         """
         return all(group.size for group in self.groups)
 
     @cached_property
     def _unmet(self) -> bool:
-        """Return whether a group must keep structure tensors whose entries are not known yet."""
+        """Return whether a group must keep structure tensors whose entries the symmetry does not know yet."""
         return any(not group.classes for group in self._keeping)
 
     @cached_property
@@ -271,16 +273,17 @@ class Symmetry:
         )
 
     def act(self, element: Element, params: Mapping[str, Tensor], *, skip: Collection[str] = ()) -> Params:
-        """Apply an element to a network. The resulting network lies on the same orbit and computes the same function.
+        """Apply an element to a network.
+
+        An element never changes the function that a network computes, so the result lies on the same orbit.
 
         The action is a left action. If the element has a batch shape, each element acts on one network of a population
         (one leading model axis on every tensor). A single element acts on all networks of a population.
 
         Args:
             element: The element, with one value per group.
-            params: Parameters and buffers, which are not modified. Tensors on which no group acts are returned
-                unchanged.
-            skip: The names of tensors to leave out, because the caller already has the transformed tensors.
+            params: Parameters and buffers, which are not modified. Tensors on which no group acts are not copied.
+            skip: The names of tensors that are left out of the result, because the caller already has them.
 
         Returns:
             New parameters with the same names, shapes, dtypes and devices. Tensors on which no group acts share memory
@@ -288,7 +291,7 @@ class Symmetry:
 
         Raises:
             KeyError: `element` lacks the value of a group, or a parameter on which a group acts is missing.
-            ValueError: A parameter has another shape than the symmetry expects, or holds no floating-point weights.
+            ValueError: A parameter has another shape than the symmetry expects, or is not of a floating-point dtype.
         """
         _element.require_elements(element)
         bound = self._fit(params)
@@ -311,18 +314,18 @@ class Symmetry:
         """Split a network into its representative and its coordinates.
 
         The representative computes the same function as the network. In the representative, the entries of each
-        translation family are zero or centered. A gain is set to one if all later layers are linear in it. Networks
-        that differ only by translations and gains have the same representative. The coordinates of such networks
-        differ.
+        translation family are zero or centered. A gain of the representative is one if all later layers are linear in
+        this gain. Networks that differ only by translations and gains have the same representative. Networks that
+        differ only by translations and gains have different coordinates.
 
         Args:
             params: One network, or a population (one leading model axis on every tensor). The tensors are not modified.
 
         Returns:
             The representative and the coordinates. The representative has the dtypes of the network. However, 16-bit
-            tensors become float32, because rounding the representative to 16 bits would change its function. The
-            coordinates map names to tensors in the next wider dtype. These tensors are the vector that was subtracted
-            for each family, and the original entries of each gain.
+            tensors become float32 in the representative, because rounding them would change its function. The
+            coordinates map names to tensors in the next wider dtype. The coordinates are the vector that was subtracted
+            for each translation family, and the original entries of each gain.
 
         Raises:
             KeyError: A parameter on which the symmetry acts is missing.
@@ -339,15 +342,15 @@ class Symmetry:
         return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates
 
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
-        """Return the network that has this representative and these coordinates. This method is the inverse of `split`.
+        """Return the network that has this representative and these coordinates. `join` is the inverse of `split`.
 
         The network is an affine function of the representative. If the coordinates are equal, a linear path between two
-        representatives therefore becomes a linear path between the networks. The network has the dtypes of the
+        representatives therefore becomes a linear path between the networks. The joined network has the dtypes of the
         representative.
 
         Raises:
             KeyError: A coordinate or a parameter is missing.
-            ValueError: The shape of a coordinate differs from the shape of its family.
+            ValueError: The shape of a coordinate differs from the shape of its translation family.
         """
         bound = self._fit(representative)
         chart.require_parameters(bound, representative)
@@ -361,15 +364,15 @@ class Symmetry:
         Representatives have gains of one, and no translations act on them.
 
         Args:
-            rotate: Whether groups with a value in `behind_gains` act by rotations instead of permutations. Rotations
-                are not valid for networks in which a gain is zero.
+            rotate: Whether groups with a value in `behind_gains` act on representatives by rotations instead of
+                permutations. Rotations of representatives are not valid for networks in which a gain is zero.
         """
         return on_representatives(self, self.rotatable if rotate else ())
 
     def stored_in(self, names: Collection[str]) -> "Symmetry":
-        """Return this symmetry without translation families whose parameters are not all in `names`.
+        """Return this symmetry without the translation families that change or read a parameter outside `names`.
 
-        Reason: models recompute some tensors that checkpoints do not store, for example tables of sines.
+        Models recompute some tensors, for example tables of sines, and checkpoints do not store them.
         """
         kept = tuple(
             family
@@ -380,9 +383,9 @@ class Symmetry:
 
     @property
     def rotatable(self) -> tuple[str, ...]:
-        """Return the groups that act by rotations if gains are one.
+        """Return the names of the groups that act by rotations once all gains are one.
 
-        Groups that act on structure tensors are excluded.
+        Groups that act on structure tensors are not rotatable.
         """
         return rotatable(self) if any(group.behind_gains != "none" for group in self.groups) else ()
 
@@ -390,7 +393,7 @@ class Symmetry:
         """Return the translation family with this name.
 
         Raises:
-            KeyError: There is no such family.
+            KeyError: The symmetry has no translation family with this name.
         """
         for family in self.translations:
             if family.name == name:
@@ -398,9 +401,9 @@ class Symmetry:
         raise KeyError(f"there is no translation {name!r}; they are {[one.name for one in self.translations][:20]}")
 
     def act_(self, element: Element, params: Params) -> None:
-        """Apply an element in place, one tensor at a time. This method suits models that barely fit in memory.
+        """Apply an element in place, one tensor at a time. Acting in place suits models that barely fit in memory.
 
-        Raises the same errors as `act`.
+        `act_` raises the same errors as `act`.
         """
         bound = self._fit(params)
         if isinstance(element, DeferredElement):
@@ -416,8 +419,8 @@ class Symmetry:
         """Compile an element without matrices into one gather over all parameters, for repeated use.
 
         Raises:
-            ValueError: The element has matrices. Matrices of orthogonal and linear groups mix entries, and a gather
-                cannot do this.
+            ValueError: The element has matrices. Matrices of orthogonal and linear groups mix entries, which a gather
+                cannot do.
         """
         if element.translation or element.rotation:
             raise ValueError(
@@ -440,7 +443,7 @@ class Symmetry:
 
     @cached_property
     def memory(self) -> dict[Hashable, Any]:
-        """Return the cache of results that depend only on this symmetry; see `regauge.core.remembered`."""
+        """Return the cache of results that depend only on this symmetry, as `regauge.core.remembered` explains."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -466,26 +469,25 @@ class Symmetry:
     def on_data(self) -> "Symmetry":
         """Return this symmetry without the translations that keep the function only with the stored running statistics.
 
-        If an element of the returned symmetry acts on a network, the function stays the same even if statistics are
-        recomputed.
+        Elements of the returned symmetry keep a network's function even if running statistics are recomputed.
         """
         kept = tuple(family for family in self.translations if not family.is_stored_only)
         return self if len(kept) == len(self.translations) else replace(self, translations=kept)
 
     def sums(self, params: Mapping[str, Tensor]) -> Params:
-        """Return parameters plus the constants that the model adds to them; see `added`."""
+        """Return the parameters, plus the constants that the model adds to some of them before use; see `added`."""
         return sums(self.added, params) if self.added else dict(params)
 
     def from_sums(self, summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
-        """Return the parameters, given the sums of parameters and constants.
+        """Return the parameters, computed from sums of parameters and the constants that the model adds to them.
 
-        If a parameter in `given` has the same sum, that parameter is returned unchanged.
+        If a parameter in `given` has the same sum, that parameter itself is returned.
         """
         return from_sums(self.added, summed, given) if self.added else dict(summed)
 
     @property
     def unit_gains(self) -> dict[str, float]:
-        """Return the required value of each parameter in `ones`: one, or zero if the model adds one to it."""
+        """Return the required value of each parameter in `ones`: 1, or 0 if the model adds 1 to the parameter."""
         return {name: 1 - self.added.get(name, 0.0) for name in self.ones}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":
@@ -493,7 +495,7 @@ class Symmetry:
 
         Raises:
             KeyError: A parameter on which a group acts is missing.
-            ValueError: Shapes do not match, or a group acts on a tensor without floating-point weights, for example
+            ValueError: Shapes do not match, or a group acts on a tensor without floating-point weights, such as
                 quantized weights.
         """
         return self._fit(params).given(params)
@@ -501,7 +503,7 @@ class Symmetry:
     def _fit(self, params: Mapping[str, Tensor]) -> "Symmetry":
         """Return this symmetry with sizes filled in from parameters, after checking the parameters.
 
-        Raises the same errors as `bind`.
+        `_fit` raises the same errors as `bind`.
         """
         if not isinstance(params, Mapping):
             require_tensors(params)  # tells what it is
@@ -540,9 +542,9 @@ class Symmetry:
         return self._with_shapes(tuple((name, tuple(shape)) for name, shape in shapes.items()))
 
     def given(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """Return this symmetry with the unit classes that follow from the structure of a network or of a population.
+        """Return this symmetry with the classes of exchangeable units, computed from one network or a population.
 
-        Tensors on the meta device have no entries, so the classes stay unchanged.
+        Tensors on the meta device have no entries, so the classes of units stay unchanged.
         """
         held = [name for name in self.structure if name in self.sites and name in params] if self._keeping else []
         if any(params[name].is_meta for name in held):
@@ -552,7 +554,7 @@ class Symmetry:
 
     @remembered
     def _with_classes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
-        """Return this symmetry with the given unit classes."""
+        """Return this symmetry with the given classes of exchangeable units."""
         classes = {group.name: group.classes for group in self.groups} | dict(items)
         if all(group.classes == classes[group.name] for group in self.groups):
             return self
@@ -560,7 +562,7 @@ class Symmetry:
 
     @remembered
     def _without(self, spared: frozenset[str]) -> "Symmetry":
-        """Return this symmetry for checkpoints that omit tied names."""
+        """Return this symmetry without the placements on tied names that a checkpoint omits."""
         kept = [tuple(p for p in group.placements if p.parameter not in spared) for group in self.groups]
         groups = (replace(group, placements=p) for group, p in zip(self.groups, kept, strict=True))
         names = {name: next(n for n in every if n not in spared) for every in self.tied for name in every}
@@ -570,7 +572,7 @@ class Symmetry:
 
     @remembered
     def _with_shapes(self, items: tuple[tuple[str, tuple[int, ...]], ...]) -> "Symmetry":
-        """Return this symmetry with the given shapes, from which all sizes follow."""
+        """Return this symmetry with the given shapes of parameters, from which the sizes of all groups follow."""
         shapes = dict(items)
         return replace(self, groups=tuple(set_sizes(group, shapes) for group in self.groups), shapes=shapes)
 
@@ -601,20 +603,21 @@ class Symmetry:
         """Check the symmetry numerically: a random element must leave the module's outputs unchanged.
 
         The check runs in float64 on a copy of the module in evaluation mode. First, parameters and buffers are
-        perturbed away from their initial values, because zero biases and unit gains make many tests vacuous.
+        perturbed, because many wrong groups go unnoticed if biases are zero and gains one.
 
-        Then all groups act together, with independent random values. A correct group keeps the outputs. A wrong group
-        therefore changes the outputs even if it acts together with correct groups. Two wrong groups can cancel only if
-        their random values match. Groups with few possible values are therefore also tested alone. If the outputs
-        change, every group is tested alone.
+        Next, all groups of the symmetry act together, with independent random values. A correct group keeps the
+        outputs. A wrong group therefore changes the outputs, also when it acts together with correct groups. The
+        effects of two wrong groups cancel only if their random values match. Groups with few possible values are
+        therefore also tested alone. If the outputs change, every group is tested alone.
 
         Args:
             module: The model. The model must not be on the meta device.
-            example_inputs: Example inputs, as for `discover`. Floating-point tensors are converted to float64.
-            example_kwargs: Example keyword arguments.
-            generator: The source of randomness for the elements and the perturbation.
-            outputs: The outputs to compare. Pass the same value as to `discover`.
-            each_group: Whether groups are also tested alone. If not, the check evaluates the module only twice.
+            example_inputs: Example inputs, as for `discover`. Floating-point inputs are converted to float64.
+            example_kwargs: Example keyword arguments of the model.
+            generator: The source of randomness for the elements and for the perturbation of the parameters.
+            outputs: The outputs of the model that are compared. Pass the same `outputs` as to `discover`.
+            each_group: Whether groups are also tested alone. If only all groups together are tested, the check
+                evaluates the module twice.
 
         Returns:
             The largest relative change of the outputs: in total, for each group, and for each translation family.
@@ -680,7 +683,7 @@ class Symmetry:
         """Read a symmetry from the text that `to_json` returned.
 
         Raises:
-            ValueError: The text does not describe a symmetry, or has a newer version.
+            ValueError: The text does not describe a symmetry, or comes from a newer version of the format.
         """
         require_plain("the text", text, str)
         groups, rest = symmetry_text.read(text)
@@ -707,19 +710,19 @@ class Symmetry:
         omegas: Mapping[str, float] | None = None,
         buffers: Sequence[str] = (),
     ) -> "Symmetry":
-        """Return a symmetry from a dictionary that gives, for each axis of each parameter, a group's name or None.
+        """Return a symmetry from a dictionary that gives, for each axis of each parameter, the name of a group or None.
 
         The element acts on axis 0 of a parameter, and its inverse acts on every other axis, as in torch's (out, in,
-        ...) weights. The suffixes in `"h^-1"` and `"h^+1"` override this rule. For example, the feature axis of an
-        embedding is `"h^+1"`. If a flattened axis repeats each unit k times in a row, write `"h*k"`. Sizes are taken
-        from the first parameters that the symmetry is given.
+        ...) weights. A suffix such as `"h^-1"` or `"h^+1"` chooses whether the inverse of the group acts on an axis.
+        For example, the feature axis of an embedding is `"h^+1"`. If a flattened axis repeats each unit k times in a
+        row, write `"h*k"`. The sizes of groups are taken from the first parameters that are passed to the symmetry.
 
         Args:
             axes: The groups of the axes, for example
                 `{"fc1.weight": ("h1", None), "fc1.bias": ("h1",), "fc2.weight": (None, "h1")}`.
-            kinds: The kind of each group. Default: "permutation". For attention heads and other nested groups, build
-                `Group` and `Placement` objects instead.
-            omegas: The frequency of the sine for each group of kind "dihedral". Default: 1.
+            kinds: The kind of each group. Default: every group is of kind "permutation". For attention heads and other
+                nested groups, build `Group` and `Placement` objects instead.
+            omegas: The frequency of the sine activation for each group of kind "dihedral". Default: frequency 1.
             buffers: The names of buffers on which the symmetry acts, such as "bn.running_mean".
 
         Raises:

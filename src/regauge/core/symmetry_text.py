@@ -25,9 +25,9 @@ def render(
     notes: Sequence[str],
     translations: Sequence[TranslationFamily],
 ) -> str:
-    """Return a readable table of groups and translations. Names are escaped.
+    """Return a readable table of the groups and translations of a symmetry. Unusual characters in names are escaped.
 
-    The table lists sizes, the axes on which groups act, frozen axes with reasons, and structure.
+    The table lists sizes, the axes on which groups act, frozen axes with reasons, and structure tensors.
     """
     sizes = {group.name: group.size for group in groups}
     rows = []
@@ -61,7 +61,7 @@ def render(
 
 
 def name_families(group: Group) -> str:
-    """Return words for the parts of a group's symmetry: permutation, scale, sign, rotation."""
+    """Return words for what an element of a group does, such as permutation, scale, sign or rotation."""
     if group.keeps_ones:
         return "rotation, ones kept"
     if group.is_proper:
@@ -89,11 +89,11 @@ def _shorten(items: list[str], limit: int = 4) -> str:
 FORMAT = "regauge.symmetry"
 VERSION = 1
 LARGEST_EXPONENT = 1_000_000
-"""The largest exponent that is accepted."""
+"""The largest exponent that is accepted in a symmetry read from a file."""
 
 
 def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
-    """Return groups and further fields as JSON text. Fields that equal their defaults are omitted."""
+    """Return groups and further fields as JSON text. Fields that equal their default values are omitted."""
     rows = [_compact(asdict(group), Group(name="", size=0, placements=())) for group in groups]
     for row in rows:
         row["placements"] = [_compact(p, Placement("", 0)) for p in row["placements"]]
@@ -104,7 +104,7 @@ def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
 
 
 def read(text: str) -> tuple[tuple[Group, ...], dict[str, Any]]:
-    """Read the text that `write` wrote. Return the groups, and all fields with tuples instead of lists."""
+    """Read groups and further fields from the JSON text that `write` returned. Lists in the JSON text become tuples."""
     try:
         document = _tuples(read_versioned(text, FORMAT, VERSION))
     except RecursionError as error:
@@ -162,7 +162,7 @@ def _require_nested(groups: Sequence[Group]) -> None:
 
 
 def _require_apart(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless groups on the same axis act independently of each other."""
+    """Raise a ValueError unless different groups on the same axis act independently of each other."""
     for one, other, place in overlapping(groups, shapes):
         raise ValueError(
             f"groups {one.name!r} and {other.name!r} both move axis {place.axis} of {place.parameter!r}, and not "

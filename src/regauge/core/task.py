@@ -18,7 +18,7 @@ from regauge.core.params import Params
 from regauge.core.split import split_batches
 
 Batch = tuple[Any, Any]
-"""A pair of inputs and targets.
+"""A batch: a pair of inputs and targets.
 
 Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
 """
@@ -53,16 +53,17 @@ class Task:
     """The module, the batches and the criterion that evaluate networks of one architecture.
 
     Attributes:
-        module: The module that is called with the parameters of each network. The module is always in evaluation mode.
-            The parameters stored in the module are not used.
+        module: The module that is called with the parameters of each network. The module of a task is always in
+            evaluation mode. A task does not use the parameters that are stored in its module.
         batches: Pairs (inputs, targets). Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword
-            arguments. Batches are iterated several times. Therefore pass a list, a data loader, or another collection.
+            arguments. Batches are iterated several times. Therefore pass a list of batches, a data loader, or another
+            collection.
         criterion: A differentiable function of output and targets that returns the mean loss of a batch.
         outputs: The output that is compared with the targets: a field name of the module's result, or a function of the
-            result. Default: the first tensor of the result.
+            result. Default: the first tensor in the module's result.
         prepare: A function that prepares an average of networks before evaluation, such as `reset_batchnorm`. The
-            function also prepares the networks that the average is compared with: the endpoints of a path, or the
-            merged networks. Default: no preparation.
+            networks that an average is compared with, such as the endpoints of a path, are prepared in the same way.
+            Default: averages are evaluated without preparation.
         name: The name of the data in model cards and reports.
         has_targets: Whether the batches have targets. Without targets, the task only compares the outputs of networks,
             and reports no loss.
@@ -91,11 +92,11 @@ class Task:
         return f"Task({type(self.module).__name__}, {size})"
 
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
-        """Split the examples at random into one task for making a choice and one task for evaluating the choice.
+        """Split the examples at random into two tasks: one for making a choice, and one for evaluating the choice.
 
-        The two new tasks have the `prepare` function of this task. This function computes statistics from its own data,
-        not from the split. If the first axes of a batch's tensors differ in length, examples cannot be separated. In
-        this case, whole batches are assigned at random.
+        Both new tasks have the `prepare` function of this task. The function `prepare` computes statistics from its own
+        data, not from one half of the examples. If the first axes of a batch's tensors differ in length, whole batches
+        instead of examples are assigned at random.
 
         Args:
             share: The share of the examples that go to the first task, between 0 and 1. Each task gets at least one
@@ -132,7 +133,7 @@ class Task:
         return self.evaluate_average(interpolate(params_a, params_b))["loss"]
 
     def prepare_average(self, average: Params) -> Params:
-        """Prepare an average of networks with `prepare`. Without `prepare`, return the average unchanged."""
+        """Prepare an average of networks with `prepare`. If the task has no `prepare`, return the average unchanged."""
         return average if self.prepare is None else self.prepare(average)
 
     def evaluate_average(self, average: Params) -> dict[str, float]:
@@ -140,9 +141,9 @@ class Task:
         return self.evaluate(self.prepare_average(average))
 
     def evaluate(self, params: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return the mean "loss" over all batches, each weighted by its number of targets, for `rg.line`.
+        """Return the mean "loss" over all batches, weighted by their number of targets, as `rg.line` expects.
 
-        If targets are class labels and the output has one more axis than the targets, "accuracy" is also returned.
+        The "accuracy" is also returned if targets are class labels, and the output has one more axis than the targets.
 
         Raises:
             TypeError: `params` is not a dictionary of tensors.
@@ -192,7 +193,7 @@ class Task:
 class _BetweenEnds:
     """Batches whose targets interpolate between the outputs of two networks.
 
-    The targets are computed when a batch is read.
+    The targets of a batch are computed when the batch is read.
     """
 
     task: Task
@@ -208,28 +209,28 @@ class _BetweenEnds:
 
 
 def between_ends(task: Task, a: Mapping[str, Tensor], b: Mapping[str, Tensor], t: float) -> Task:
-    """Return a task without labels.
+    """Return a task whose targets interpolate the outputs of two networks, so no labels are needed.
 
-    The targets of the task interpolate the outputs of two networks: `(1 - t) f(a) + t f(b)`.
+    The targets are `(1 - t) f(a) + t f(b)`, where f(a) and f(b) are the outputs of the two networks.
     """
     batches = _BetweenEnds(task, a, b, t)
     return replace(task, batches=batches, criterion=functional.mse_loss, has_targets=True)
 
 
 Judge = Task | Callable[[Params], Mapping[str, float]]
-"""A task, or a function that maps parameters to metrics such as {"loss": 0.1}."""
+"""A task, or a function that maps parameters to metrics such as `{"loss": 0.1}`."""
 
 
 def choose_and_judge(
     task: Task, test: Task | None = None, *, generator: torch.Generator | None = None
 ) -> tuple[Task, Task]:
-    """Return the tasks for choosing and for evaluating: both given tasks, or two halves of one given task.
+    """Return one task for making a choice and one for evaluating it: both given tasks, or halves of a single one.
 
     Args:
-        task: The task for choosing. Methods use its data to match, to compute statistics, or to train.
-        test: The task that evaluates the choice. If None, half of the examples of `task` evaluate the choice and are
-            not used to make it.
-        generator: The source of randomness that samples the halves. Default: a generator with seed 0.
+        task: The task whose data methods use to match, to compute statistics, or to train.
+        test: The task that evaluates the methods' result. If None, half of the examples of `task` are set aside for the
+            evaluation.
+        generator: The source of randomness for splitting the examples of `task`. Default: a generator with seed 0.
 
     Raises:
         ValueError: `test` is None, and `task` cannot be split.
@@ -238,9 +239,9 @@ def choose_and_judge(
 
 
 def choose_and_try_to_judge(task: Task, test: Task | None = None) -> tuple[Task, Task | None]:
-    """Return the tasks of `choose_and_judge`.
+    """Return the tasks of `choose_and_judge`, if the examples can be split.
 
-    If the examples cannot be split, all of them are used for choosing, and the second result is None.
+    If the examples cannot be split, return the given task for making a choice, and None for evaluating it.
     """
     try:
         return choose_and_judge(task, test)
@@ -268,9 +269,9 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
-    """Call a module with these parameters on the inputs of a batch.
+    """Call a module with the given parameters on the inputs of a batch.
 
-    The parameters may contain tied tensors under all their names.
+    A tied tensor may appear in the parameters under all its names.
     """
     args, kwargs = arguments(inputs)
     # Torch refuses several names of a tied tensor, unless tying is turned off.
@@ -305,7 +306,7 @@ def _count_targets(targets: Any) -> int:
 
 
 def largest_batch(task: Task) -> Batch | None:
-    """Return the batch with most entries of inputs; None if there are no batches."""
+    """Return the batch whose inputs have the most entries, or None if there are no batches."""
 
     def entries(batch: Batch) -> int:
         return sum(leaf.numel() for leaf in pytree.tree_leaves(batch[0]) if isinstance(leaf, Tensor))

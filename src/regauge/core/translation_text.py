@@ -12,7 +12,7 @@ from regauge.core.typed_json import require_fields
 
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
-    """Return lines that describe families: the parameters to which each adds, and the condition on representatives."""
+    """Return lines that describe translation families: parameters they change, and conditions on representatives."""
     if not families:
         return []
     rows = []
@@ -25,7 +25,7 @@ def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
 
 
 def write_translations(families: Sequence[TranslationFamily]) -> list[dict[str, Any]]:
-    """Return families as JSON data. Fields that equal their defaults are omitted."""
+    """Return translation families as JSON data. Fields that equal their default values are omitted."""
 
     def compact(value: Any) -> Any:
         if isinstance(value, Entries):
@@ -40,10 +40,10 @@ def write_translations(families: Sequence[TranslationFamily]) -> list[dict[str, 
 
 
 def read_translations(rows: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[TranslationFamily, ...]:
-    """Return the families that `write_translations` wrote as JSON data.
+    """Return the translation families that `write_translations` wrote as JSON data.
 
     Raises:
-        ValueError: A family is malformed, or refers to entries that its parameter does not have.
+        ValueError: A translation family is malformed, or refers to entries that its parameter does not have.
     """
     try:
         families = tuple(_translation(row) for row in rows)
@@ -69,7 +69,7 @@ def _translation(row: Mapping[str, Any]) -> TranslationFamily:
 
 
 def require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless all entries of a family exist in their parameters and the sizes of its steps match."""
+    """Raise a ValueError unless all entries of a translation family exist and the sizes of its image steps match."""
     what = f"translation {family.name!r}"
     require_fields(_without(vars(family), "entries", "gain"), TranslationFamily, what)
     steps = [step for image in family.images for step in image.steps]

@@ -1,9 +1,10 @@
 """Translations: vectors that can be added to parameters without changing the function.
 
 A translation family adds a vector t to some entries of one parameter, the home of the family. To preserve the function,
-the family also adds images of t to other parameters. For example, it adds to the next layer's bias minus the next
-layer's weights times t. The steps that compute an image from t are stored as data. Therefore a symmetry can be saved,
-and can act on networks without their module.
+the family also adds images of t, which are computed from t, to other parameters. For example, if t is added to a bias,
+minus the next layer's weights times t is added to the next layer's bias. The steps that compute an image from t are
+stored as data, not as code. Therefore a symmetry with translations can be saved, and can act on networks without their
+module.
 """
 
 import math
@@ -23,13 +24,14 @@ Kind = Literal["take", "through", "times", "over", "over root", "total", "scale"
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries of a parameter as an array: entry `(i, j, ...)` has index `start + i * stride_0 + j * stride_1 + ...`.
+    """Entries of a parameter, read as an array: entry `(i, j, ...)` has index `start + i * stride_0 + j * stride_1`.
 
     Attributes:
-        parameter: The parameter. The entries of the parameter are indexed in row-major order. Empty if the entries
-            belong to the vector of a step.
+        parameter: The name of the parameter. Indices count the entries of the parameter in row-major order. The name is
+            empty if the entries belong to the vector that an `ImageStep` maps.
         sizes: The shape of the array.
-        strides: The number of index steps along each axis of the array. A stride of zero repeats entries.
+        strides: The number of index steps along each axis of the array. A stride of zero repeats entries along its
+            axis.
         start: The index of the first entry.
     """
 
@@ -40,16 +42,16 @@ class Entries:
 
     @classmethod
     def whole(cls, parameter: str, shape: Sequence[int]) -> "Entries":
-        """Return an array of all entries of a parameter, in the shape of the parameter."""
+        """Return the array that contains all entries of a parameter, in the shape of the parameter."""
         return cls(parameter, tuple(shape), _contiguous(shape))
 
     @property
     def last(self) -> int:
-        """The largest index in the array."""
+        """The largest parameter index in the array."""
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
     def family_name(self, constant: Sequence[int], shape: Sequence[int]) -> str:
-        """Return a name for a family that adds to these entries. `shape` is the shape of the parameter."""
+        """Return a name for a translation family that adds to these entries. `shape` is the shape of the parameter."""
         piece = "" if self.sizes == tuple(shape) else f"[{self.start}:{self.last + 1}]"
         return self.parameter + piece + (f".mean({constant[0]})" if constant else "")
 
@@ -61,7 +63,7 @@ class Entries:
 
     @property
     def is_apart(self) -> bool:
-        """Whether no two entries of the array have the same index."""
+        """Whether no two entries of the array refer to the same entry of the parameter."""
         reach = 0
         for stride, size in sorted(zip(self.strides, self.sizes, strict=True)):
             if size > 1:
@@ -83,19 +85,19 @@ class Entries:
 
 @dataclass(frozen=True)
 class ImageStep:
-    """A linear map of a vector, whose coefficients are parameters.
+    """A linear map of a vector, whose coefficients are entries of parameters.
 
     Attributes:
-        kind: The operation. "take" selects entries of the vector. "through" multiplies by weights
-            `[copies, outputs, inputs, ...]`, which are summed over all further axes. "through" maps a vector
-            `[copies * inputs]` to a vector `[copies * outputs]`. "times" and "over" multiply and divide by entries of a
-            parameter, entry by entry. Before that, "times" sums these entries over the last axes, which the vector
-            lacks. "over root" divides by the square roots of these entries plus a constant. "total" multiplies by the
-            sum of these entries. "scale" multiplies by a constant.
+        kind: The operation. "take" selects entries of the vector. "through" multiplies by weights `[copies, outputs,
+            inputs, ...]`, which are summed over all further axes. "through" maps a vector `[copies * inputs]` to a
+            vector `[copies * outputs]`. "times" and "over" multiply and divide by entries of a parameter, entry by
+            entry. Before that, "times" sums these entries over the last axes, which the vector lacks. "over root"
+            divides by the square roots of entries of a parameter plus a constant. "total" multiplies by the sum of
+            entries of a parameter. "scale" multiplies by a constant.
         entries: The selected entries of the vector, or the entries of the parameter.
-        factor: The constant of "scale", or the constant that "over root" adds to the entries.
-        by: Entries of a gain. "total" divides its entries by them before it computes the sum. If one of these gains is
-            zero, the sum is set to zero.
+        factor: The constant by which "scale" multiplies, or which "over root" adds to entries.
+        by: Entries of a gain by which "total" divides its entries before it computes the sum. If a gain in `by` is
+            zero, "total" sets the sum to zero.
     """
 
     kind: Kind
@@ -107,7 +109,7 @@ class ImageStep:
         """Return the length of the image of a vector with the given length.
 
         Raises:
-            ValueError: The step does not accept a vector of this length.
+            ValueError: The map does not accept a vector of this length.
         """
         sizes, last = self.entries.sizes, self.entries.last
         if self.kind == "take" and last < size:
@@ -121,7 +123,7 @@ class ImageStep:
         raise ValueError(f"a step {self.kind!r} with entries {self.entries} takes no vector of {size} values")
 
     def apply(self, vector: Tensor, params: Mapping[str, Tensor], lead: int) -> Tensor:
-        """Return the image of a vector `[*lead, n]`."""
+        """Return the image of a vector `[*lead, n]` under this linear map."""
         if self.kind == "scale":
             return vector * self.factor
         if self.kind == "take":
@@ -145,13 +147,13 @@ class ImageStep:
 
 @dataclass(frozen=True)
 class Image:
-    """A vector that is added to a parameter to compensate for the vector of a family.
+    """A vector that is added to a parameter to compensate for the vector that a family adds to its home.
 
     Attributes:
-        entries: The entries to which the vector is added.
-        constant: The axes of the entries along which the added vector is constant.
-        steps: The steps that compute the added vector from the vector of the family. Along the other axes, the added
-            vector is flattened.
+        entries: The entries of the parameter to which the vector is added.
+        constant: The axes of `entries` along which the added vector is constant.
+        steps: The linear maps that compute the added vector from the vector of the family, one after the other. The
+            result is flattened over the axes along which the added vector is not constant.
     """
 
     entries: Entries
@@ -164,23 +166,24 @@ class TranslationFamily:
     """A family of vectors that can be added to parameters without changing the function.
 
     Attributes:
-        name: The name. The name is unique within a symmetry.
+        name: The name of the family. The name is unique within a symmetry.
         entries: The entries of the home parameter to which the vector is added.
-        constant: The axes of these entries along which the added vector is constant. The coordinate of a network is the
-            mean of the entries over these axes. Without such axes, the coordinate is the entries themselves. For a
-            representative, the coordinate is zero.
+        constant: The axes of `entries` along which the added vector is constant. The coordinate of a network is the
+            mean of its entries over the constant axes. Without constant axes, the coordinate is the entries themselves.
+            The coordinate of a representative is zero.
         gain: Entries of a gain, or None. The added vector is divided by this gain along the one constant axis, because
-            the next operation reads the home multiplied by the gain. The coordinate is then the mean of the products of
-            entries and gain. If one of these gains is zero, nothing is added.
-        centered: The axes along which the vector sums to zero, because an earlier family adds the remaining component.
-            The last entry along each of these axes is not stored.
+            later layers read the home multiplied by the gain. If a family has a gain, the coordinate is the mean of the
+            products of entries and gain. If an entry of the gain is zero, nothing is added.
+        centered: The axes along which the added vector sums to zero, because an earlier family already adds constants.
+            The last entry along each centered axis is not stored, because the other entries determine it.
         images: The vectors that are added to other parameters.
-        is_stored_only: Whether the function stays the same only with the stored running statistics, and changes if they
-            are recomputed. Such a family helps to compare networks. It is never applied to a network that is used
-            afterwards.
-        eps: A constant if the family multiplies. None if the family adds. In a multiplying family, the home is a
-            variance, and the coordinate is the logarithm of the home plus eps. Vectors that are added to this
-            coordinate are logarithms of factors. The factors multiply the home plus eps, and the entries of the images.
+        is_stored_only: Whether the function changes if running statistics are recomputed after the vector was added. A
+            stored-only family helps to compare networks. A stored-only family is never applied to a network that is
+            used afterwards.
+        eps: A constant if the family multiplies instead of adding, otherwise None. In a multiplying family, the home is
+            a variance, and the coordinate is the logarithm of the home plus eps. Vectors that are added to the
+            coordinate of a multiplying family are logarithms of factors. The factors multiply the home plus eps, and
+            the entries of the images.
     """
 
     name: str
@@ -204,12 +207,12 @@ class TranslationFamily:
 
     @property
     def size(self) -> int:
-        """The dimension of the family: the number of independent directions."""
+        """The dimension of the family, which is the number of independent vectors that it can add."""
         return math.prod(self.shape)
 
     @property
     def condition(self) -> str:
-        """The condition that a representative satisfies, as text."""
+        """The condition that the home parameter of a representative satisfies, as text."""
         entries = self.name.split(".mean(")[0]
         if self.eps is not None:
             return f"{entries} plus eps is one"
@@ -221,28 +224,28 @@ class TranslationFamily:
 
     @property
     def placements(self) -> tuple[Entries, ...]:
-        """The entries to which the family adds. The home comes first."""
+        """The entries to which the family adds, beginning with those of its home parameter."""
         return self.entries, *(image.entries for image in self.images)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The parameters that the family changes. The home comes first."""
+        """The parameters that the family changes, beginning with its home parameter."""
         return tuple(dict.fromkeys(entries.parameter for entries in self.placements))
 
     @property
     def read_entries(self) -> tuple[Entries, ...]:
-        """The entries from which images are computed."""
+        """The entries of parameters from which the images of an added vector are computed."""
         steps = [step for image in self.images for step in image.steps]
         read = [self.gain, *(step.entries for step in steps), *(step.by for step in steps)]
         return tuple(one for one in read if one and one.parameter)
 
     @property
     def coefficients(self) -> tuple[str, ...]:
-        """The parameters from which images are computed."""
+        """The parameters from which the images of an added vector are computed."""
         return tuple(dict.fromkeys(one.parameter for one in self.read_entries))
 
     def read(self, params: Mapping[str, Tensor], lead: int = 0) -> Tensor:
-        """Return the coordinates of networks in this family."""
+        """Return the coordinates of networks with respect to this translation family."""
         gains = self._gains(params, lead)
         home = params[self.entries.parameter]
         values = self.vector(home if self.eps is None else (home + self.eps).log(), lead, gains)
@@ -252,39 +255,39 @@ class TranslationFamily:
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
-        """Return the vector that the home of a network contains, for the given gains: `[*lead, *vector_shape]`."""
+        """Return the vector that this family could have added to the home parameter: `[*lead, *vector_shape]`."""
         values = self.entries.of(home, lead)
         if gains is not None:
             values = values * self._spread(gains, lead)
         return values.mean([lead + k for k in self.constant]) if self.constant else values
 
     def _gains(self, params: Mapping[str, Tensor], lead: int) -> Tensor | None:
-        """Return the entries of the gain, `[*lead, n]`."""
+        """Return the entries of the family's gain, `[*lead, n]`."""
         if self.gain is None:
             return None
         return self.gain.of(params[self.gain.parameter], lead).to(params[self.entries.parameter])
 
     def _spread(self, values: Tensor, lead: int) -> Tensor:
-        """Return values reshaped to lie along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
+        """Return values reshaped to vary only along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
         (axis,) = self.constant
         return values.reshape((*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes)))))
 
     def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
-        """Return a vector without the entries that its other entries determine."""
+        """Return a vector without the entries that its other entries determine, because they sum to zero."""
         for axis in self.centered:
             vector = vector.narrow(lead + axis, 0, vector.shape[lead + axis] - 1)
         return vector.clone()
 
     def lengthen(self, coordinate: Tensor, lead: int = 0) -> Tensor:
-        """Return the full vector of a coordinate, including the entries that are not stored."""
+        """Return the full vector for a coordinate, including the entries that are not stored."""
         for axis in self.centered:
             coordinate = torch.cat([coordinate, -coordinate.sum(lead + axis, keepdim=True)], lead + axis)
         return coordinate
 
     def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
-        """Add a coordinate to networks, together with the images in other parameters, and return the networks.
+        """Return networks after adding a coordinate to the home parameter and its images to other parameters.
 
-        Tensors that change are new.
+        Tensors that change are new tensors.
         """
         result = dict(params)
         for one in self.additions(params, coordinate, lead, sign):
@@ -294,7 +297,7 @@ class TranslationFamily:
     def additions(
         self, params: Mapping[str, Tensor], coordinate: Tensor, lead: int = 0, sign: float = 1.0
     ) -> list["Addition"]:
-        """Return the vectors to add to networks for a coordinate: one for the home, and one for each image."""
+        """Return the vectors that add a coordinate to networks: one for the home parameter, and one for each image."""
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)
         inverse = None if gains is None else self._spread(_inverse(gains), lead)
@@ -307,7 +310,7 @@ class TranslationFamily:
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
-        """Return a tensor in the shape of the home that is zero except for this coordinate."""
+        """Return a tensor in the shape of the home parameter that contains this coordinate, and zeros elsewhere."""
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)
 
@@ -332,11 +335,11 @@ class Addition:
 
     Attributes:
         entries: The entries to which the vector is added.
-        constant: The axes of the entries along which the added vector is constant, apart from `factor`.
-        flat: The vectors for networks, `[*lead, n]`, flattened along the other axes.
-        factor: A factor of the vectors, in the shape of the entries. Axes may have length one.
-        eps: A constant if the vectors are logarithms of factors. It is None if the vectors are added. If it is given,
-            the factors multiply the entries plus eps.
+        constant: The axes of `entries` along which the added vector is constant, apart from `factor`.
+        flat: The added vectors, one for each network, `[*lead, n]`, flattened over the axes that are not constant.
+        factor: A factor that multiplies the vectors, in the shape of the entries. Axes of `factor` may have length one.
+        eps: A constant if the vectors are logarithms of factors, otherwise None. If eps is given, the factors multiply
+            the entries plus eps.
     """
 
     entries: Entries
@@ -358,9 +361,11 @@ class Addition:
         return result
 
     def rows(self, rows: tuple[int, int], length: int) -> "Addition | None":
-        """Return the part that is added to some rows of the parameter's first axis. Each row has `length` entries.
+        """Return the part of the vector that is added to some rows of the parameter's first axis.
 
-        Return None if no axis of the entries runs along rows.
+        Each row of the parameter has `length` entries.
+
+        Return None if no axis of `entries` runs along rows.
         """
         one, (begin, end) = self.entries, rows
         axis = max((k for k, n in enumerate(one.strides) if n == length), key=one.sizes.__getitem__, default=None)
@@ -382,7 +387,7 @@ class Addition:
 
 
 def _inverse(gains: Tensor) -> Tensor:
-    """Return the inverse of gains, or zeros for networks in which a gain is zero."""
+    """Return one divided by each gain, or zeros for networks in which a gain is zero."""
     is_whole = (gains != 0).all(-1, keepdim=True)
     return torch.where(is_whole, 1 / torch.where(gains == 0, 1.0, gains), 0.0)
 

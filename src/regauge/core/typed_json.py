@@ -1,4 +1,4 @@
-"""JSON values, checked against the types of dataclass fields, and settings stored with their class names."""
+"""JSON values, checked against the types of dataclass fields, and settings stored under names of their classes."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 LARGEST_INTEGER = 1 << 1023
-"""From this integer on, integers may exceed the range of floating-point numbers."""
+"""The integer from which integers may exceed the range of floating-point numbers."""
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """An escaped character in JSON text that may be half of a surrogate pair."""
 
@@ -19,7 +19,7 @@ def parse_json(text: str | bytes) -> Any:
 
     Raises:
         ValueError: The text is not JSON, not UTF-8 or nested too deeply; or an object has the same name twice; or a
-            character is cut in half. The message is a clause that a caller can insert into a sentence, such as "it is
+            character is cut in half. The message of the error is a clause for the caller's sentence, such as "it is
             nested too deeply".
     """
     try:
@@ -47,20 +47,23 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def require_fields(values: Mapping[str, Any], kind: type, what: str) -> None:
-    """Raise a ValueError unless values fit the annotations of a dataclass. Lists are accepted as tuples."""
+    """Raise a ValueError unless values fit the annotations of a dataclass.
+
+    Where a dataclass expects a tuple, a list is accepted.
+    """
     for name, hint in get_type_hints(kind).items():
         if name in values and not _fits(values[name], hint):
             raise ValueError(f"{name} of {what} is {values[name]!r}, which is no {_name(hint)}")
 
 
 def named(settings: Any, table: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Return settings as JSON data, together with the name that a table gives to their class."""
+    """Return settings as JSON data, together with the name of their class in a table."""
     name = next(name for name, kind in table.items() if kind is type(settings))
     return {"name": name, **asdict(settings)}
 
 
 def made_of(values: Mapping[str, Any], table: Mapping[str, type[Any]]) -> Any:
-    """Return the settings from the JSON data that `named` returned."""
+    """Return the settings object described by JSON data from `named`."""
     kind = table[values["name"]]
     known = {field.name for field in fields(kind)}
     given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in known}

@@ -1,4 +1,4 @@
-"""Gains that scales and signs of a symmetry can bring to one, because later layers are linear in the gain."""
+"""Gains that scales and signs of a symmetry can set to one, because later layers are linear in the gain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +14,9 @@ from regauge.core.groups import Group
 from regauge.core.remembered import Remembering, remembered
 
 ROUNDING = 1e-6
-"""Singular values below this number count as zero.
+"""The size below which singular values of a matrix of exponents count as zero.
 
-These are singular values of a matrix of exponents in an orthonormal basis.
+The exponents are those of an orthonormal basis, so their size does not depend on units.
 """
 
 
@@ -37,7 +37,7 @@ class Scaled(Remembering, Protocol):
 
     @property
     def sites(self) -> Mapping[str, list[Site]]:
-        """The sites of groups, for each parameter."""
+        """The sites where groups act, for each parameter."""
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
         """Return the identity element."""
@@ -47,7 +47,7 @@ class Scaled(Remembering, Protocol):
 
 @remembered
 def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales", ...]:
-    """Return the groups that can bring some of these gains to one, whatever nonzero values the gains have."""
+    """Return the groups that can set some of the named gains to one, whatever nonzero values the gains have."""
     found, left = [], list(names)
     for group in symmetry.groups:
         scales = GainScales.of(group, symmetry, left)
@@ -58,7 +58,7 @@ def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales",
 
 
 def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[str, ...], lead: int = 0) -> Element:
-    """Return the element of scales and signs that brings gains to one. Gains of zero stay zero."""
+    """Return the element of scales and signs that sets gains to one. Gains of zero stay zero."""
     scales = gain_scales(symmetry, names)
     batch = tuple(next(iter(params[name] for one in scales for name in one.sites)).shape[:lead]) if scales else ()
     element = symmetry.identity(batch)
@@ -68,9 +68,9 @@ def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[st
 
 
 def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) -> Element:
-    """Return the element after the effect of its scales and signs on gains has been removed.
+    """Return the element without the effect of its scales and signs on the named gains.
 
-    The result acts on networks whose gains are one.
+    The returned element acts on networks whose gains are one.
     """
     for one in gain_scales(symmetry, names):
         element = element.replace(one.group.name, one.project(element[one.group.name]))
@@ -78,9 +78,9 @@ def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) ->
 
 
 class GainScales:
-    """The gains that the scales and signs of one group can bring to one, each independently of the other gains.
+    """The gains that scales and signs of one group can set to one, each independently of the other gains.
 
-    Scales that change running statistics are excluded, because recomputed statistics would then change the function.
+    Scales that change running statistics are not used, because recomputed statistics would then change the function.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GainScales:
 
     @classmethod
     def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
-        """Return the gains that have independent exponents and a sign that flips no earlier gain."""
+        """Return the gains that have independent exponents, and for each a sign that flips no earlier gain."""
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
         flips: list[tuple[int, ...]] = []
@@ -120,7 +120,7 @@ class GainScales:
         return cls(group, shape, sites, flips, kept)
 
     def unit(self, params: Mapping[str, Tensor], lead: int = 0) -> dict[str, Tensor]:
-        """Return the scales and signs that bring all nonzero gains to one."""
+        """Return the scales and signs that set all nonzero gains to one."""
         gains = []
         for name in self.sites:
             gain = self._by_unit(name, params[name], lead)
@@ -130,7 +130,7 @@ class GainScales:
         return {"scale": (-self.inverse @ logs).exp(), "sign": self._signs(flipped)}
 
     def project(self, value: Value) -> Value:
-        """Return a value of the group without its effect on these gains."""
+        """Return a value of the group without its effect on the gains."""
         assert value.scale is not None
         assert value.sign is not None
         logs = value.scale.log()
@@ -141,7 +141,7 @@ class GainScales:
         return replace(value, scale=scale, sign=(value.sign * self._signs(flipped)).to(value.sign))
 
     def _signs(self, flipped: Tensor) -> Tensor:
-        """Return the signs of all families that flip the gains wherever `[..., gains, size]` has the entry -1."""
+        """Return signs of all families that flip gains where the tensor `[..., gains, size]` has the entry -1."""
         signs = torch.ones(*flipped.shape[:-2], self.group.signs, flipped.shape[-1], dtype=torch.int8)
         for k, name in enumerate(self.sites):
             left = flipped[..., k, :].to(torch.int8)
@@ -152,7 +152,7 @@ class GainScales:
         return signs
 
     def _by_unit(self, name: str, gain: Tensor, lead: int) -> Tensor:
-        """Return the gain arranged by unit, `[*lead, *bases, size]`, in float64."""
+        """Return a gain with its entries ordered by unit, `[*lead, *bases, size]`, in float64."""
         site = self.sites[name]
         flat = gain.to("cpu", torch.float64).flatten(lead)
         result = torch.ones(*flat.shape[:-1], *self.shape, dtype=torch.float64)
@@ -162,7 +162,7 @@ class GainScales:
 
 
 def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
-    """Return the combinations of scale families that change no running statistics, as columns."""
+    """Return the combinations of scale families that change no running statistics, as columns of a matrix."""
     moving = {place.scale for place in group.placements if place.parameter in buffers and any(place.scale)}
     if not moving:
         return torch.eye(group.scales, dtype=torch.float64)
@@ -172,7 +172,7 @@ def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
 
 
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the sign families that together flip only the last gain; empty if there are none.
+    """Return sign families that together flip only the last gain, or an empty tuple if there are none.
 
     The rows are the exponents of the sign families on each gain.
     """

@@ -10,7 +10,7 @@ from regauge.core.act import Site
 from regauge.core.symmetry import Symmetry
 
 Axis = tuple[str, int]
-"""A parameter and one of its axes."""
+"""The name of a parameter, and the number of one of its axes."""
 
 
 SignCharacter = tuple[int, ...]
@@ -22,7 +22,8 @@ class UnitPlan:
     """A transport plan between the units of a layer in two networks.
 
     Attributes:
-        mass: The mass of each pair of units, float64 `[n_a, n_b]`. Rows sum to 1/n_a and columns to 1/n_b.
+        mass: The mass of each pair of units, float64 `[n_a, n_b]`. Each row of the masses sums to 1/n_a, and each
+            column to 1/n_b.
         sign: The sign that relates each pair of units, int8 `[families, n_a, n_b]`.
     """
 
@@ -30,7 +31,7 @@ class UnitPlan:
     sign: Tensor
 
     def signed(self, exponents: SignCharacter) -> Tensor:
-        """Return the masses, multiplied by the signs of the families that act at a placement."""
+        """Return the masses of pairs of units, multiplied by the signs of the families that act at a placement."""
         result = self.mass
         for family, exponent in enumerate(exponents):
             if exponent:
@@ -45,7 +46,7 @@ def map_tensor(
     plans: Mapping[str, UnitPlan],
     readers: Collection[Axis],
 ) -> Tensor:
-    """Convert a tensor of the second network, axis by axis, to the shape of the first network's tensor."""
+    """Convert a tensor of the second network, axis by axis, to the shape of the tensor in the first network."""
     for axis in sorted({site.placement.axis for site, _ in pairs}):
         own = [pair for pair in pairs if pair[0].placement.axis == axis]
         there = uncovered([b for _, b in own], axis, tensor.shape[axis]).to(tensor.device)
@@ -79,12 +80,12 @@ def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
 
 
 def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
-    """Return the axes over which layers sum units, as discovery recorded them.
+    """Return the axes along which layers sum over units, as discovery recorded them.
 
-    If a symmetry has no such record, for example because it was made of `Group` objects, the axes of torch's layers are
-    used. These axes are axis 1 of weights (out, in, ...) and axis 0 of transposed convolutions (in, out, ...). Vectors
-    and embeddings have no such axis. The frozen axes of the symmetry show which parameters are transposed convolutions
-    or embeddings.
+    If a symmetry has no such record, for example one made of `Group` objects, the axes of torch's layers are returned.
+    Layers of torch sum over axis 1 of weights (out, in, ...) and over axis 0 of transposed convolutions (in, out, ...).
+    Layers do not sum over an axis of a vector or an embedding. The frozen axes of the symmetry show which parameters
+    are transposed convolutions or embeddings.
     """
     if symmetry.readers:
         return frozenset(symmetry.readers)

@@ -14,16 +14,16 @@ from regauge.core.moving.random_draws import Draws, blank
 from regauge.core.symmetry import Symmetry
 
 Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]
-"""Tables whose sum is the source row of the identity, and for each table the axes of the tensor that it covers."""
+"""Tables whose sum is the row index before any move, each with the axes of the tensor that it covers."""
 LONG_ROW = 4
-"""Whole rows are gathered if at least this many entries follow each index of the last axis on which a group acts."""
+"""The number of entries behind an index of the last permuted axis from which whole rows are gathered."""
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Columns of a table, broadcast over some axes of a tensor.
+    """Columns of a table of random values, broadcast over some axes of a tensor.
 
-    A displacement of one unit moves `step` rows in the tensor.
+    If a unit moves by one position, its entries move by `step` rows in the tensor.
     """
 
     columns: Int[Tensor, " columns"] | slice
@@ -31,19 +31,19 @@ class Term:
     step: int = 0
 
     def of(self, table: Num[Tensor, "models width"]) -> Tensor:
-        """Return the entries of the table for each network: `[models, *shape]`."""
+        """Return the values that the table has for each network: `[models, *shape]`."""
         if isinstance(self.columns, slice):
             return table[:, self.columns].view(len(table), *self.shape)
         return table.gather(1, self.columns.expand(len(table), -1)).view(len(table), *self.shape)
 
     def spread(self, shape: tuple[int, ...], width: int) -> Int[Tensor, " values"]:
-        """Return, for each entry of a tensor, its column in the table."""
+        """Return, for each entry of a tensor, the column of the table that belongs to it."""
         return torch.arange(width)[self.columns].view(self.shape).expand(shape).reshape(-1)
 
 
 @dataclass(frozen=True, eq=False)
 class MovedTensor:
-    """A tensor, divided into rows of `run` entries, and the terms that displace, multiply and shift these rows."""
+    """A tensor in rows of `run` entries, and the terms that permute, multiply and shift its rows."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,11 +54,11 @@ class MovedTensor:
 
     @property
     def size(self) -> int:
-        """The number of rows."""
+        """The number of rows of the tensor."""
         return math.prod(self.shape)
 
     def unmoved(self, first: Int[Tensor, " models"]) -> Unmoved:
-        """Return tables that sum to the source index of each row under the identity.
+        """Return tables that sum to the index of each row, as if no row moved.
 
         `first` is the index of the first row of each network.
         """
@@ -71,7 +71,10 @@ class MovedTensor:
         unmoved: Unmoved,
         out: Int[Tensor, "models *shape"],
     ) -> None:
-        """Write the source index of each row to `out`. `unmoved` may hold more networks than the table."""
+        """Write, for each row, the index of the row from which it is taken to `out`.
+
+        The tables `unmoved` may cover more networks than `table`.
+        """
         totals = []
         for shape, total in unmoved:
             total = total[: len(table)]
@@ -85,7 +88,7 @@ class MovedTensor:
             torch.add(reduce(torch.add, totals[:-1]), totals[-1], out=out)
 
     def multiply(self, table: Num[Tensor, "models width"], out: Num[Tensor, "models *shape"]) -> None:
-        """Write the product of the factors of each row to `out`."""
+        """Write the product of all factors of each row to `out`."""
         terms = [term.of(table) for term in self.factors]
         is_whole = tuple(map(max, zip(*(term.shape for term in terms), strict=True))) == tuple(out.shape)
         if len(terms) > 1 and is_whole:
@@ -97,7 +100,7 @@ class MovedTensor:
 
     @cached_property
     def _counted(self) -> tuple[tuple[tuple[int, ...], Tensor], ...]:
-        """Tables that sum to the index of each row: one over the axes of each term, and one over all other axes."""
+        """Tables that sum to the index of each row: one over the axes of each term, and one over the remaining axes."""
         left, tables = [axis for axis, n in enumerate(self.shape) if n > 1], []
         for shape in dict.fromkeys(term.shape for term in self.moves):
             mine = [axis for axis in left if shape[axis] > 1]
@@ -106,7 +109,7 @@ class MovedTensor:
         return (*tables, ((), self._count(left))) if left or not tables else tuple(tables)
 
     def _count(self, axes: Sequence[int]) -> Tensor:
-        """Return the row indices along some axes. All other axes have length one."""
+        """Return the row indices along the given axes, with length one along all other axes."""
         total = torch.zeros([1] * (1 + len(self.shape)), dtype=torch.int32)
         for axis in axes:
             steps = torch.arange(self.shape[axis], dtype=torch.int32) * math.prod(self.shape[axis + 1 :])
@@ -140,9 +143,9 @@ def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
 
 
 def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice, blank: int, step: int = 0) -> Term:
-    """Return the term with the table column of each unit's displacement or factor.
+    """Return a term: for each unit, the column of the table that holds its displacement or factor.
 
-    At positions where the site does not act, the column is that of the identity.
+    At positions where the site does not act, the column of the identity is used.
     """
     spread = tuple(n if axis in site.axes else 1 for axis, n in enumerate(shape))
     if not site.bases and site.is_plain and site.group.size == shape[site.placement.axis]:

@@ -14,17 +14,18 @@ from regauge.core.moving.random_draws import Drawn, Draws, ElementRun, blank, po
 from regauge.core.params import Params
 
 SMALL = 256
-"""Consecutive tensors with at most this many entries are transformed together, column by column."""
+"""Consecutive tensors with at most this many entries are transformed together, as one tensor."""
 VALUES_AT_ONCE = 1 << 19
-"""The number of entries that are gathered at once. These entries, with their indices and factors, almost fill a
-cache."""
+"""The number of entries that are gathered at once.
+
+The gathered entries, with their indices and factors, almost fill a cache of the processor."""
 LARGEST_PLACE = 2**31 - 1
 """The largest index that fits in 32 bits."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One term for concatenated small tensors: the table column of each entry, and the step of its displacement."""
+    """One term for concatenated small tensors: the table column of each entry, and the step by which it moves."""
 
     columns: Int[Tensor, "1 values"]
     steps: Int[Tensor, " values"]
@@ -60,9 +61,9 @@ class _Small:
 
 
 class _Large:
-    """One large tensor.
+    """A large tensor that is transformed entry by entry.
 
-    The source indices of its entries are sums of tables over its axes, and the factors are products of such tables.
+    The source index of an entry is a sum of tables over the axes, and its factor is a product of such tables.
     """
 
     def __init__(self, tensor: MovedTensor) -> None:
@@ -85,8 +86,8 @@ class _Memory:
     Attributes:
         values: All entries, beginning with the first entry of the first network.
         stride: The distance between the first entries of consecutive networks.
-        begins: The position of the first entry of each tensor in the first network.
-        tensors: Views of the block.
+        begins: The position at which each tensor begins within the first network.
+        tensors: Views of the block, one for each tensor.
     """
 
     values: Num[Tensor, " values"]
@@ -96,9 +97,11 @@ class _Memory:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> "_Memory":
-        """Return the block of memory that holds all tensors. If there is no such block, copy the tensors to a new one.
+        """Return the block of memory that holds all tensors.
 
-        Tensors that were read from a store share one block.
+        If the tensors lie in several blocks, copy them to a new one.
+
+        Tensors that were read from a store lie in one block.
         """
         first, models = tensors[0], len(tensors[0])
         storage, stride = first.untyped_storage().data_ptr(), first.stride(0)
@@ -115,7 +118,7 @@ class _Memory:
     def runs(self, sizes: Sequence[int]) -> list[tuple[int, int, Num[Tensor, "models run"]]]:
         """Return groups of tensors that are consecutive in memory.
 
-        Each group is given by the positions of its first entry and its end, and by a view of the memory.
+        Each group is given by the positions of its first entry and of its end, and by a view of the memory.
         """
         runs, models = list[tuple[int, int, Tensor]](), len(self.tensors[0])
         ends = [begin + size for begin, size in zip(self.begins, sizes, strict=True)]
@@ -189,21 +192,21 @@ class MovedValues:
         return {one.name: tensor for one, tensor in zip(self.tensors, memory.tensors, strict=True)}
 
     def _place(self, table: Int[Tensor, "some moves"], unmoved: Sequence[Unmoved], out: Tensor) -> None:
-        """Write the source index of each entry for consecutive networks."""
+        """Write, for each entry of consecutive networks, the index of the entry from which it is taken."""
         start = 0
         for (_, part), known in zip(self._parts, unmoved, strict=True):
             part.place(table, known, out[:, start : start + part.size])
             start += part.size
 
     def _multiply(self, table: Float[Tensor, "some factors"], out: Tensor) -> None:
-        """Write the product of the factors of each entry."""
+        """Write the product of all factors of each entry."""
         start = 0
         for _, part in self._parts:
             part.multiply(table, out[:, start : start + part.size])
             start += part.size
 
     def _add(self, table: Float[Tensor, "some shifts"], memory: _Memory) -> list[tuple[Tensor, Tensor]]:
-        """Return pairs of a tensor to which half periods add a constant, and this constant."""
+        """Return the tensors to which half periods add a constant, each with this constant."""
         return [
             (home, reduce(torch.add, [term.of(table) for term in tensor.shifts]).to(home.device))
             for tensor, home in zip(self.tensors, memory.tensors, strict=True)
@@ -224,7 +227,7 @@ def _is_dense(tensor: Tensor) -> bool:
 def _layers(
     tensors: Sequence[MovedTensor], terms_of: Callable[[MovedTensor], tuple[Term, ...]], blank: int
 ) -> tuple[_Layer, ...]:
-    """Return layers. Layer k holds the k-th term of every small tensor."""
+    """Return layers, where layer k holds the k-th term of every small tensor."""
     layers = []
     for k in range(max((len(terms_of(tensor)) for tensor in tensors), default=0)):
         columns, steps = [], []

@@ -16,18 +16,18 @@ from regauge.core.symmetry import Symmetry
 
 Key = TypeVar("Key")
 Factor = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""A group, and the exponents of its scales, of its signs, and of the signs of its odd half periods."""
+"""A kind of factor: a group, and the exponents of its scales, of its signs, and of the signs of odd half periods."""
 Shift = tuple[str, tuple[float, ...]]
-"""A group, and the amounts that its half periods add."""
+"""A kind of shift: a group, and the amounts that its half periods add."""
 Array = NDArray[Any]
 
 Source = tuple[Sequence[int], torch.Generator]
-"""The sizes of batches that are transformed by the same elements, and the generator that samples these elements."""
+"""A generator that samples elements, and the sizes of the batches that these elements transform."""
 
 WORD = 63
 """The number of random bits in one random integer."""
 LOW = 24
-"""The number of low bits that choose signs and half periods, or a scale. The higher bits permute the units."""
+"""The number of low bits that choose signs and half periods, or a scale. The bits above them permute the units."""
 
 VECTOR = 64
 """The number of entries that a processor handles at once, or a multiple of it."""
@@ -35,7 +35,7 @@ VECTOR = 64
 
 @dataclass(frozen=True)
 class ElementRun:
-    """Consecutive elements, and the batches on which they act: element k acts on network k of each batch.
+    """Consecutive elements and the batches on which they act: the k-th element acts on the k-th network of each batch.
 
     Attributes:
         first: The index of the first element.
@@ -48,9 +48,9 @@ class ElementRun:
     batches: tuple[tuple[int, int], ...]
 
     def networks(self, some: slice, start: int) -> Iterator[tuple[int, int]]:
-        """Yield, for each batch, the index of the first network on which some elements act, and the number of networks.
+        """Yield, for each batch, the first network on which some elements act, and the number of such networks.
 
-        `start` is the index of the first of these elements within the run.
+        `start` is the index within the run of the first element.
         """
         for first, count in self.batches:
             n = min(some.stop - some.start, count - start)
@@ -59,7 +59,10 @@ class ElementRun:
 
 
 def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
-    """Assign elements to networks. If every source has a single batch, one run covers all networks."""
+    """Assign random elements to the networks of all sources.
+
+    If every source has a single batch, one `ElementRun` covers all networks.
+    """
     if all(len(counts) == 1 for counts, _ in sources):
         total = sum(counts[0] for counts, _ in sources)
         return [ElementRun(0, total, ((0, total),))]
@@ -72,7 +75,7 @@ def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
 
 
 def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
-    """Yield consecutive slices of each run's elements, and for each slice the index in the run of its first element."""
+    """Yield slices of at most `step` elements of each run, each with the index of its first element within the run."""
     for share in shares:
         for start in range(0, share.elements, step):
             stop = min(start + step, share.elements)
@@ -109,10 +112,10 @@ class Drawn:
 
 
 class Draws:
-    """A plan of the random numbers that each network of a batch needs, computed once for a symmetry and some parts.
+    """A plan of the random numbers that an element needs for one network, computed once for a symmetry and some parts.
 
-    Each unit has one random integer. Sorting by the high bits permutes the units. The low bits choose the joint state
-    of the unit's signs and half periods. In addition, each scale has its own random integer.
+    Each unit gets one random integer. Sorting units by the high bits of their integers permutes them. The low bits of a
+    unit's integer choose its signs and half periods together. In addition, each scale gets its own random integer.
 
     Attributes:
         moves: The table columns for the displacements of each permuted group.
@@ -158,7 +161,7 @@ class Draws:
         self._logs = self._exponents(scales)
 
     def factor_of(self, group: Group, place: Placement) -> Factor | None:
-        """Return the kind of factor of a placement, restricted to the sampled parts; None if there is no factor."""
+        """Return the kind of factor of a placement, restricted to the sampled parts, or None if there is no factor."""
 
         def wanted(part: str, exponents: Sequence[int]) -> tuple[int, ...]:
             return tuple(exponents) if part in self._parts and any(exponents) else ()
@@ -167,11 +170,11 @@ class Draws:
         return made if any(made[1:]) else None
 
     def shift_of(self, group: Group, place: Placement) -> Shift | None:
-        """Return the kind of shift of a placement; None if there is no shift."""
+        """Return the kind of shift of a placement, or None if nothing is shifted there."""
         return (group.name, tuple(place.shift)) if "shift" in self._parts and any(place.shift) else None
 
     def draw(self, sources: Sequence[tuple[int, torch.Generator]]) -> Drawn:
-        """Sample elements from generators. Each source contains batch sizes and a generator.
+        """Sample elements from generators. Each source is a pair of batch sizes and a generator.
 
         Permutations and signs are uniformly random. Scales lie between 1/2 and 2, and their logarithms are uniformly
         random. Shifts are -1, 0 or 1.
@@ -209,7 +212,7 @@ class Draws:
         )
 
     def _rank_units(self, copies: Int[Tensor, " moves"]) -> None:
-        """Prepare the sort that permutes the units within each copy, or within each class of a copy."""
+        """Prepare the sort that permutes units within each copy of a group, or within each class of units of a copy."""
         count = len(copies)
         column = max(1, (count - 1).bit_length())
         high = column + (int(copies.max()) if count else 0).bit_length()
@@ -219,7 +222,7 @@ class Draws:
         self._is_in_order = bool((self._targets == np.arange(count)).all())
 
     def _permute(self, bits: Array) -> Int[Tensor, "models moves"]:
-        """Return random displacements, obtained by sorting the units of each copy by random bits."""
+        """Return random displacements of units, obtained by sorting the units of each copy by random bits."""
         count = len(self._order)
         displacements = np.zeros((len(bits), count + 1), np.int32)
         if count:
@@ -236,12 +239,12 @@ class Draws:
         return torch.from_numpy(displacements)
 
     def _count_states(self, group: Group) -> int:
-        """Return the number of joint states of the signs and half periods of a unit."""
+        """Return the number of combinations of signs and half periods that a unit can have."""
         signs, shifts = group.signs * ("sign" in self._parts), group.shifts * ("shift" in self._parts)
         return int(2**signs * 3**shifts)
 
     def _decode(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the sign bits and the half periods for each joint state, one tensor for each family."""
+        """Return the sign bits and half periods of each combined state of a unit, one tensor for each family."""
         state = torch.arange(self._count_states(group))
         signs = group.signs * ("sign" in self._parts)
         shifts = group.shifts * ("shift" in self._parts)
@@ -251,7 +254,7 @@ class Draws:
         )
 
     def _sign_states(self, factor: Factor) -> Tensor:
-        """Return the sign that a kind of factor has in each joint state."""
+        """Return the sign that a kind of factor has in each combined state of a unit's signs and half periods."""
         group, _, sign, parity = factor
         bits, shifts = self._decode(self._groups[group])
         flips = [one for one, e in zip(bits, sign, strict=False) if e]
@@ -259,7 +262,7 @@ class Draws:
         return 1 - 2 * (sum(flips, torch.zeros(self._count_states(self._groups[group]), dtype=torch.int64)) & 1)
 
     def _shift_states(self, shift: Shift) -> Tensor:
-        """Return the amount that a kind of shift adds in each joint state."""
+        """Return the amount that a kind of shift adds in each combined state of a unit's signs and half periods."""
         group, amounts = shift
         _, shifts = self._decode(self._groups[group])
         return torch.stack([one.double() * amount for one, amount in zip(shifts, amounts, strict=True)]).sum(0)
@@ -271,9 +274,9 @@ class Draws:
         states: Callable[[Any], Tensor],
         dtype: torch.dtype,
     ) -> tuple[Array, Array, Array] | None:
-        """Return the values of all kinds in all states.
+        """Return the values of all kinds of factors or shifts in all states.
 
-        Also return, for each column, its unit and where its values start.
+        Also return, for each column of the table, its unit and where its values start.
         """
         made = [(kind, states(kind), units[kind[0]]) for kind in kinds]
         if not any(bool((values != values[0]).any()) for _, values, _ in made):
@@ -289,7 +292,7 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """Return the scales and exponents for each column of the factors, in layers.
+        """Return, for each column of the factors, its scales and their exponents, in layers.
 
         Layer k holds the k-th scale of each column.
         """
@@ -310,6 +313,6 @@ def blank(places: Mapping[Key, slice]) -> int:
 
 
 def place_columns(places: dict[Key, slice], key: Key, count: int) -> None:
-    """Assign the next columns to a key, unless the key already has columns."""
+    """Assign the next `count` columns of a table to a key, unless the key already has columns."""
     if key not in places:
         places[key] = slice(blank(places), blank(places) + count)

@@ -1,4 +1,4 @@
-"""Random elements of one symmetry, applied to populations: compiled once, then sampled and applied together."""
+"""Random elements of one symmetry for whole populations: compiled once, then sampled and applied together."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -14,22 +14,25 @@ from regauge.core.params import VALUES, Params
 from regauge.core.symmetry import Symmetry
 
 ROW_VALUES_AT_ONCE = 1 << 17
-"""The number of entries that are gathered at once. A cache holds them."""
+"""The number of entries that are gathered at once. The gathered entries fit in a cache of the processor."""
 LONG = 64
-"""The length from which rows are gathered by network and row. Shorter rows are gathered from all concatenated rows."""
+"""The length of rows from which they are gathered by network and row.
+
+Shorter rows are gathered from the concatenated rows of all networks.
+"""
 WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtypes by size in bytes. Numpy copies entries of any dtype as integers of the same size."""
+"""Integer dtypes, by size in bytes. Numpy copies entries of any dtype as integers of the same size."""
 
 
 class RandomMoves:
-    """Random elements without matrices for each network of a population, sampled as by `symmetry.random`.
+    """Random elements without matrices for each network of a population, sampled like `Symmetry.random` does.
 
-    Tables that depend only on the symmetry are computed once. Each call then samples one random tensor and needs one
-    sort for all permutations. The source index of an entry is a sum of small tables over the axes of its tensor. One
-    gather moves all entries.
+    Tables that depend only on the symmetry are computed once. Each call then samples one random tensor and sorts once
+    for all permutations. The source index of an entry is a sum of small tables over the axes of its tensor. One gather
+    moves all entries.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of groups must be known.
         parts: Some of the names "permutation", "sign", "scale" and "shift".
     """
 
@@ -39,7 +42,9 @@ class RandomMoves:
         self._known: dict[tuple[str, ...], tuple[list[MovedTensor], MovedValues]] = {}
 
     def __call__(self, params: Mapping[str, Tensor], sources: Sequence[Source]) -> Params:
-        """Return the networks after a random element has acted on each. The elements within a batch are independent.
+        """Return the networks after a random element has acted on each of them.
+
+        The elements within a batch are independent of each other.
 
         Args:
             params: The networks, with one leading model axis. The memory of the networks is reused, and their entries
