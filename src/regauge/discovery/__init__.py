@@ -4,12 +4,14 @@ Discovery takes the following steps. Each step is implemented in the file of the
 
 - **trace**: `torch.export` converts the module to a *program*, a flat list of operator calls in which parameters have
   names.
-- **interpret**: each call is passed to the *rule* of its operator. The rule calls methods of a *builder* to record how
-  the operator constrains axes.
+- **interpret**: each call is passed to the *rule* of its operator. The rule of an operator calls methods of a *builder*
+  to record how the operator constrains axes.
 - **laws**: the constraints of an operator call are stored as a *record* until no later call refines its axes further.
 - **slots** (`write_out`): every record is expanded into *ties* between *slots*, index by index and block by block.
-- **solve**: the ties of each atom form equations. The solutions of these equations are the *freedom* of the atom.
-- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Such pairs are tested on random numbers.
+- **solve**: the ties of each atom form equations. The solutions of the equations of an atom are the *freedom* of the
+  atom.
+- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Pairs of coordinates that a rotary
+  embedding rotates are tested on random numbers.
 - **emit**: freedoms are converted to named groups with placements. Every axis that stays frozen gets a reason.
 - **verify** (`regauge.core`): a random element of all groups is applied, and the outputs are compared.
 
@@ -26,19 +28,19 @@ The terms, in the order in which they appear:
   frozen.
 - A *stacked* value consists of several tensors along an axis whose indices have different meanings, such as query, key
   and value. The tensors stay separate as long as possible.
-- A value can have a *virtual* axis. The value lacks this axis, but one of its own axes selects indices from it. For
-  example, if each token selects an expert, the values of the tokens have a virtual expert axis.
+- A value can have a *virtual* axis. The value lacks its virtual axis, but one of its own axes selects indices from it.
+  For example, if each token selects an expert, the values of the tokens have a virtual expert axis.
 - In a law, an *axis* is one axis of a value, several axes that are treated as one axis, or a range of one axis.
 - A *law* constrains the transformations of all axes that share one index of an operator. A law determines which scales,
   signs, matrices and translations of these axes must agree. A *record* contains the laws of one operator call.
 - A *term* is one block of an axis that is written as a sum of products: the block's first index, and its leaves with
   their strides.
 - A *slot* is one occurrence of a leaf in one term of one axis of one value.
-- A *tie* is one instance of a law: the slots that the law relates at one place.
+- A *tie* is one instance of a law: the slots that the law relates at one position of the axes.
 - The *companions* of a slot are the other leaves whose index is known wherever the slot's index is known. A
   transformation of the slot may depend on the units of a companion.
-- The *bases* of a leaf are the leaves within whose units it is repeated. The leaf's group acts separately in each of
-  these units, for example in each head or expert.
+- The *bases* of a leaf are the leaves within whose units it is repeated. The leaf's group acts separately within each
+  unit of a base, for example in each head or expert.
 - A *family* is one independent solution for all units: the exponents of a positive scale, or the slots of a sign.
 - A *freedom* contains all transformations that may act on one leaf: a permutation, families of scales, signs and
   shifts, matrices, and rotations of pairs.

@@ -2,7 +2,7 @@
 
 Parameters are tested one at a time. For a large parameter, the test uses only those axes whose groups depend on one
 another. Therefore a model on the meta device needs no memory for its parameters. If groups act in the same way on
-several parameters, such as layers of one shape, only one of these is tested.
+several parameters, such as layers of one shape, only one of them is tested.
 """
 
 import math
@@ -17,18 +17,18 @@ from regauge.core.probe import relative_change
 from regauge.core.symmetry import Symmetry
 
 LARGE_PARAMETER = 1 << 20
-"""Parameters with more entries than this are tested axis by axis."""
+"""The number of entries above which a parameter is tested axis by axis."""
 LARGEST_MATRIX = 1024
-"""Matrices larger than this are not sampled, because sampling would take most of the time.
+"""The size above which no random matrix is sampled, because sampling would take most of the time.
 
-The identity is used in place of such matrices.
+Larger matrices are replaced by the identity.
 """
 RETURN_TOLERANCE = 1e-8
-"""The largest relative error, in float64, after an element and then its inverse acted on a tensor."""
+"""The largest relative error, in float64, after an element and then its inverse have acted on a tensor."""
 
 
 def cannot_act(symmetry: Symmetry) -> dict[str, str]:
-    """Return the groups that cannot act at their placements, and the reason for each."""
+    """Return the groups that cannot act at their placements, each with the reason."""
     failed: dict[str, str] = {}
     good: set[Hashable] = set()
     for part in _parts(symmetry):
@@ -42,9 +42,9 @@ def cannot_act(symmetry: Symmetry) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Part:
-    """One parameter, or some of its axes, and the groups that act on it.
+    """One parameter, or some of its axes, and the groups that act on them.
 
-    A group comes after the groups within which it is repeated.
+    In the list of groups, a group comes after the groups within which it is repeated.
 
     Attributes:
         groups: The groups, restricted to their placements on the parameter.
@@ -59,7 +59,7 @@ class _Part:
     def geometry(self) -> Hashable:
         """Return a key of groups, placements and shape without names.
 
-        If two keys are equal, the groups act in the same way.
+        If the keys of two parameters are equal, the groups act on both in the same way.
         """
         numbers = {group.name: str(k) for k, group in enumerate(self.groups)}
 
@@ -73,7 +73,7 @@ class _Part:
         return self.shape, tuple(map(key, self.groups, self.whole))
 
     def failures(self) -> dict[str, str]:
-        """Return the groups that fail when they act together with the preceding groups."""
+        """Return the groups that fail the test when they act together with the preceding groups."""
         failed: dict[str, str] = {}
         if self._try(range(len(self.groups))) is None:
             return failed
@@ -110,10 +110,10 @@ class _Part:
 
 
 def _families(group: Group) -> Hashable:
-    """Return the sorted exponents of each family of a group that acts here.
+    """Return the sorted exponents of a group's families, without families that do nothing on this parameter.
 
-    The order of families then has no influence. A residual stream that is read after many gains has one family for each
-    gain, but only one of these acts on each reader.
+    Because they are sorted, the order of the families has no influence. A residual stream that is read after many gains
+    has one family for each gain, and each reader needs only one.
     """
     places = group.placements
     if group.shifts:

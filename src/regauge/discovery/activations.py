@@ -33,12 +33,13 @@ from regauge.discovery.solve import solve
 from regauge.discovery.trace import Program
 
 Change = Callable[[Tensor], Tensor]
-"""A function that changes a value before operators read it. Pass the same function object each time, so that cached
-graphs can be reused."""
+"""A function that changes a value before operators read it.
+
+Pass the same function object each time, because cached graphs are found by it."""
 SELECTIONS = words("index index_select gather embedding")
 """Operators that select entries of their first operand."""
 ROUNDING = 0.25
-"""The tolerance is the machine epsilon to the power of this exponent.
+"""The exponent of the numerical tolerance, which is the machine epsilon to this power.
 
 Networks amplify rounding errors, but wrong placements cause errors of about one.
 """
@@ -48,7 +49,7 @@ Networks amplify rounding errors, but wrong placements cause errors of about one
 class IntermediateValues:
     """The intermediate values of a model that was traced for inputs of one shape.
 
-    A value's name is "%" plus the node name.
+    The name of a value is "%" plus the node name.
     """
 
     module: nn.Module
@@ -64,7 +65,10 @@ class IntermediateValues:
         kwargs: Mapping[str, Any],
         names: Sequence[str],
     ) -> dict[str, Tensor]:
-        """Run the model up to the named values, without gradients. The inputs must have the shapes of the trace."""
+        """Run the model up to the named values, without gradients.
+
+        The inputs must have the same shapes as in the trace.
+        """
         with torch.no_grad():
             return self.run(params, inputs, kwargs, names)
 
@@ -79,7 +83,7 @@ class IntermediateValues:
         """Run the model as `__call__` does, but differentiably.
 
         `torch.func.vmap` works if it supports the model's operators. If `changes` has a function for a value, all
-        operators that read the value receive the changed value.
+        operators that read the value receive its result.
         """
         graph = self._graph(tuple(names), tuple((changes or {}).items()))
         with leaves_as_operators(self.module):
@@ -87,11 +91,11 @@ class IntermediateValues:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs that must not change."""
+        """The names of the model's outputs that must not change."""
         return tuple(f"%{node.name}" for node, _ in self.program.outputs)
 
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
-        """Return the names of values that layers compute from the inputs and any of these parameters.
+        """Return the names of values that layers compute from the inputs and any of the given parameters.
 
         Parameters are traced through copies, slices and selections, and through all values that no input influences.
         """
@@ -111,7 +115,7 @@ class IntermediateValues:
         return tuple(found)
 
     def source(self, parameter: str, among: Collection[str]) -> str | None:
-        """Return the value that is the input of the layer with this parameter; None if it is not unique."""
+        """Return the value that is the input of the layer with this parameter, or None if there are several."""
         nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
         found: set[str] = set()
         waiting = [nodes[name] for name in self.products({parameter})]
@@ -160,7 +164,9 @@ class IntermediateValues:
 
 @dataclass(frozen=True)
 class Activations:
-    """The intermediate values of one model on which groups act. The values are valid for inputs of one shape.
+    """The intermediate values of one model on which groups act.
+
+    The intermediate values are valid for inputs of one shape.
 
     Let g be an element and p the parameters. Then `values(symmetry_of_the_model.act(g, p), x) == symmetry.act(g,
     values(p, x))`.
@@ -189,7 +195,7 @@ class Activations:
     ) -> dict[str, Tensor]:
         """Run the model without gradients.
 
-        Inputs must have the shapes of the trace, and keyword inputs must have the order of the trace. Return the named
+        Inputs must have the same shapes, and keyword inputs the same order, as in the trace. Return the named
         intermediate values. Default: all reported values.
         """
         names = list(self.symmetry.shapes) if names is None else list(names)
@@ -208,9 +214,9 @@ def activations(
 ) -> Activations:
     """Find the intermediate values on which the groups of a symmetry act, and the action of the groups on them.
 
-    The module is traced and discovered again for these inputs. Operators tie axes of intermediate values to axes of
-    parameters. The tied axes get placements from the same solution as the parameters. If the module is not on the meta
-    device, every value is also checked numerically with a random element. Values that fail are excluded.
+    The module is traced again for the given inputs. Operators tie axes of intermediate values to axes of parameters.
+    Tied axes get placements from the same solution as the parameters. If the module is not on the meta device, every
+    value is also checked numerically with a random element. Values that fail the numerical check are excluded.
 
     Args:
         module: The model. The model runs in evaluation mode and is not modified.
@@ -218,8 +224,8 @@ def activations(
         symmetry: A symmetry that `discover` found, part of such a symmetry, or a symmetry written by hand.
         example_kwargs: Keyword arguments of the model.
         outputs: The outputs that must not change, as passed to `discover`.
-        only_read: Whether to report only the values that layers read (see `Activations.read`). Values that layers read
-            are a fraction of all values. Therefore the check of these values needs less time and memory.
+        only_read: Whether to report only the values that layers read (see `Activations.read`). Layers read only a
+            fraction of all values. Therefore checking these values takes less time and memory.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
@@ -265,7 +271,7 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Return the groups with placements on those values where placements can describe the action of all groups."""
+    """Return the groups, placed only on values on which placements can describe the action of all groups."""
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:
@@ -280,7 +286,7 @@ def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Sy
 
 
 def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-    """Return the values that a random element does not transform as predicted, at perturbed parameters."""
+    """Return the values that a random element does not transform as predicted, for perturbed parameters."""
     params = {name: t.detach() for name, t in found.intermediate.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
     element = symmetry.random(generator, PARTS)  # what translations and rotations do to values is not known
@@ -328,7 +334,7 @@ def _dependent(program: Program) -> set[Node]:
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
     """Return the values that layers read, traced back through copies.
 
-    For a group without such values, return all its values.
+    For a group that acts on none of these values, return all values on which it acts.
     """
     names = placed.shapes
     found: dict[str, None] = {}

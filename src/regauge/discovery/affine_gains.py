@@ -15,8 +15,7 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
 
     Args:
         graph: A traced program, which is modified.
-        names: The sum of the parameter and the constant may have no other use than multiplications, and every use must
-            add the same constant.
+        names: The name of the parameter at each placeholder of the graph.
         shapes: The shapes of the parameters.
 
     Returns:
@@ -44,7 +43,7 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
 
 
 def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Yield the operators that use a value or a copy of it, and for each operator the operand that it uses.
+    """Yield the operators that use a value or a copy of it, each with the operand that it uses.
 
     Assertions do not count as uses.
     """
@@ -58,7 +57,7 @@ def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _number(node: Node) -> float | None:
-    """Return the constant that an operator adds to a parameter, or None if the operator is not such a sum."""
+    """Return the constant that an operator adds to a parameter, or None if the operator adds no constant."""
     name = operator_name(node) if node.op == "call_function" else ""
     if name not in ("add", "sub") or node.kwargs or len(node.args) != 2:
         return None

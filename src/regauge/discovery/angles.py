@@ -2,11 +2,12 @@
 
 The solver treats each axis index separately. If a rotary embedding rotates a pair of coordinates by fixed angles, the
 solver finds only a common scale and a common sign for the pair. In fact, all rotations of the pair commute with the
-fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not reveal the
-axes with such pairs. Models implement pairs as halves, neighbors or complex numbers, in many ways. Therefore every pair
-that shares a sign is tested. The test evaluates the operators from the parameters up to the first values that lack the
-axis. The test runs in float64 with random parameters and the constants of the trace, before and after random rotations.
-All other operands are random. If a rotation does not change these values, it changes no output.
+fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not reveal on
+which axes rotary embeddings act. Models implement pairs of coordinates as halves, neighbors or complex numbers, in many
+ways. Therefore every pair of coordinates that shares a sign is tested. The test evaluates the operators from the
+parameters up to the first values that lack the axis of the pairs. The test runs in float64 with random parameters and
+the constants of the trace, before and after random rotations. All other operands of these operators are random. If a
+rotation changes none of these first values, it changes no output.
 """
 
 import math
@@ -37,10 +38,9 @@ ANGLE_TOLERANCE = 1e-9
 def free_angles(
     freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
 ) -> tuple[list[Freedom], tuple[str, ...]]:
-    """Return the freedoms with those rotations of pairs that pass the test, and a message for each undecided pair.
+    """Return the freedoms, with rotations of pairs that pass the test, and a message for each undecided pair.
 
-    The example inputs, listed leaf by leaf, may be on the meta device. In that case the entries of the inputs are
-    unknown.
+    The example inputs, listed leaf by leaf, may be on the meta device, where their entries are unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     turned = dict(enumerate(freedoms))
@@ -52,7 +52,7 @@ def free_angles(
 
 
 class _Trial:
-    """Rotations of pairs, which are tested one after another."""
+    """Rotations of pairs of coordinates, which are tested one after another."""
 
     def __init__(
         self, freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
@@ -68,7 +68,7 @@ class _Trial:
         self.taken: set[tuple[str, int, int]] = set()
 
     def angles(self, freedom: Freedom) -> int:
-        """Return the number of angles that the freedom would have."""
+        """Return the number of angles that a freedom would have if its pairs could be rotated."""
         families = (math.prod(base.size for base in bases) for _, bases in freedom.signs)
         return freedom.atom.size * max(families, default=0)
 
@@ -76,7 +76,7 @@ class _Trial:
         return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in self.bases)
 
     def turn(self, freedom: Freedom) -> Freedom:
-        """Return the freedom in which rotations of pairs replace the signs that they include."""
+        """Return the freedom in which rotations of pairs replace the signs of these pairs."""
         signs, scales, turns = [], list(freedom.scales), list(freedom.turns)
         for family, bases in freedom.signs:
             own = [slot for slot in freedom.slots if slot in family]
@@ -95,14 +95,14 @@ class _Trial:
         return replace(freedom, signs=signs, scales=scales, turns=turns)
 
     def _entries(self, paired: PairedAxis, size: int) -> Iterator[tuple[str, int, int]]:
-        """Return the axis indices that the pairs occupy."""
+        """Return the axis indices at which the pairs of coordinates lie."""
         positions, _ = _act.covered(Group("", size, (paired.pairs,)), paired.pairs, self.program.shapes[paired.name])
         return ((paired.name, paired.axis, k) for k in positions.tolist())
 
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]
     ) -> tuple[int | None, Sequence[PairedAxis]]:
-        """Return the first grouping of slots into pairs whose rotations all pass the test, or no pairs."""
+        """Return the first grouping of slots into pairs whose rotations all pass the test, or an empty grouping."""
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):
             groups = _groups(pairs, atom, {base: self.where[base] for base in bases})
@@ -118,7 +118,7 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Return whether random rotations keep all later values, while a rotation at one place changes them."""
+        """Return whether random rotations at all places change no later value, while a rotation at one place does."""
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
             return False
@@ -161,7 +161,7 @@ def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequenc
 
 
 def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence[Group]) -> Hashable:
-    """Return a key of the placements of axes and groups, with parameter indices instead of names."""
+    """Return a key of the placements of axes and groups in which numbers stand for names of parameters."""
     numbers = {name: k for k, name in enumerate(names)}
     own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in axes)
     sites = tuple(
@@ -182,7 +182,7 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
 def _pairings(
     slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
-    """Yield groupings of slots with a common sign into pairs of coordinates, each with the index of the pair's leaf."""
+    """Yield groupings of slots with a common sign into pairs of coordinates, each with the index of its leaf."""
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):
         yield k, _neighbors(slots, k, bases, places)
@@ -192,10 +192,7 @@ def _pairings(
 
 
 def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
-    """Return the leaves of an axis that may index the two coordinates of a pair.
-
-    Leaves with the nearest entries come first.
-    """
+    """Return the leaves of an axis that may index the two coordinates of a pair, beginning with the nearest entries."""
     near = sorted(zip(place.mates, place.others, strict=True), key=lambda piece: piece[1][1])
     return [atom for atom, _ in near if atom.size == 2 and atom not in bases]
 
@@ -203,7 +200,7 @@ def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
 def _neighbors(
     slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Return pairs that a leaf of size two indexes in each block: adjacent entries, or complex numbers."""
+    """Return pairs of coordinates along a leaf of size two in each block: adjacent entries, or complex numbers."""
     result = []
     for slot in slots:
         place = places[slot]
@@ -214,7 +211,7 @@ def _neighbors(
 
 
 def _halves(slots: Sequence[int], places: Mapping[int, SlotPlace]) -> list[PairedAxis]:
-    """Return pairs made of two equal blocks of one axis. Return no pairs if the blocks do not match."""
+    """Return pairs of coordinates made of two equal blocks of one axis. If the blocks do not match, return no pairs."""
     by_axis: dict[tuple[str, int], list[int]] = {}
     for slot in slots:
         by_axis.setdefault((places[slot].name, places[slot].axis), []).append(slot)
@@ -237,9 +234,9 @@ def _paired_axis(
 def _watched_pairs(
     slots: Sequence[int], k: int | None, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Return the pairs of intermediate values, grouped like the pairs of parameters.
+    """Return the pairs of coordinates in intermediate values, grouped like the pairs in parameters.
 
-    Values that do not fit are omitted.
+    Intermediate values whose slots do not form such pairs are omitted.
     """
     result = []
     for name in dict.fromkeys(places[slot].name for slot in slots):

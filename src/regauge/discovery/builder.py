@@ -1,7 +1,8 @@
 """Primitives for operator rules, which tie axes and record the laws of an operator.
 
-Every primitive is sound. A rule is sound if it composes primitives that together compute the same function as the
-operator. `movement.py` contains the primitives that record laws and rearrange entries.
+Every primitive is sound: it never allows a transformation that changes the function. A rule is sound if it composes
+primitives that together compute the same function as the operator. `movement.py` contains the primitives that record
+laws and rearrange entries.
 """
 
 import math
@@ -27,7 +28,7 @@ class Builder(Movement):
         out: Sequence[Hashable],
         shape: Sequence[int],
     ) -> Value:
-        """Return an Einstein sum.
+        """Return an Einstein sum of tensors.
 
         Axes with the same label share an index, and labels missing from `out` are summed over. A label of None marks an
         axis of size one that broadcasts.
@@ -81,23 +82,25 @@ class Builder(Movement):
         return self._pointwise(operands, shape, "maximum")
 
     def mul(self, operands: Sequence[Operand], shape: Sequence[int], exponents: Sequence[int] | None = None) -> Value:
-        """Return a product (or quotient, with exponent -1) with broadcasting."""
+        """Return a product, or a quotient if an exponent is -1, with broadcasting."""
         return self._pointwise(operands, shape, "mul", exponents=exponents)
 
     def joint(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
-        """Return any function of the entries at the same index of all operands.
+        """Return any function of the entries that all operands have at the same index.
 
-        Such a function is equivariant only to permutations.
+        An arbitrary function of entries commutes only with permutations.
         """
         return self._pointwise(operands, shape, "joint")
 
     def reduce(
         self, x: Value, dims: Sequence[int], keepdim: bool, over: Over = "sum", *, along: LawOf = law.linear
     ) -> Value:
-        """Return a symmetric function over some axes. `along` is the law for the other axes (default: linear).
+        """Return a symmetric function over some axes, such as a sum or norm.
 
-        `over` is "sum" (permutations of the units pass), "magnitude" (signs pass as well) or "norm" (rotations of one
-        axis pass).
+        The argument `along` is the law for the remaining axes, which is linear by default.
+
+        The argument `over` is "sum" (permutations do not change the result), "magnitude" (nor do signs) or "norm" (nor
+        do rotations of one axis).
         """
         dims = sorted(d % x.ndim for d in dims)
         sources = [None if k in dims else k for k in range(x.ndim) if keepdim or k not in dims]
@@ -151,9 +154,9 @@ class Builder(Movement):
     def _carry_virtual(
         self, operands: Sequence[Value], out: Sequence[Hashable], labels: Sequence[Sequence[Hashable]]
     ) -> Virtual | None:
-        """Return the virtual axis of a result.
+        """Return the virtual axis of a result, from which one of the result's own axes selects indices.
 
-        The virtual axis exists as long as the axis that selects from it exists.
+        A virtual axis exists as long as the axis that selects from it exists.
         """
         found: Virtual | None = None
         for value, names in zip(operands, labels, strict=True):
@@ -170,7 +173,7 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """The operand axes (and exponents) that vary along one axis of a result, and the axis of a mask that selects."""
+    """The operand axes that vary along one axis of a result, with exponents, and the axis of a mask that selects."""
 
     axes: tuple[Axis, ...]
     exponents: tuple[int, ...]
@@ -203,7 +206,7 @@ def _participants(
 def _entrywise_law(
     how: Entrywise, found: _Participants, out: Axis, numbers: Sequence[Operand], *, selects: bool
 ) -> Law:
-    """Return the law of one axis of the result `out`, given the operands that vary along it and their numbers."""
+    """Return the law of one axis of a result, given the operands that vary along this axis and their numbers."""
     axes = found.axes
     is_plain = found.has_all and (how == "mul" or not any(x != 0 for x in numbers))
     if found.mask is not None:

@@ -1,12 +1,11 @@
-"""Common scales: one positive factor for all entries of several tensors, where no factor for each unit is possible.
+"""Common scales: one positive factor for whole tensors, where no separate factor for each unit is possible.
 
-The solver of `solve.py` gives each unit of an axis a factor. Some operators allow only one factor for all units. An
-example is a normalization to length one after ReLU: all units may grow together, but no unit alone. Here each tensor of
-the program has one unknown, the logarithm of a factor of the whole tensor. If an axis is a direct sum, such as the axis
-of fused queries, keys and values, each of its blocks has one more unknown. The laws of an operator also hold for
-factors that are constant along an axis. So the laws of each operator give linear equations between these unknowns. A
-solution is a common scale if factors for each unit, invertible matrices and other common scales do not already contain
-it.
+The solver of `solve.py` gives each unit of an axis a factor. Some operators allow only one factor for all units. For
+example, before a normalization to length one, all units may grow together, but no single unit alone. Each tensor of the
+program has one unknown: the logarithm of a factor of the whole tensor. If an axis is a direct sum, such as fused
+queries, keys and values, each of its blocks has another unknown. The laws of an operator also hold for factors that are
+constant along an axis. The laws of each operator therefore give linear equations between the unknowns. A solution is a
+new common scale if factors for single units, invertible matrices and other common scales do not contain it.
 """
 
 import math
@@ -24,16 +23,16 @@ from regauge.discovery.slots import SlotBlock, Slots
 from regauge.discovery.systems import Proportions, Rational, Row, independent, null_space, quotient
 
 MOST_BLOCKS = 16
-"""An axis with more blocks than this counts as one block."""
+"""The number of blocks above which an axis counts as one block."""
 WHOLE = -1
-"""The axis number of the factor of a whole tensor."""
+"""The number that stands for "no axis" in the factor of a whole tensor."""
 Counts = tuple[int, ...]
 """The number of blocks of each axis of a tensor."""
 Block = tuple[int, int]
-"""An axis and one of its blocks, or `WHOLE` and zero.
+"""An axis and one of its blocks; for a whole tensor, `WHOLE` and zero.
 
-The first axis with several blocks has a factor for each block. Each later axis has a factor for each block but the
-first, relative to the first block.
+The first axis with several blocks has a factor for each of its blocks. Each later axis has a factor for each block but
+the first, relative to its first block.
 """
 Exponents = Mapping[tuple[str, int, int], Rational]
 """The exponents of a common scale, by tensor and block."""
@@ -54,9 +53,9 @@ def common_groups(
     Args:
         records: The laws of all operators.
         params: The parameters and buffers.
-        slots: The slots of the same records.
+        slots: The slots of all laws in `records`.
         freedoms: All freedoms of single atoms.
-        groups: The groups of these freedoms, whose names and axes are taken.
+        groups: The groups made from these freedoms; their names are taken.
         aliases: All names of each tensor.
         structure: The tensors that no group scales.
         watched: Intermediate values on which the groups are also placed.
@@ -76,7 +75,7 @@ def common_groups(
 
 
 class _Equations:
-    """Linear equations between the logarithms of the factors of whole tensors and of blocks of their axes."""
+    """Linear equations between the logarithms of factors of whole tensors and of blocks of their axes."""
 
     def __init__(self, blocks: Mapping[tuple[Value, int], Sequence[SlotBlock]]) -> None:
         self.blocks = blocks
@@ -88,7 +87,10 @@ class _Equations:
         self.read: set[tuple[Value, int, int]] = set()
 
     def add(self, record: Record) -> None:
-        """Add the laws of one operator. An unknown that occurs in no law with factors is zero."""
+        """Add the equations that follow from the laws of one operator.
+
+        If no law with factors contains an unknown, the unknown is zero.
+        """
         order: dict[Value, int] = {}
         key = []
         for law in record:
@@ -112,7 +114,7 @@ class _Equations:
         self.unknowns.fix(*(number for number, _, _ in self._numbers(value)))
 
     def tie_unread(self, value: Value) -> None:
-        """Give blocks that no operator reads, such as the last rows of a table, the factor of a neighbor."""
+        """Give blocks of a parameter that no operator reads, such as the last rows of a table, a neighbor's factor."""
         counts = self.counts.get(value, ())
         numbers = _factors(counts)
         for axis, count in enumerate(counts):
@@ -124,7 +126,7 @@ class _Equations:
                     self.unknowns.equate([self.first[value] + number for number, _ in pair], [sign for _, sign in pair])
 
     def families(self, tensors: Mapping[str, Value]) -> list[Exponents]:
-        """Return a basis of the solutions, as exponents of tensors."""
+        """Return a basis of the solutions, as exponents with which a common scale multiplies tensors."""
         unknowns = self.unknowns
         unknowns.settle()
         sizes: dict[int, int] = defaultdict(int)
@@ -143,7 +145,7 @@ class _Equations:
         return [family for family in found if family]
 
     def _counts(self, value: Value) -> Counts:
-        """Return the number of blocks of each axis that have factors, and number the unknowns of a new tensor."""
+        """Return the number of blocks with factors on each axis of a tensor, and number the unknowns of a new one."""
         found = self.counts.get(value)
         if found is None:
             counts = _block_counts(self.blocks, value)
@@ -162,7 +164,7 @@ class _Equations:
                 yield self.first[value] + k, axis, block
 
     def _rows(self, record: Record, values: Sequence[Value]) -> tuple[list[int], list[Row]]:
-        """Return the unknowns of one operator that are zero, and the equations between the others.
+        """Return the unknowns of one operator that must be zero, and the equations between its other unknowns.
 
         The unknowns are numbered tensor by tensor.
         """
@@ -201,7 +203,7 @@ class _Equations:
                 left.difference_update(left if axis.length is None else self._range(axis) or tuple(left))
 
     def _range(self, axis: Axis) -> list[int]:
-        """Return the blocks that make up a range of an axis, or no blocks if the range cuts through a block."""
+        """Return the blocks that make up a range of an axis, or an empty list if the range cuts through a block."""
         value, (dim,) = axis.value, axis.dims
         count = self.counts[value][dim]
         if count == 1:
@@ -223,12 +225,15 @@ class _Equations:
         return [[(axis.value, WHOLE, 0) for axis in law.axes]] if all(map(_is_whole, law.axes)) else []
 
     def _shapes(self, axis: Axis, blocks: Sequence[int]) -> Hashable:
-        """Return the positions and the leaves of blocks. Axes of one law have equal ones if all of them are aligned."""
+        """Return a key of the positions and leaves of blocks of an axis.
+
+        If all axes of one law have equal keys, their blocks are aligned.
+        """
         every = self.blocks[axis.value, axis.dims[0]]
         return tuple((every[k][0] - axis.start, every[k][1]) for k in blocks if len(every) <= MOST_BLOCKS)
 
     def _unknowns(self, value: Value, axis: int, block: int, starts: Mapping[Value, int], factor: Rational = 1) -> Row:
-        """Return the change of a tensor's unknowns if a block of an axis is scaled."""
+        """Return the change of a tensor's unknowns that scales one block of an axis."""
         counts = self.counts[value]
         numbers = _factors(counts)
         found = _block_factor(counts, axis, block)
@@ -237,7 +242,7 @@ class _Equations:
 
 @cache
 def _factors(counts: Counts) -> dict[Block, int]:
-    """Return the blocks of a tensor that have factors, each with its number."""
+    """Return the blocks of a tensor that have factors, each with the number of its unknown."""
     several = [axis for axis, count in enumerate(counts) if count > 1]
     found = [(axis, k) for axis in several for k in range(axis != several[0], counts[axis])]
     return {where: k for k, where in enumerate(found or [(WHOLE, 0)])}
@@ -245,7 +250,7 @@ def _factors(counts: Counts) -> dict[Block, int]:
 
 @cache
 def _block_factor(counts: Counts, axis: int, block: int) -> dict[Block, int]:
-    """Return the change of a tensor's factors if one block of an axis is scaled, or the whole tensor."""
+    """Return the change of a tensor's factors that scales one block of an axis, or the whole tensor."""
     every = _factors(counts)
     first = next(iter(every))[0]
     if axis != WHOLE and counts[axis] > 1 and (axis == first or block):
@@ -271,7 +276,7 @@ def _is_whole(axis: Axis) -> bool:
 
 
 def _solved(rows: Sequence[Row], sizes: Mapping[int, int]) -> dict[int, Row]:
-    """Return the unknowns of the equations as combinations of free unknowns.
+    """Return the unknowns of equations as combinations of free unknowns.
 
     Unknowns that stand for many tensors stay free. An unknown that occurs in one equation is eliminated first, which
     changes no other equation.
@@ -310,7 +315,7 @@ def _solved(rows: Sequence[Row], sizes: Mapping[int, int]) -> dict[int, Row]:
 
 
 def _families(freedoms: Sequence[Freedom]) -> Iterator[Mapping[int, int]]:
-    """Yield the exponents of every factor for each unit, and of multiples of the identity among matrices."""
+    """Yield the exponents of every factor for single units, and of multiples of the identity among matrices."""
     for freedom in freedoms:
         yield from (family for family, _ in freedom.scales)
         yield from (part.slots for part in freedom.matrices if part.kind == "linear")
@@ -318,7 +323,7 @@ def _families(freedoms: Sequence[Freedom]) -> Iterator[Mapping[int, int]]:
 
 
 def _uniform(family: Mapping[int, int], params: Mapping[str, Value], slots: Slots) -> Exponents:
-    """Return the exponents of a family whose units all have the same factor."""
+    """Return the exponents with which a family multiplies tensors if all units get the same factor."""
     result: dict[tuple[str, int, int], Rational] = defaultdict(int)
     for slot, exponent in family.items():
         place = slots.places.get(slot)
@@ -330,7 +335,7 @@ def _uniform(family: Mapping[int, int], params: Mapping[str, Value], slots: Slot
 
 
 def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collection[str]) -> list[Exponents]:
-    """Return families that are independent of known ones, each with as few tensors as known families allow."""
+    """Return families that are independent of known ones, chosen to affect as few tensors as possible."""
     numbers: dict[tuple[str, int, int], int] = {}
 
     def row(exponents: Exponents) -> Row:
@@ -341,7 +346,7 @@ def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collect
         return sum(name in params for name, _, _ in exponents)
 
     def shorter(exponents: Exponents, others: Sequence[Exponents]) -> Exponents:
-        """Subtract multiples of other families while this leaves fewer entries."""
+        """Subtract multiples of other families as long as fewer exponents remain."""
         every = (
             {e: x for e in {**exponents, **other} if (x := exponents.get(e, 0) - factor * other.get(e, 0))}
             for other in others
@@ -357,7 +362,10 @@ def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collect
 
 
 def _few(exponents: Exponents) -> Exponents:
-    """Return a multiple of a family with whole exponents without a common divisor. The first one is positive."""
+    """Return a multiple of a family whose exponents are whole numbers without a common divisor.
+
+    The first exponent is positive.
+    """
     scale = math.lcm(*(e.denominator for e in exponents.values()))
     divisor = math.gcd(*(int(e * scale) for e in exponents.values()))
     sign = 1 if next(iter(exponents.values())) > 0 else -1
@@ -384,7 +392,7 @@ class _Emitter:
         return Group(name, 1, tuple(places), is_permuted=False, scales=1)
 
     def _placements(self, name: str, exponents: Mapping[tuple[int, int], int]) -> list[Placement]:
-        """Return placements on one tensor: on each axis with several blocks, or on one axis if all are scaled alike."""
+        """Return the placements of a common scale on one tensor: on each axis with several blocks, or on one axis."""
         value = self.tensors[name]
         whole = exponents.get((WHOLE, 0), 0)
         several = {axis: terms(value.layouts[axis]) for axis in sorted({axis for axis, _ in exponents} - {WHOLE})}

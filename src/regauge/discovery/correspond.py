@@ -15,18 +15,18 @@ from regauge.discovery.systems import combination
 
 Floats = NDArray[np.float64]
 AxisKey = tuple[str, int]
-"""A parameter and one of its axes."""
+"""The name of a parameter, and the number of one of its axes."""
 
 
 def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return the groups of a symmetry with placements on the values on which discovery placed its own groups.
+    """Return the groups of a symmetry, placed on the values on which discovery placed its own groups.
 
     A group corresponds to the discovered group that has the same units on the same parameters. The families of the
-    group are expressed as combinations of the discovered families. The same combinations act on the values. `shapes`
-    contains the shapes of the values. The result consists of the groups, with placements only on values, and a message
-    for each group without a correspondence.
+    group are expressed as combinations of the discovered families. Families act on the values by the same combinations
+    as on the parameters. `shapes` contains the shapes of the values. The result also has a message for each group that
+    corresponds to no discovered group.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
@@ -54,7 +54,7 @@ def carry_over(
 
 
 def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey, Tensor]:
-    """Return the unit that owns each index of the axes on which a group acts, or -1 if no unit owns the index."""
+    """Return, for each index of the axes on which a group acts, the unit that owns the index, or -1 if none does."""
     result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
         if place.parameter in shapes:
@@ -87,10 +87,10 @@ def _has_same_units(
 
 
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
-    """Return a map from placements of the second group to placements of the first; None if the families differ.
+    """Return a map from placements of `other` to placements of `group`, or None if their families differ.
 
-    Let an element of the first group have factors s, signs e and shifts k. The corresponding element of the second
-    group has log factors `log s @ scale`, shifts `k @ shift`, and signs `e @ sign + k @ parity` modulo two.
+    Let an element of `group` have factors s, signs e and shifts k. The corresponding element of `other` has log factors
+    `log s @ scale`, shifts `k @ shift`, and signs `e @ sign + k @ parity` modulo two.
     """
     mine, its = _tables(group, other, symmetry)
     scale, shift = _combination(mine["scale"], its["scale"]), _combination(mine["shift"], its["shift"])
@@ -109,7 +109,7 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
         return None
 
     def translate(place: Placement) -> Placement | None:
-        """Return the first group's placement at a placement of the second, or None if the first does nothing there."""
+        """Return how the first group acts at a placement of the other group, or None if it does nothing there."""
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
         result = replace(
             place,
@@ -128,8 +128,8 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the exponents of two groups' families as matrices `[family, entry]`, for the entries of the first unit.
 
-    One unit is enough, because a family has the same exponents for all units. If both groups act on an entry, their
-    matrices share a column.
+    One unit is enough, because each family has the same exponents for all units. If both groups act on an entry, the
+    entry is the same column in both matrices.
     """
     names = {p.parameter for p in group.placements}
     spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names
@@ -156,7 +156,7 @@ def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, F
 
 
 def _combination(rows: Floats, basis: Floats) -> Floats | None:
-    """Return coefficients c with `c @ basis == rows`, or None if there are no such coefficients."""
+    """Return coefficients c with `c @ basis == rows`, or None if no coefficients satisfy this."""
     if not basis.size or not rows.size:
         return None if rows.any() else np.zeros((len(rows), len(basis)))
     found = np.linalg.lstsq(basis.T, rows.T, rcond=None)[0].T.astype(np.float64)
@@ -164,7 +164,7 @@ def _combination(rows: Floats, basis: Floats) -> Floats | None:
 
 
 def _combination_mod_2(rows: Floats, basis: Floats) -> Floats | None:
-    """Return coefficients as in `_combination`, but modulo two, for signs."""
+    """Return coefficients c with `c @ basis == rows` modulo two, or None if no coefficients satisfy this."""
     families = [dict(enumerate(row.astype(int).tolist())) for row in basis]
     found = np.zeros((len(rows), len(basis)))
     for k, row in enumerate(rows):

@@ -48,7 +48,7 @@ KNOWN_SIZES = (
 REFUSED = (
     "stays, because what should make up for it did not on these inputs (a token that attends to nothing, for example)."
 )
-"""The message about a translation that fails the numerical check."""
+"""The message about a translation family that fails the numerical check."""
 VERIFY_LIMIT = 50_000_000
 """The number of parameters up to which `discover` verifies its result by default."""
 
@@ -69,14 +69,14 @@ def discover(
 
     The module is traced in evaluation mode with `torch.export`. Operators tie axes together, and tied axes become one
     group. The operators that use a group's axes determine which transformations may act. An operator without a rule
-    freezes the axes that it uses. The result holds for the shapes, branches and outputs of this trace. As a test, a
-    random element acts on random tensors, one parameter at a time. A group that fails this test is frozen, and the
-    reason is recorded.
+    freezes the axes of its operands and results. The result holds for the shapes, branches and outputs of this trace.
+    As a test, a random element acts on random tensors, one parameter at a time. A group that cannot act on random
+    tensors is frozen, and the reason is recorded.
 
-    Buffers that a normalization fills (running means and variances) are statistics. Groups act on them as on
-    parameters. All other buffers that influence the outputs are structure: masks, permutations, tables. No group scales
-    structure, and two units are exchanged only if their entries in the structure are equal. The graph determines which
-    buffers are structure, and `symmetry.structure` names them.
+    Buffers that a normalization fills, such as running means and variances, are statistics. Groups act on statistics as
+    on parameters. All other buffers that influence the outputs are structure: masks, permutations, tables. No group
+    scales structure tensors, and two units are exchanged only if their entries in all structure tensors are equal. The
+    graph determines which buffers are structure, and `symmetry.structure` names them.
 
     Args:
         module: Any module that `torch.export` can trace. The module may be on the meta device. The module is not
@@ -86,25 +86,25 @@ def discover(
         example_kwargs: Keyword arguments of the module.
         outputs: The outputs that must not change: one or several field names, or a function of the output. Default: all
             tensors in the output. Objects such as key-value caches are ignored.
-        ones: The names of gains that are exactly one, and that elements of the symmetry keep at one.
-            `rg.discovery.fold` sets gains to one. If a residual stream is read through RMSNorm with such gains,
-            rotations can act on the stream. If a residual stream is read through LayerNorm, the rotations must also
-            keep the vector of ones. The symmetry holds only for networks in which these gains are one.
+        ones: The names of gains that are exactly one, and that no element of the symmetry changes. `rg.discovery.fold`
+            sets gains to one. If a residual stream is read through RMSNorm with gains of one, rotations can act on the
+            stream. If a residual stream is read through LayerNorm, the rotations must also keep the vector of ones. The
+            resulting symmetry holds only for networks in which these gains are one.
         keep: Names, or patterns such as "*.position", of further tensors that are structure. Examples are frozen
             parameters that are equal in all networks, such as tables of sines or fixed filters.
-        move: Names or patterns of buffers on which groups act although no normalization fills them. "*" matches all
+        move: Names or patterns of buffers on which groups act although no normalization fills them; "*" matches all
             buffers.
-        verify: Whether to check the result numerically and freeze the groups that fail. Default: true if the module has
-            at most 50 million parameters and is not on the meta device.
+        verify: Whether to check the result numerically and freeze the groups that fail the check. Default: true if the
+            module has at most 50 million parameters and is not on the meta device.
 
     Returns:
-        The symmetry, including the reason for every frozen axis.
+        The symmetry, including the reason for every axis on which no group acts.
 
     Raises:
         TypeError: `module` is not a module, or the example inputs have an unsupported form.
         TraceError: `torch.export` cannot trace the module. Quantized and lazy modules are refused.
-        ValueError: The module's output contains no tensor that must not change, or an entry of `ones`, `keep` or `move`
-            matches no tensor of the module.
+        ValueError: The module's output contains no selected tensor, or an entry of `ones`, `keep` or `move` matches no
+            tensor of the module.
 
     References:
         Ainsworth et al. (2023), section 3; Godfrey et al. (2022), on the groups of activations.
@@ -126,9 +126,9 @@ def discover_with_ones(
     ones: Collection[str],
     structure: tuple[str, ...],
 ) -> Symmetry:
-    """Find the symmetry for gains of one, given a program of the same module that was traced without `ones`.
+    """Find the symmetry for gains of one, given a program that was traced from the same module without `ones`.
 
-    The structure is taken from the arguments and not determined again.
+    The names of structure tensors are taken from the arguments and not determined again.
     """
     return _discover(module, example_inputs, example_kwargs, outputs, ones, lambda *_: structure, program=program)
 
@@ -169,7 +169,10 @@ def _discover(
 
 @contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Postpone garbage collection. Graphs are large and long-lived, and each collection would traverse all of them."""
+    """Postpone garbage collection.
+
+    Graphs are large and long-lived, and each garbage collection would traverse all of them.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -180,7 +183,7 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
-    """Return a symmetry whose groups record which rotations are possible if the gains on their axes are one."""
+    """Return a symmetry whose groups also record the rotations that are possible if the gains on their axes are one."""
     gains = chart_gains(symmetry) if symmetry.gains else ()
     if not gains:
         return symmetry
@@ -202,7 +205,7 @@ def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> 
 
 
 def _axes(group: Group, left_out: Collection[str] = ()) -> frozenset[Any]:
-    """Return the axes on which a group acts, except axes of some parameters."""
+    """Return the axes on which a group acts, without the axes of some parameters."""
     places = (place for place in group.placements if place.parameter not in left_out)
     return frozenset((p.parameter, p.axis, p.start, p.stride, p.repeats) for p in places)
 
@@ -286,7 +289,7 @@ def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
 
 
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:
-    """Return the groups that act on more than structure, and their bases."""
+    """Return the groups that act on more than structure tensors, and the groups within which they are repeated."""
     acting = [group for group in groups if not all(place.parameter in structure for place in group.placements)]
     needed = {name for group in acting for name in (group.name, *group.within)}
     return tuple(group for group in groups if group.name in needed)
@@ -299,7 +302,7 @@ def _all_names(program: Program, names: Collection[str]) -> tuple[str, ...]:
 
 
 def _without_unactable(symmetry: Symmetry) -> Symmetry:
-    """Freeze every group that cannot act at its placements, until all remaining groups can act."""
+    """Freeze every group that cannot act at its placements, until all groups of the symmetry can act."""
     while failed := cannot_act(symmetry):
         reasons = {
             name: f"a group was found here that cannot act ({reason}): please report this model"
@@ -311,7 +314,7 @@ def _without_unactable(symmetry: Symmetry) -> Symmetry:
 
 
 def _without(symmetry: Symmetry, failed: Mapping[str, str]) -> Symmetry:
-    """Freeze some groups and record the reasons. Groups that are repeated within them are frozen too."""
+    """Freeze some groups and record the reasons. Groups that are repeated within a frozen group are frozen too."""
     cut = dict(failed)
     while more := {
         group.name: next(cut[base] for base in group.within if base in cut)

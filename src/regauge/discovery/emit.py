@@ -13,17 +13,19 @@ from regauge.discovery.systems import Vector
 
 
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
-    """Return the groups in the order of their first parameters. Each base comes before the groups repeated within it.
+    """Return the groups in the order of their first parameters.
 
-    If intermediate values are watched, the groups also have placements on them.
+    A base comes before the groups that are repeated within it.
+
+    If intermediate values are watched, the groups also have placements on these values.
     """
     return _Emitter(freedoms, {**slots.places, **slots.watched}, aliases).run()
 
 
 def unplaced(freedoms: Sequence[Freedom], slots: Slots) -> set[str]:
-    """Return the names of watched values where a group acts in a way that no placement can describe.
+    """Return the names of watched values on which a group acts in a way that no placement can describe.
 
-    For example, a value may lack the index of a base.
+    For example, a value may lack an axis for the units within which the group is repeated.
     """
     refused = set(slots.unread)
     for freedom in freedoms:
@@ -75,7 +77,7 @@ class _Emitter:
     def _main(self, freedom: Freedom) -> list[Group]:
         """Return groups for the permutation and for the families of scales, signs and shifts.
 
-        If a family depends on more bases than the permutation, it becomes a separate group.
+        If a family depends on the units of more groups than the permutation does, it becomes a separate group.
         """
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):
@@ -120,7 +122,7 @@ class _Emitter:
         return groups + [self._of_pairs(freedom, bases, *families) for bases, families in pairs.items()]
 
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
-        """Return a group of size one that is repeated for every unit of the atom and of its bases.
+        """Return a group of size one that is repeated for every unit of an atom and of its bases.
 
         An example is a group with one factor for every edge of a layer.
         """
@@ -155,7 +157,7 @@ class _Emitter:
         return groups
 
     def _turns(self, freedom: Freedom) -> list[Group]:
-        """Return two groups for each kind of pair: one for the pairs and their scales, and one for their rotations."""
+        """Return two groups for each kind of coordinate pair: one for pairs and scales, and one for rotations."""
         groups = []
         size = freedom.atom.size
         for part in freedom.turns:
@@ -199,7 +201,7 @@ class _Emitter:
         return self._named(self.places[slot].placement(**how))
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
-        """Return a name made of the first parameter with this axis and a word for the atom on which the group acts."""
+        """Return a group's name, made of the first parameter with this axis and a word for the atom."""
         place = self.places[slots[0]]
         stem, _, last = place.name.rpartition(".")
         stem = stem if stem and last in ("weight", "bias") else place.name
@@ -212,7 +214,7 @@ class _Emitter:
 
 
 def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
-    """Return the atoms within whose units some group with an effect is repeated."""
+    """Return the atoms within whose units some group is repeated."""
     needed: set[Atom] = set()
     for freedom in freedoms:
         if _can_permute(freedom) or freedom.shifts:
@@ -228,7 +230,7 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 
 
 def _can_permute(freedom: Freedom) -> bool:
-    """Return whether a permutation acts on a slot on which no matrix acts."""
+    """Return whether a permutation acts on a slot of the atom on which no matrix acts."""
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
 

@@ -1,6 +1,6 @@
 """A test of whether entries of a tensor can be equal.
 
-If entries are equal, their order decides which of them comes first.
+If entries are equal, operators such as argmax depend on their order.
 
 A ReLU makes entries zero with positive probability, and zeros are equal. A linear layer after the ReLU makes the
 entries different again. If nothing is known about a tensor, the test assumes that its entries can be equal.
@@ -20,12 +20,12 @@ INJECTIVE = SAME | words(
     "group_norm _native_batch_norm_legit_no_training native_group_norm instance_norm slice narrow split "
     "split_with_sizes chunk"
 )
-"""Operators that keep the axes and whose results differ wherever the entries of the first operand differ."""
+"""Operators that keep the axes, and whose results differ wherever the entries of their first operand differ."""
 MOVES = VIEWS | {"mT", "select"}
 REDUCTIONS = words("sum mean var std logsumexp linalg_vector_norm amax amin")
 NONZERO = words("sigmoid exp exp2 softplus softmax _softmax _safe_softmax cosh layer_norm batch_norm embedding addmm")
 LAYERS = words("embedding addmm lstm gru rnn_tanh")
-"""Operators with a bias or a table, which makes results differ along the last axis for every input."""
+"""Operators with a bias or a table, whose results differ along the last axis for every input."""
 
 
 class EqualEntries:
@@ -38,7 +38,7 @@ class EqualEntries:
     def may_tie(self, node: Any, dim: int | None) -> bool:
         """Return whether two entries along an axis are equal with positive probability.
 
-        If `dim` is None, any two entries of the tensor are compared.
+        If `dim` is None, any two entries of the tensor are compared, not only entries along one axis.
         """
         if not isinstance(node, Node):
             return True
@@ -92,8 +92,8 @@ class EqualEntries:
     def _may_tie_across(self, node: Node) -> bool:
         """Return whether two blocks of an axis can have equal sums, means or extrema.
 
-        The node must reduce each block to one entry, where the blocks lie along the last axis. An earlier operator may
-        have selected the largest entries of each block. If the node has another form, return True.
+        The node must reduce each block to one entry, and the blocks must lie along the last axis. An earlier operator
+        may have selected the largest entries of each block. If the node does something else, return True.
         """
         name = operator_name(node)
         first = node.args[0] if node.args else None
@@ -119,7 +119,7 @@ class EqualEntries:
         return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)
 
     def _may_agree(self, node: Node) -> bool:
-        """Return whether two outputs of a layer without bias can be equal: zero input, or equal rows of the weight."""
+        """Return whether two outputs of a layer without bias can be equal: for zero input or equal weight rows."""
         return self.may_vanish(node.args[0]) or self.may_tie(node.args[1], 0)
 
     def may_vanish(self, node: Any) -> bool:
@@ -152,7 +152,7 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
-    """Return the operands that vary along an axis, and for each one the index of this axis in the operand."""
+    """Return the operands that vary along an axis of the result, each with the number of this axis in the operand."""
     full = shape_of(node)
     result: list[tuple[Node, int | None]] = []
     for arg in node.args[:2]:
@@ -166,7 +166,7 @@ def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
 
 
 def _before(node: Node, dim: int | None) -> int | None:
-    """Return the operand axis that becomes axis `dim` of a view or transposition; None if no single axis does."""
+    """Return the operand axis that becomes axis `dim` of a view or transposition, or None if no single axis does."""
     old, new, name = shape_of(node.args[0]), shape_of(node), operator_name(node)
     if dim is None:
         return None

@@ -16,7 +16,7 @@ from regauge.discovery.trace import Program
 class UndecidedError(Exception):
     """Error if a part of a program cannot be evaluated.
 
-    For example, a value is unknown, an operator fails, or a tensor has too many entries.
+    For example, a value may be unknown, an operator may fail, or a tensor may have too many entries.
     """
 
 
@@ -44,7 +44,7 @@ class Constants:
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
-        """Return the first node that applies the same operator to the same constants."""
+        """Return the first node in the graph that applies the same operator to the same constants."""
         if node not in self._names:
             same = node
             if node.op == "call_function":
@@ -54,7 +54,10 @@ class Constants:
         return self._names[node]
 
     def draw(self, node: Node, generator: torch.Generator) -> Any:
-        """Return the value of a node. If the node depends on parameters, return random numbers instead."""
+        """Return the value of a node.
+
+        If the node depends on parameters, return random numbers with the shape of its value.
+        """
         if node not in self._dependent:
             return self(node)
         fake = node.meta.get("val")
@@ -136,12 +139,12 @@ def _double(value: Any) -> Any:
 
 
 def like(value: Any) -> tuple[object, ...]:
-    """Return a key: the shape and dtype of a tensor, or the type of any other value."""
+    """Return a key for comparing values: the shape and dtype of a tensor, or the type of any other value."""
     return (comparable(value.shape), value.dtype) if isinstance(value, Tensor) else (type(value),)
 
 
 def comparable(value: Any, told: Callable[[Node], Hashable] = id) -> Hashable:
-    """Return the arguments of an operator as a hashable key in which each node is replaced by `told(node)`."""
+    """Return an operator's arguments as a hashable key, in which `told(node)` replaces each node."""
     if isinstance(value, Node):
         return ("node", told(value))
     if isinstance(value, list | tuple):

@@ -12,15 +12,16 @@ from regauge.discovery.slots import SlotPlace
 from regauge.discovery.systems import Vector, independent, select
 
 Family = tuple[Vector, frozenset[Atom]]
-"""The exponent at each slot of a positive scale (or, modulo two, of a sign), and the bases of the family."""
+"""The exponent at each slot, of a positive scale or (modulo two) of a sign, and the bases of the family."""
 
 
 @dataclass(frozen=True)
 class PairedAxis:
     """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
 
-    The two slots belong to the first and the second coordinate. If one leaf of the axis indexes the two coordinates,
-    both slots are the same. `others` contains the sizes and strides of the other leaves of the block.
+    The two slots of a paired axis belong to the first and the second coordinate of each pair. If one leaf of the axis
+    indexes both coordinates, the two slots are the same. The field `others` contains the sizes and strides of the other
+    leaves of the block.
     """
 
     slots: tuple[int, int]
@@ -33,11 +34,11 @@ class PairedAxis:
 
     @property
     def pairs(self) -> Placement:
-        """The placement of the units. Each unit owns both coordinates."""
+        """The placement of the units, each of which owns both coordinates of its pair."""
         return self._placement(self.stride, (2, self.distance), *self.others)
 
     def turn(self, size: int) -> Placement:
-        """Return the placement of the rotations, which mix the two coordinates of each unit."""
+        """Return the placement of the rotations, which mix the two coordinates of each unit's pair."""
         return self._placement(self.distance, (size, self.stride), *self.others)
 
     def _placement(self, stride: int, *repeats: tuple[int, int]) -> Placement:
@@ -46,14 +47,14 @@ class PairedAxis:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rotations of pairs of coordinates. Each unit of an atom has such pairs.
+    """Rotations of pairs of coordinates; each unit of an atom has one pair on every paired axis.
 
     Attributes:
-        axes: The paired axes.
-        bases: Atoms whose index may determine the angle, in addition to the unit.
-        scales: Families of scales that act only on these pairs.
-        unread: The names of intermediate values that contain only one coordinate of a pair. No placement describes
-            their rotation.
+        axes: The axes that contain the pairs of coordinates.
+        bases: Atoms whose index may determine the rotation angle, in addition to the unit.
+        scales: Families of scales that act only on these pairs of coordinates.
+        unread: The names of intermediate values that contain only one coordinate of a pair. No placement describes how
+            rotations act on these values.
     """
 
     axes: tuple[PairedAxis, ...]
@@ -72,7 +73,7 @@ class ShiftFamily:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """A matrix that acts on some slots: directly on slots with +1, and as its inverse transpose on slots with -1."""
+    """A matrix that acts on some slots: directly on slots marked +1, as its inverse transpose on slots marked -1."""
 
     kind: Literal["orthogonal", "linear"]
     slots: Mapping[int, int]
@@ -85,20 +86,22 @@ class MatrixPart:
 class Freedom:
     """All transformations that may act on one atom.
 
-    A family lists slots of parameters and slots of watched values. Only the parameters determine which families exist.
+    A family of scales, signs or shifts lists slots of parameters and slots of watched values. Only the parameters, not
+    the watched values, determine which families exist.
 
     Attributes:
-        atom: The atom.
+        atom: The atom on which the transformations act.
         slots: The slots of the atom in parameters.
         watched: The slots of the atom in the intermediate values for which the caller requested placements.
         is_permuted: Whether the units of the atom can be permuted.
-        bases: Atoms whose index may determine the permutation. Without a permutation, these are the atoms whose index
-            may determine a family.
+        bases: Atoms whose index may determine the permutation, such as heads with separate permutations. If there is no
+            permutation, these are the atoms whose index may determine a scale or sign.
         scales: The families of positive scales.
         signs: The families of signs.
         shifts: The families of half-period shifts.
-        matrices: Matrices that act on some of the slots. The permutation and the families do not act on these slots.
-        turns: Rotations of pairs of coordinates, if each unit has such pairs.
+        matrices: Matrices that act on some of the slots. The permutation and the families do not act on slots with
+            matrices.
+        turns: Rotations of pairs of coordinates, if the units of the atom have such pairs.
     """
 
     atom: Atom
@@ -118,7 +121,7 @@ KINDS: tuple[tuple[Callable[[Freedom], list[Family]], int], ...] = ((attrgetter(
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases that do not exist or that have matrices, and break cycles between bases.
+    """Remove bases that do not exist or that have matrices, and break cycles of atoms that are bases of each other.
 
     If two atoms are bases of each other, the first atom remains a base of the second.
     """
@@ -157,7 +160,7 @@ def _restrict(freedom: Freedom, keep: Callable[[frozenset[Atom]], frozenset[Atom
 
 
 def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop families of a base that the groups repeated within the base already include.
+    """Drop families of a base that are already included in the groups repeated within the base.
 
     For example, one matrix per head includes one factor per head.
     """
@@ -177,9 +180,9 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop the family of a single unit if a larger group contains the same transformation of whole parameters.
+    """Drop the family of a single unit if some larger group can multiply the same parameters by one common factor.
 
-    The larger group contains it if all of its units get the same factor.
+    A larger group can do so if giving the same factor to all of its units has the same effect.
     """
 
     def whole(exponents: Vector) -> Vector | None:
@@ -209,7 +212,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return exponents for a base's units that describe a family which multiplies all units of a block equally."""
+    """Return exponents for a base's units that multiply all units of a block equally, as the given exponents do."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

@@ -1,4 +1,4 @@
-"""Replacement of in-place operators by operators that return a new tensor."""
+"""Replacement of in-place operators, such as `relu_`, by operators that return a new tensor."""
 
 from collections.abc import Iterator
 
@@ -10,10 +10,10 @@ from torch.utils import _pytree as pytree
 
 
 def without_mutation(program: GraphModule) -> bool:
-    """Replace in-place operators. If one of them cannot be replaced, change nothing and return False.
+    """Replace in-place operators. If an in-place operator cannot be replaced, change nothing and return False.
 
     `relu_(x)` becomes `relu(x)` if x is not an input and no later operator reads x or a tensor that shares its memory.
-    A second trace of the model would replace all such operators, but it takes twice as long as the first trace.
+    Tracing the model a second time would replace all in-place operators, but takes twice as long as the first trace.
     """
     graphs = [part for part in program.modules() if isinstance(part, GraphModule)]
     found = [(node, _functional(node, graph)) for graph in graphs for node in graph.graph.nodes if writes(node)]
@@ -34,9 +34,9 @@ def writes(node: Node) -> bool:
 
 
 def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
-    """Return the functional operator that returns what an in-place operator writes to its first operand.
+    """Return the operator that returns, as a new tensor, what an in-place operator writes to its first operand.
 
-    Return None if the two operators are not interchangeable.
+    Return None if replacing the in-place operator would change a result.
     """
     target, written = node.target, node.args[0] if node.args else None
     if not isinstance(target, OpOverload) or not isinstance(written, Node):
@@ -69,12 +69,15 @@ def _tensors(node: Node) -> Iterator[Tensor]:
 
 
 def _memory(node: Node) -> set[int]:
-    """Return ids of the storages that contain the values of a node. A view has the storage of its base."""
+    """Return ids of the storages that contain the values of a node.
+
+    A view has the same storage as the tensor that it views.
+    """
     return {int(_whole(tensor).untyped_storage()._cdata) for tensor in _tensors(node)}
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return the full batched tensor behind a tensor that `torch.vmap` presents as one example."""
+    """Return the full batched tensor behind a tensor that `torch.vmap` presents as a single example."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

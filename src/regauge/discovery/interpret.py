@@ -1,4 +1,4 @@
-"""An interpreter that applies the rules to a traced program."""
+"""An interpreter that applies the rules of operators to a traced program."""
 
 import operator
 from collections.abc import Container, Mapping
@@ -26,21 +26,21 @@ from regauge.discovery.trace import Program
 from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
-"""Low-precision dtypes.
+"""Low-precision dtypes, in which converting a parameter rounds it.
 
-When an operator converts parameters to a coarser dtype, it rounds them, and no scale commutes with the operator.
+No scale commutes with an operator that rounds parameters to a coarser dtype.
 """
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
-"""The errors that a rule raises if it cannot handle a call."""
+"""The errors that a rule may raise if it cannot handle a call."""
 COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
 """Operators that return the positions of entries, sorted by size.
 
-If entries are equal, their order determines the returned positions.
+If entries are equal, the returned positions depend on the order of the entries.
 """
 CASTS = {"_to_copy", "to", "type_as"}
 ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
-"""Operators whose rules split a stacked tensor or keep it stacked."""
+"""Operators whose rules split a stacked tensor (query, key, value) or keep it stacked."""
 ZEROS = {"zeros", "zeros_like", "new_zeros", "zero"}
 FILLS = {"full", "full_like", "new_full", "fill"}
 CONSTANTS = FILLS | {"ones", "ones_like", "new_ones", "scalar_tensor"}
@@ -50,21 +50,23 @@ REFERS = SAME | words("view_as reshape_as expand_as")
 EXPANDS = words("expand expand_as broadcast_to")
 DIVISIONS = words("div divide true_divide")
 JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
-"""Operators that write several values, or zeros, next to one another."""
+"""Operators that write several values, or zeros, next to one another into one tensor."""
 KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
-"""Operators that move blocks of equal entries together with other values."""
+"""Operators that move blocks of equal entries, perhaps together with other values."""
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
 """Operators that return zero if all operands are zero."""
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
-"""Operators that rearrange positions, or look up entries at positions. All other operators use positions as plain
-numbers."""
+"""Operators that rearrange positions, or look up entries at positions.
+
+All other operators use positions as plain numbers."""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """Two tensors whose product all later operators sum over one axis; both are the same tensor for a square.
+    """Two tensors whose product all later operators sum over one axis; for a square, both are the same tensor.
 
-    Rotations keep a sum of squares. Matrices that act on both factors keep a sum of products.
+    Rotations do not change a sum of squares. Matrices that act inversely on both factors do not change a sum of
+    products.
     """
 
     factors: tuple[Value, ...]
@@ -73,7 +75,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a program: its records, its parameters and buffers, and the tensors that its operators return."""
+    """The results of one pass over a program: records, parameters and buffers, and tensors that operators return."""
 
     builder: Builder
     params: dict[str, Value]
@@ -88,7 +90,7 @@ def interpret(
 ) -> Pass:
     """Run one pass over a program, given the results of earlier passes.
 
-    Earlier passes find the axes to split (`unrolled`) and the open orders on which later operators depend
+    Earlier passes find the axes to split (`unrolled`) and the unspecified orders on which operators depend
     (`sensitive`).
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)
@@ -114,7 +116,7 @@ class _Run:
         return [self._placeholder(node) for node in self.program.graph.graph.find_nodes(op="placeholder")]
 
     def graph(self, graph: GraphModule, arguments: list[Any]) -> Any:
-        """Run the rules over one graph. A nested graph runs when its operator is reached."""
+        """Run the rules over one graph. A nested graph runs when the operator that contains it is reached."""
         values: dict[Node, Any] = {}
         pending = list(arguments)
         result: Any = None
@@ -139,7 +141,10 @@ class _Run:
         return result
 
     def finish(self) -> None:
-        """Freeze the axes of the outputs. Tie the values that the model writes to its state to the earlier state."""
+        """Freeze the axes of the model's outputs.
+
+        Values that the model writes to its state are tied to the earlier state.
+        """
         b = self.b
         b.op = b.node = "output"
         is_single = len({name for _, name in self.program.outputs if name}) <= 1
@@ -240,7 +245,9 @@ class _Run:
         return result
 
     def _keep_blocks(self, node: Node, operands: Any, results: Any) -> None:
-        """Give constants with blocks of equal entries axes that can be permuted. Axes of zeros can also be scaled.
+        """Give constants with blocks of equal entries axes that can be permuted.
+
+        If all entries of a constant are zero, its axes can also be scaled.
 
         Each use of such a constant gets separate axes.
         """
@@ -274,7 +281,7 @@ class _Run:
             value.made = partial(make, k)
 
     def _freeze_ties(self, node: Node, call: Call) -> None:
-        """Freeze the axis along which entries are compared if they may be equal and their order has an effect."""
+        """Freeze the axis along which an operator compares entries, if entries can be equal and their order matters."""
         x, dim = call.x, call.arguments.get("dim", -1)
         uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
         if call.name not in COMPARES or not uses_positions or not isinstance(x, Value):
@@ -299,7 +306,7 @@ class _Run:
 
 
 def _bound(target: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments, including defaults, by name and in the order of the schema."""
+    """Return the arguments of an operator, including defaults, by name and in the order of its schema."""
     schema = target._schema.arguments
     given = {**{parameter.name: value for parameter, value in zip(schema, args, strict=False)}, **kwargs}
     return {p.name: given.get(p.name, p.default_value) for p in schema if p.name in given or p.has_default_value()}
@@ -322,7 +329,7 @@ def _used(node: Node, count: int) -> tuple[bool, ...]:
 
 
 def _is_divisor(node: Node) -> bool:
-    """Return whether a tensor, which may first be repeated along axes, is only used as a divisor."""
+    """Return whether a tensor is used only as a divisor, perhaps after it is repeated along axes."""
     return all(
         _is_divisor(user)
         if operator_name(user) in EXPANDS
@@ -347,7 +354,7 @@ def _attribute(graph: GraphModule, target: str) -> Any:
 
 
 def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
-    """Return a value that no parameter influences. If all entries are equal, its axes are uniform."""
+    """Return a value that no parameter influences. If all entries are equal, the axes of the value are uniform."""
     is_readable = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if tensor is None or not is_readable or tensor.is_complex() or tensor.is_meta or tensor.numel() == 0:
         return Value.fixed(shape)
@@ -389,7 +396,7 @@ def _has_zero(tensors: list[Value], numbers: list[int | float]) -> bool:
 
 
 def _as_summed(node: Node, call: Call) -> Summed | None:
-    """Return the factors of a square or a product if every use sums it over one axis that all factors have."""
+    """Return the factors of a square or product if every use of it sums over one axis that all factors have."""
     values = list(call.arguments.values())
     is_square = (call.name == "pow" and len(values) > 1 and values[1] == 2) or call.name == "square"
     if not is_square and call.name not in ("mul", "multiply"):
@@ -408,5 +415,5 @@ def _as_summed(node: Node, call: Call) -> Summed | None:
 
 
 def _varies(x: Value, dim: int, size: int) -> bool:
-    """Return whether a tensor varies along an axis. Axes are numbered from the last one."""
+    """Return whether a tensor varies along an axis. Axes are numbered backward from the last one."""
     return x.ndim >= -dim and x.shape[dim] == size and dim % x.ndim not in x.uniform

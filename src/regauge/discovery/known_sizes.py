@@ -1,9 +1,9 @@
-"""Programs whose sizes follow from integer inputs, such as patch grids and lengths.
+"""Export of programs whose sizes follow from integer inputs, such as patch grids and lengths.
 
-`torch.export` does not know tensor entries. `torch.export` therefore stops if Python code converts a tensor to a
-number. If the tensor follows from integer inputs, and not from learned or measured values, the example inputs determine
-the number. Therefore this module also computes every tensor that follows from such integers. The computed entries
-replace every number that Python code reads from a tensor, and every index whose length depends on entries.
+`torch.export` does not know tensor entries. It therefore stops if Python code converts a tensor to a number. If the
+tensor follows from integer inputs, and not from weights or activations, the example inputs determine the number. This
+module therefore computes every tensor that follows from integer inputs. Computed entries replace numbers that Python
+code reads from a tensor, and indices whose length depends on entries.
 """
 
 import functools
@@ -25,14 +25,14 @@ from regauge.discovery.operators import words
 TAKING = words("item tolist __int__ __float__ __index__")
 """Functions that read numbers from a tensor.
 
-Functions for branches are excluded, because the program would then hold only for these inputs.
+Functions for branches are excluded, because a program with a chosen branch would hold only for these inputs.
 """
 OF_ANY_LENGTH = words("nonzero argwhere unique unique_consecutive repeat_interleave masked_select bincount")
 """Functions whose result has a length that depends on tensor entries."""
 MAKING = words("tensor as_tensor arange linspace full zeros ones eye tril_indices triu_indices scalar_tensor")
 """Functions that create tensors from numbers."""
 SIZED = words("view reshape expand repeat tile split unflatten narrow roll new_zeros new_ones new_full pad interpolate")
-"""Functions whose arguments are sizes and positions, which may be tensors."""
+"""Functions whose arguments are sizes and positions, which a model may compute as tensors."""
 RANDOM = words("rand randn randint randperm normal bernoulli multinomial dropout rand_like randn_like randint_like")
 MANY = 1 << 20
 """The largest number of entries of a tensor that this module computes."""
@@ -43,8 +43,8 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
     """Export a module whose sizes follow from integer inputs. The module may be on the meta device.
 
     Returns:
-        The program for the given integers. The result is None if the program depends on other entries such as
-        activations or weights, if Python code branches on a tensor, or if the inputs are on the meta device.
+        The program for the given integers, or None if it cannot be determined. There is no program if sizes depend on
+        weights or activations, if Python code branches on a tensor, or if inputs are on the meta device.
     """
     given = [one for one in pytree.tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)]
     if any(one.is_meta for one in given):
@@ -82,14 +82,14 @@ def has_known_sizes(program: ExportedProgram) -> bool:
 
 
 class _Numbers(TorchFunctionMode):
-    """The entries of tensors that follow from integers, computed while the program is traced."""
+    """A mode that computes the entries of tensors that follow from integers while a program is traced."""
 
     def __init__(self) -> None:
         super().__init__()
         self.values: Any = WeakTensorKeyDictionary()
 
     def know(self, pairs: Any) -> None:
-        """Record the entries of tensors that hold integers."""
+        """Record the entries of tensors that contain integers."""
         with _disable_current_modes():
             for traced, value in pairs:
                 if not value.is_floating_point() and not value.is_complex():
@@ -121,12 +121,12 @@ class _Numbers(TorchFunctionMode):
         return result
 
     def _sliced(self, one: slice) -> slice:
-        """Return a slice in which numbers replace known tensors."""
+        """Return a slice in which numbers replace tensors with known entries."""
         ends = (one.start, one.stop, one.step)
         return slice(*(self._number(end) if isinstance(end, Tensor) else end for end in ends))
 
     def _number(self, tensor: Tensor) -> Any:
-        """Return the number in a known tensor without axes. Any other tensor is returned unchanged."""
+        """Return the number in a tensor without axes, if its entry is known. Any other value is returned unchanged."""
         return int(self._value(tensor)) if not tensor.ndim and self._is_known(tensor) else tensor
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -137,7 +137,7 @@ class _Numbers(TorchFunctionMode):
         return value
 
     def _places(self, index: Any) -> Any:
-        """Return an index in which the positions that a known mask selects replace the mask."""
+        """Return an index in which a mask with known entries is replaced by the positions that it selects."""
         found: list[Any] = []
         for one in index if isinstance(index, tuple) else (index,):
             if isinstance(one, Tensor) and one.dtype == torch.bool and one.ndim and self._is_known(one):
@@ -162,7 +162,7 @@ class _Numbers(TorchFunctionMode):
                     del self.values[one]
 
     def _pair(self, result: Any, value: Any) -> None:
-        """Record the entries of the tensors that a function returned."""
+        """Record the entries of all tensors that a function returned."""
         for one, number in zip(pytree.tree_leaves(result), pytree.tree_leaves(value), strict=True):
             if isinstance(one, Tensor) and one is not number and number.numel() <= MANY:
                 self.values[one] = number
@@ -170,7 +170,7 @@ class _Numbers(TorchFunctionMode):
 
 @contextmanager
 def without_memory(module: nn.Module) -> Iterator[tuple[Tensor, ...]]:
-    """Replace a module's meta tensors temporarily by zeros on the CPU that take no memory, and yield the zeros."""
+    """Replace a module's meta tensors for a while by zeros on the CPU that take no memory, and yield the zeros."""
     made: dict[int, Tensor] = {}
     with ExitStack() as stack:
         for part in module.modules():

@@ -1,7 +1,7 @@
-"""A test of whether the order of entries determines which are the largest, if masked entries are excluded.
+"""A test of whether equal entries can make the choice of the largest ones depend on their order, despite masks.
 
-Routers mask some experts and then choose among the others. Masked entries are equal. However, no masked entry is chosen
-while enough other entries remain.
+Routers mask some experts and then choose among the experts without a mask. Masked entries are equal. However, no masked
+entry is chosen while enough unmasked entries remain.
 """
 
 import math
@@ -19,7 +19,7 @@ NEGATED = words("bitwise_not logical_not")
 
 
 def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool:
-    """Return whether the order of entries along an axis can determine which `count` entries are the largest."""
+    """Return whether the choice of the `count` largest entries along an axis can depend on the order of entries."""
     if not isinstance(node, Node):
         return True
     name, shape = operator_name(node), shape_of(node)
@@ -32,10 +32,10 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 
 
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
-    """Return whether ties among the largest entries are only zeros of a ReLU, which are written into a tensor of zeros.
+    """Return whether equal largest entries are only zeros of a ReLU that are written into a tensor of zeros.
 
-    In that case, the choice among these zeros has no effect. Sparse autoencoders keep their largest entries in this
-    way.
+    In that case, the choice among the zeros has no effect. Sparse autoencoders keep their largest entries by writing
+    them into zeros.
     """
     source = top.args[0]
     while isinstance(source, Node) and operator_name(source) in SAME:
@@ -49,7 +49,7 @@ def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
 
 
 def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
-    """Return whether a node writes values, or the ReLU of values, to their positions in a tensor of zeros."""
+    """Return whether a node writes values, or the ReLU of values, to their own positions in a tensor of zeros."""
     if operator_name(node) != "scatter" or len(node.args) != 4 or node.args[2] is not positions:
         return False
     base, source = node.args[0], node.args[3]
@@ -59,9 +59,9 @@ def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
 
 
 def _filled(node: Node, dim: int) -> int | None:
-    """Return an upper bound on how many entries along an axis are masked with the least value.
+    """Return an upper bound on how many entries along an axis a node replaces by the least value.
 
-    Return None if the node is not such a mask.
+    Return None if the node does not mask entries.
     """
     name, args = operator_name(node), node.args
     if name == "masked_fill" and _is_least(args[2], args[0]) and shape_of(args[0]) == shape_of(node):
@@ -86,7 +86,7 @@ def _matches(mask: Any, node: Node) -> bool:
 
 
 def _marked(mask: Any) -> int | None:
-    """Return the number of entries that a mask selects along its last axis; None if rows have different numbers."""
+    """Return the number of entries that a mask selects along its last axis, or None if it differs between rows."""
     found = _count(mask)
     return None if found is None or found[0] != 1 else found[1]
 
@@ -121,7 +121,7 @@ def _count(node: Any) -> tuple[int, int] | None:
 
 
 def _is_choice(indices: Any) -> bool:
-    """Return whether all indices along the last axis are distinct."""
+    """Return whether all indices along the last axis of an index tensor are distinct."""
     if not isinstance(indices, Node) or operator_name(indices) != "getitem" or indices.args[1] != 1:
         return False
     chosen = indices.args[0]

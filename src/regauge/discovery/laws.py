@@ -1,4 +1,7 @@
-"""The laws that one operator imposes on the axes of its tensors. Laws are stored until all axes are fully refined."""
+"""The laws that one operator imposes on the axes of its tensors.
+
+Laws are stored until no later operator refines the axes further.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,13 +11,13 @@ from regauge.discovery.layout import Layout, leaf
 
 Edges = tuple[tuple[int, int, int], ...]
 LawOf = Callable[..., "Law"]
-"""A function that returns the law of one operator index, given the axes that the index runs along."""
+"""A function that returns the law of one operator index, given the axes along which the index runs."""
 
 
 class Virtual(NamedTuple):
     """The layout of an axis that a tensor lacks.
 
-    Axis `dim` of the tensor selects indices from this axis, by the index tensor `source`.
+    Axis `dim` of the tensor selects indices from this missing axis, by the index tensor `source`.
     """
 
     dim: int
@@ -31,14 +34,14 @@ class Value:
         shape: The sizes of the axes.
         is_fixed: Whether no parameter influences the tensor. Inputs, constants and position tables are fixed.
         is_zero: Whether all entries are zero.
-        is_norm: Whether the entries are norms. A norm is zero only if all entries that it covers are zero.
+        is_norm: Whether the entries are norms. A norm is zero only if all entries under it are zero.
         is_complex: Whether the tensor depends on complex parameters or buffers, on which no group acts.
         uniform: The axes along which the tensor is constant.
         index_of: If the entries are positions, the axis into which they point.
         virtual: An axis that the tensor lacks, but from which one of its axes selects indices.
         has_inputs: For a fixed tensor, whether it depends on the inputs or on an unknown value.
-        made: A function that returns a copy in which the blocks of equal entries are not tied. Only fixed tensors with
-            blocks of equal entries have such a function.
+        made: A function that returns a copy in which blocks of equal entries are not tied to each other. Only fixed
+            tensors with blocks of equal entries have a function `made`.
     """
 
     __slots__ = (
@@ -82,7 +85,7 @@ class Value:
         return Axis(self, (dim,))
 
     def whole(self) -> "Axis":
-        """Return the whole tensor in the form that laws use: factors that all entries share pass along it."""
+        """Return the whole tensor in the form that laws use, for factors that all of its entries share."""
         return Axis(self, ())
 
     @classmethod
@@ -104,7 +107,7 @@ class Value:
 class Axis:
     """One axis of a tensor, several axes that are treated as one, or a range of one axis.
 
-    Without axes it stands for all entries of the tensor.
+    An `Axis` without axes stands for all entries of the tensor.
     """
 
     value: Value
@@ -115,28 +118,29 @@ class Axis:
 
 @dataclass(frozen=True)
 class Law:
-    """One index of an operator, and the constraint on transformations along this index.
+    """One index of an operator, and the constraint on transformations of all axes along which the index runs.
 
-    Each row of `scale` and `sign` is a linear combination of the axes' transformations that must be zero. The
-    combinations are rational for log-scales and modulo two for signs. Each entry of `edges` ties the matrices on two
-    axes: +1 means the same matrix, and -1 means the inverse transpose. No matrix may act on an axis without an edge.
+    Each row of `scale` and `sign` lists coefficients: the axes' transformations, combined with them, must cancel. The
+    coefficients are rational numbers for logarithms of scales, and numbers modulo two for signs. Each entry of `edges`
+    ties the matrices on two axes: +1 means the same matrix, and -1 means the inverse transpose. No matrix may act on an
+    axis without an edge.
 
     Attributes:
-        axes: The axes that this index runs along.
-        scale: The equations for log-scales. None means that no axis may be scaled.
-        sign: The equations for signs. None means that no axis may change signs.
-        edges: Pairs of axes on which one matrix may act. None means that no matrix may act.
+        axes: The axes along which the operator index runs.
+        scale: The equations for logarithms of scales. If `scale` is None, no axis may be scaled.
+        sign: The equations for signs. If `sign` is None, no axis may change signs.
+        edges: Pairs of axes on which one matrix may act. If `edges` is None, no matrix may act.
         is_metric: Whether all matrices must be rotations.
         keeps_ones: Whether all matrices must be rotations that keep the vector of ones.
         is_mixing: Whether the operator treats all indices jointly. No other transformation may then depend on the
-            index.
-        is_shared: Whether a single permutation must apply to all copies. The axis then cannot be repeated within
-            another axis.
-        is_virtual: Whether an axis of the result selects indices from this axis. In that case, the result stores this
-            axis as its virtual axis.
-        shift: The equations for translations of entries that are constant along all other axes. None means that no
-            translation passes.
-        period: For a function of (x, out) with half period pi: whether the function is odd or even.
+            position along this index.
+        is_shared: Whether a single permutation must apply to all copies. The group of this axis then cannot be repeated
+            within another group.
+        is_virtual: Whether the result has an axis that selects indices from this axis. In that case, the result stores
+            this axis as its virtual axis.
+        shift: The equations for translations of entries that are constant along all other axes. If `shift` is None, no
+            translation commutes with the operator.
+        period: For a function with half period pi, such as sin: whether it is odd or even.
     """
 
     axes: tuple[Axis, ...]
@@ -153,7 +157,7 @@ class Law:
 
     @property
     def is_contraction(self) -> bool:
-        """Whether the index sums products, in which the scales of all axes cancel."""
+        """Whether the operator sums products over this index, so the scales of the factors must cancel."""
         return bool(self.scale) and len(self.axes) > 1 and all(c > 0 for row in self.scale or () for c in row)
 
 
@@ -170,38 +174,38 @@ def same(*axes: Axis) -> Law:
 def linear(*axes: Axis) -> Law:
     """Return the law of an axis that a linear operator keeps.
 
-    All transformations except translations commute with the operator.
+    All transformations except translations commute with a linear operator.
     """
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)))
 
 
 def added(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of a sum in which all tensors have this axis."""
+    """Return the law of an axis that all tensors in a sum have."""
     rows = _equal(len(axes) + 1)
     shift = ((*(1.0 for _ in axes), -1.0),)
     return Law((*axes, out), rows, rows, _alike(len(axes) + 1), shift=shift)
 
 
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of a sum in which one tensor lacks this axis.
+    """Return the law of an axis that one tensor in a sum lacks.
 
-    Only permutations and translations commute with the operator.
+    Only permutations and translations of such an axis commute with the sum.
     """
     return Law((*axes, out), shift=((*(1.0 for _ in axes), -1.0),))
 
 
 def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
-    """Return the law of a product in which the factor does not vary along this axis.
+    """Return the law of an axis along which the factor of a product does not vary.
 
-    `factor` is a number if the factor is known, and None otherwise.
+    The argument `factor` is a number if the factor is known, and None otherwise.
     """
     rows = _equal(2)
     return Law((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))
 
 
 def masked(mask: Axis, *axes: Axis) -> Law:
-    """Return the law of a selection in which the mask has this axis."""
+    """Return the law of an axis of a selection (`where`) along which the mask varies."""
     rows = ((1, *(0 for _ in axes)), *((0, *row) for row in _equal(len(axes))))
     return Law((mask, *axes), rows, rows)
 
@@ -212,26 +216,29 @@ def zero(axis: Axis) -> Law:
 
 
 def fixed(*axes: Axis, mixes: bool = False) -> Law:
-    """Return the law of an axis that can only be permuted. With `mixes`, the operator treats all indices jointly."""
+    """Return the law of an axis that can only be permuted.
+
+    With `mixes`, the operator treats all positions along the axis jointly.
+    """
     return Law(axes, is_mixing=mixes)
 
 
 def mixed(*axes: Axis) -> Law:
-    """Return the law of an axis that can only be permuted, if the operator treats all indices jointly."""
+    """Return the law of an axis that can only be permuted, because the operator treats all its positions jointly."""
     return fixed(*axes, mixes=True)
 
 
 def shared(*axes: Axis) -> Law:
-    """Return the law of axes that can only be permuted, where copies of the axis share one permutation."""
+    """Return the law of axes that can only be permuted, where all copies of an axis share one permutation."""
     return Law(axes, is_shared=True)
 
 
 def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
     """Return the law of a function of each entry, given one equation for scales and one for signs.
 
-    Each equation relates the transformation of the input to the transformation of the result. `(1, -2)` means
-    `log(scale of x) - 2 log(scale of the result) = 0`. If an equation is None, no scale (or no sign) commutes with the
-    function.
+    Each equation relates the transformation of the input to the transformation of the result. The equation `(1, -2)`
+    means `log(scale of x) - 2 log(scale of the result) = 0`. If an equation is None, no scale (or no sign) commutes
+    with the function.
     """
 
     def law(x: Axis, out: Axis) -> Law:
@@ -263,13 +270,13 @@ def power(exponent: int, *, is_even: bool) -> LawOf:
 def contracted(x: Axis, y: Axis) -> Law:
     """Return the law of an index over which a product of two tensors is summed.
 
-    The transformations of both tensors are inverse to each other.
+    The transformations of the two tensors must be inverse to each other.
     """
     return Law((x, y), ((1, 1),), ((1, 1),), ((0, 1, -1),))
 
 
 def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] | None = None) -> Law:
-    """Return the law of an entrywise product. If there is no output, the product is summed over the index."""
+    """Return the law of an entrywise product. If the product has no output axis, it is summed over this index."""
     exponents = list(exponents or [1] * len(factors))
     axes = (*factors, *([out] if out else []))
     row = (*exponents, *([-1] if out else []))
@@ -279,7 +286,7 @@ def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] 
 def normed(*axes: Axis) -> Law:
     """Return the law of a function that depends only on the 2-norm over this axis.
 
-    Rotations do not change this function.
+    Rotations do not change a function of the 2-norm.
     """
     edges = _alike(len(axes)) or ((0, 0, 1),)
     return Law(axes, None, _equal(len(axes)), edges, is_metric=True, is_mixing=len(axes) > 1)
@@ -288,7 +295,7 @@ def normed(*axes: Axis) -> Law:
 def centered(*axes: Axis) -> Law:
     """Return the law of a function that depends only on the norm of deviations from the mean over this axis.
 
-    Rotations that keep the vector of ones do not change this function.
+    Rotations that keep the vector of ones do not change the mean or the norm of deviations from it.
     """
     return Law(axes, edges=_alike(len(axes)), is_metric=True, keeps_ones=True, is_mixing=True)
 

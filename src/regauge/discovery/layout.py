@@ -1,9 +1,9 @@
-"""The algebra of axes: the meaning of one axis's indices, which is refined as operators tie axes together.
+"""The algebra of axes: the meaning of the indices of an axis, which is refined as operators tie axes together.
 
 An axis is a row-major product of atoms. An atom is a leaf (units that no operator distinguishes so far), a product of
 smaller atoms, or a direct sum of layouts. Direct sums come from concatenations, fused projections and the gates of an
-LSTM. Tying two axes is unification: leaves are split, cut and merged until both axes have the same structure. If parts
-of the axes cannot be made to agree, they are frozen, which is always sound.
+LSTM. Tying two axes is unification: leaves are split, cut and merged until both axes have the same structure. Parts of
+tied axes that cannot be made to agree are frozen, which is always sound.
 """
 
 import math
@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
-"""The largest number of blocks into which two structures are cut if their blocks do not nest. If more blocks are
-needed, the axes are frozen."""
+"""The largest number of blocks into which two axes are cut if the blocks of one do not fit into those of the other.
+
+If more blocks are needed, both axes are frozen."""
 
 
 class Atom:
-    """A node of the union-find forest of atoms. Only the root of each tree is meaningful."""
+    """A node of the union-find forest of atoms. Only the root of each tree in the forest is meaningful."""
 
     __slots__ = ("branches", "factors", "frozen", "origins", "parent", "size")
 
@@ -43,7 +44,7 @@ class Atom:
 
 Layout = list[Atom]
 Term = tuple[int, tuple[tuple[Atom, int], ...]]
-"""A block of an axis that is a product: its first index, and its leaves with their strides."""
+"""A block of an axis that is a product of leaves: its first index, and its leaves with their strides."""
 
 
 def leaf(size: int, frozen: str | None = None) -> Layout:
@@ -67,12 +68,12 @@ def expand(layout: Iterable[Atom]) -> Layout:
 
 
 def without_units(layout: Iterable[Atom]) -> Layout:
-    """The layout of leaves and direct sums: every product atom is expanded."""
+    """Return a layout with every product atom expanded, and without leaves of size one."""
     return [atom for atom in expand(layout) if atom.size > 1]
 
 
 def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
-    """Yield every leaf of a layout, including the leaves of direct sums, with repetitions."""
+    """Yield every leaf of a layout, including the leaves of direct sums, as often as it occurs."""
     for atom in expand(layout):
         if atom.branches is None:
             yield atom
@@ -82,7 +83,10 @@ def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
 
 
 def freeze(layout: Iterable[Atom], reason: str) -> None:
-    """Forbid all permutations of an axis. If several reasons are given, the first reason is kept."""
+    """Forbid all permutations of an axis, and record the reason.
+
+    If an axis is frozen several times, the first reason is kept.
+    """
     for atom in leaves(layout):
         if atom.frozen is None:
             atom.frozen = reason
@@ -93,7 +97,7 @@ def is_frozen(layout: Iterable[Atom]) -> bool:
 
 
 def direct_sum(layouts: Sequence[Layout]) -> Layout:
-    """Return the layout of a concatenation."""
+    """Return the layout of a concatenation, which is a direct sum of the given layouts."""
     if len(layouts) == 1:
         return layouts[0]
     atom = Atom(sum(size_of(layout) for layout in layouts))
@@ -143,7 +147,10 @@ def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
 
 
 def unify(a: Layout, b: Layout, reason: str) -> bool:
-    """Tie two axes index by index. If their structures cannot be made to agree, freeze both axes and return False."""
+    """Tie two axes index by index.
+
+    If the structures of the two axes cannot be made to agree, freeze both and return False.
+    """
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
     if _unify_pieces(a, b, reason):
@@ -226,7 +233,10 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 
 
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
-    """Flatten a sum of sums into one sum. Otherwise, repeated cuts would nest sums as deep as the axis is long."""
+    """Flatten a direct sum of direct sums into one direct sum.
+
+    Otherwise, repeated cuts would nest sums as deep as the axis is long.
+    """
     pending, flat = list(branches)[::-1], list[Layout]()
     while pending:
         branch = pending.pop()
@@ -239,7 +249,7 @@ def _flat(branches: Iterable[Layout]) -> list[Layout]:
 
 
 def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout]:
-    """Join consecutive parts of an axis, so far as they lie between two consecutive cut points."""
+    """Join consecutive parts of an axis, up to the next cut point."""
     joined: list[list[Layout]] = [[]]
     position = 0
     for part in parts:
@@ -291,9 +301,9 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 
 
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
-    """Match the atoms at one end if the atom of `a` is larger than that of `b`.
+    """Match the atoms at one end of two layouts if the atom of `a` is larger than that of `b`.
 
-    The two layouts are shortened in place.
+    Both layouts are shortened in place.
     """
     big = a[end]
     ordered = b if end == 0 else b[::-1]
@@ -340,7 +350,7 @@ def _merge(a: Atom, b: Atom, reason: str) -> bool:
 
 
 def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
-    """Tie a direct sum to another layout of the same size by cutting both at all block boundaries."""
+    """Tie a direct sum to another layout of the same size by cutting both at all block boundaries of either one."""
     assert total.branches is not None
     bounds = _bounds(total.branches)
     full = expand(layout)
@@ -360,7 +370,7 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Tie the leaves of size one if both sides have the same number of them, because they can also be scaled."""
+    """Tie the leaves of size one of two layouts that have equally many, because such leaves can be scaled."""
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]
     if len(units_a) == len(units_b):
@@ -369,12 +379,15 @@ def _merge_units(a: Layout, b: Layout) -> None:
 
 
 def _bounds(branches: Sequence[Layout]) -> set[int]:
-    """Return the end index of each branch (its last index plus one)."""
+    """Return the end index of each branch of a direct sum (its last index plus one)."""
     return set(accumulate(map(size_of, branches)))
 
 
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
-    """Cut both sides into their greatest common blocks. This is the last resort if the blocks do not nest."""
+    """Cut two layouts into blocks of the greatest size that divides all blocks of both.
+
+    Cutting in this way is the last resort if blocks do not fit into each other.
+    """
     total = size_of(a)
     step = total
     for side in (a, b):

@@ -20,8 +20,8 @@ COMPLEX = "complex numbers, which are not moved; hold pairs of real ones and rea
 class Stacked:
     """Tensors stacked along a new axis whose indices have different meanings (query, key, value).
 
-    The tensors stay separate until an operator needs the whole stack. Views, permutations and selections keep them
-    separate.
+    Stacked tensors stay separate until an operator needs the whole stack. Views, permutations and selections keep
+    stacked tensors separate.
     """
 
     def __init__(self, dim: int, pieces: Sequence[Value]) -> None:
@@ -34,7 +34,7 @@ class Stacked:
         return (*inner[: self.dim], len(self.pieces), *inner[self.dim :])
 
     def map(self, dim: int, move: Callable[[Value], Value]) -> "Stacked":
-        """Apply `move` to each tensor, and stack the results along `dim`."""
+        """Apply the function `move` to each stacked tensor, and stack the results along `dim`."""
         return Stacked(dim, [move(piece) for piece in self.pieces])
 
 
@@ -42,9 +42,9 @@ Moved = TypeVar("Moved", Value, Stacked)
 
 
 class Movement:
-    """The state of a discovery pass: the records so far, the axes to split in the next pass, and unspecified orders.
+    """The state of a discovery pass: records so far, axes to split in the next pass, and unspecified orders.
 
-    Axes that no record mentions are frozen. Therefore a rule that omits an axis is still sound.
+    Axes that no record mentions are frozen. Therefore a rule that forgets an axis is still sound.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Movement:
     def use(self, value: Value) -> Value:
         """Return a tensor as an operand.
 
-        Each use of a fixed tensor gets new axes. Therefore the tensor does not tie other tensors to one another.
+        Each use of a fixed tensor gets new axes, so the tensor does not tie other tensors to one another.
         """
         if not value.is_fixed:
             return value
@@ -99,13 +99,13 @@ class Movement:
             algebra.unify(layouts[0], other, self.op)
 
     def equate(self, *values: Value) -> None:
-        """Tie tensors of one shape axis by axis. Each transformation then acts on all of them."""
+        """Tie tensors of one shape axis by axis. Each transformation then acts on all of the tied tensors."""
         for k in range(values[0].ndim):
             self.tie(*(value.layouts[k] for value in values))
         self.record(*(law.linear(*axes) for axes in zip(*map(_axes, values), strict=True)))
 
     def freeze(self, value: Value, dims: Sequence[int] | None = None, reason: str | None = None) -> None:
-        """Freeze axes. No transformation then acts on them."""
+        """Freeze axes of a tensor, which means that no transformation acts on them."""
         axes = _axes(value) if dims is None else [value.axis(dim) for dim in dims]
         for dim in (dim for axis in axes for dim in axis.dims):
             algebra.freeze(value.layouts[dim], reason or self.op)
@@ -113,9 +113,9 @@ class Movement:
         self.records.append([*map(law.mixed, axes), *rest])
 
     def keep_unread(self, operands: Sequence[Any], results: Sequence[Any], start: int) -> None:
-        """Forbid scales of operands and results that no record since `start` mentions, such as numbers without axes.
+        """Forbid scales of tensors that no record since `start` mentions, such as numbers without axes.
 
-        An operand that is also a result is passed on unchanged.
+        A tensor that is both operand and result was passed on unchanged.
         """
         mentioned = {axis.value for record in self.records[start:] for one in record for axis in one.axes}
         given = {x for x in operands if isinstance(x, Value)}
@@ -130,7 +130,10 @@ class Movement:
             algebra.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
     def opaque(self, operands: Sequence[Value], shapes: Sequence[Sequence[int]]) -> list[Value]:
-        """Return the results of an unknown operator. All axes of its operands and results are frozen."""
+        """Return the results of an unknown operator.
+
+        All axes of the operands and results of an unknown operator are frozen.
+        """
         for value in operands:
             self.settle(value)
             if not value.is_fixed:
@@ -152,16 +155,17 @@ class Movement:
         ended: LawOf | None = law.fixed,
         reason: str | None = None,
     ) -> Value:
-        """Return the result of an operator that treats all slices of x in the same way along the axes that it keeps.
+        """Return the result of an operator that acts in the same way on every slice of x along the axes that it keeps.
 
         Args:
             x: The operand.
             sources: For each axis of the result, the axis of x that it continues, or None for a new axis.
             shape: The sizes of the result's axes.
             along: The law that relates an axis of x to the axis of the result that continues it.
-            ended: The law of an axis of x that the result lacks. If None, this axis is frozen.
-            reason: The reason for freezing new axes, and axes of x that end without a law. If None, new axes are not
-                frozen.
+            ended: The law of an axis of x that the result lacks. If `ended` is None, axes of x that the result lacks
+                are frozen.
+            reason: The reason for freezing new axes, and axes of x that end without a law. If `reason` is None, new
+                axes are not frozen.
         """
         layouts = [leaf(n, reason) if d is None else x.layouts[d] for d, n in zip(sources, shape, strict=True)]
         result = Value(layouts, shape, index_of=x.index_of if along is law.same else None)
@@ -180,13 +184,13 @@ class Movement:
         return result
 
     def unary(self, x: Value, along: LawOf) -> Value:
-        """Return the result of a function of each entry with the law `along(axis of x, axis of the result)`."""
+        """Return the result of a function of each entry, whose law is `along(axis of x, axis of the result)`."""
         return self.carry(x, range(x.ndim), x.shape, along)
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:
         """Return the operands, with copies in place of repeated operands.
 
-        Then each use of an operand has separate axes.
+        Each use of an operand then has separate axes.
         """
         result: list[Value] = []
         for value in operands:
@@ -233,7 +237,7 @@ class Movement:
         return result
 
     def slice(self, x: Moved, dim: int, start: int, stop: int) -> Moved:
-        """Return a contiguous range of one axis of a tensor."""
+        """Return a contiguous range of one axis of a tensor, as `x[..., start:stop, ...]` does."""
         dim %= len(x.shape)
         if (start, stop) == (0, x.shape[dim]):
             return x
@@ -254,7 +258,7 @@ class Movement:
         return result
 
     def select(self, x: Value | Stacked, dim: int, index: int) -> Value | Stacked:
-        """Return a tensor at one index of an axis. The result lacks this axis."""
+        """Return a tensor at one index of an axis; the result lacks this axis."""
         dim %= len(x.shape)
         index %= x.shape[dim]
         if isinstance(x, Stacked):
@@ -280,7 +284,7 @@ class Movement:
         return self.carry(x, sources, [*x.shape[:dim], 1, *x.shape[dim:]])
 
     def expand(self, x: Value, shape: Sequence[int]) -> Value:
-        """Repeat axes of size one. The new axes are uniform."""
+        """Repeat axes of size one. The repeated axes are uniform: the tensor is constant along them."""
         own = [k - len(shape) + x.ndim for k in range(len(shape))]
         sources = [d if d >= 0 and x.shape[d] == n else None for d, n in zip(own, shape, strict=True)]
         result = self.carry(x, sources, shape)
@@ -288,16 +292,18 @@ class Movement:
         return result
 
     def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
-        """Repeat an axis as a whole. If `is_inner`, repeat each index of the axis in place.
+        """Repeat an axis as a whole, as `torch.Tensor.repeat` does.
 
-        The copies are indexed by a new uniform axis, which is merged with the repeated axis.
+        If `is_inner`, each index of the axis is repeated in place.
+
+        A new uniform axis counts the copies and is merged with the repeated axis.
         """
         new = dim + is_inner
         wide = self.expand(self.unsqueeze(x, new), [*x.shape[:new], count, *x.shape[new:]])
         return _value(self.view(wide, [*x.shape[:dim], count * x.shape[dim], *x.shape[dim + 1 :]]))
 
     def cat(self, operands: Sequence[Value], dim: int) -> Value:
-        """Concatenate tensors along one axis. The axis of the result is a direct sum."""
+        """Concatenate tensors along one axis. The axis of the result is a direct sum of the operands' axes."""
         operands = [x for x in operands if x.ndim > 1 or x.shape != (0,)]
         dim %= operands[0].ndim
         points = [x.index_of for x in operands]
@@ -334,7 +340,7 @@ class Movement:
         return result
 
     def whole(self, x: Value | Stacked) -> Value:
-        """Return a stack as one tensor, for operators that treat the stacked tensors in the same way."""
+        """Return stacked tensors as one tensor, for operators that treat all stacked tensors in the same way."""
         if isinstance(x, Value):
             return x
         pieces = self.distinct([self.use(piece) for piece in x.pieces])
@@ -374,7 +380,7 @@ class Movement:
 
 
 def _axes(value: Value) -> list[Axis]:
-    """Return all axes of a tensor. Return the whole tensor if it is a number."""
+    """Return all axes of a tensor. If the tensor is a number, return the whole tensor."""
     return [value.axis(k) for k in range(value.ndim)] or [value.whole()]
 
 
@@ -385,7 +391,10 @@ def _value(x: Value | Stacked) -> Value:
 
 
 def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return consecutive groups of axes whose sizes have equal products. Axes of size one join a neighbor."""
+    """Return consecutive groups of axes, before and after a view, whose sizes have equal products.
+
+    Axes of size one join the group of a neighbor.
+    """
     groups = []
     i = j = 0
     while i < len(before) or j < len(after):

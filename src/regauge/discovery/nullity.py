@@ -1,4 +1,4 @@
-"""Completeness of continuous symmetries: the outputs' null space is compared with the discovered groups."""
+"""A test of completeness: the null space of the outputs' Jacobian is compared with the discovered groups."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,26 +28,26 @@ from regauge.discovery.discover import discover
 MOST_PARAMETERS = 1500
 """The largest number of parameters for which the Jacobian is computed."""
 MOST_MISSES = 20
-"""The largest number of random inputs for which the outputs may be infinite or NaN."""
+"""The largest number of random inputs that may be discarded because outputs are infinite or NaN."""
 PER_INPUT = 24
 """The number of output entries that are differentiated for one random input."""
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-"""The layers whose weights, or whose inputs, may span fewer dimensions than the layer has inputs."""
+"""The layers in which weights or inputs may span fewer dimensions than the layer has inputs."""
 ROUNDING = 1e-13
-"""The largest influence of a value, compared to the largest one of all values, that may be due to rounding."""
+"""The share of the largest influence of any parameter entry below which an influence may be due to rounding."""
 STEP = 1e-3
-"""The step size along a one-parameter subgroup. Fourth-order differences compute its tangent."""
+"""The step size along a one-parameter subgroup, whose tangent is computed by fourth-order differences."""
 STRENGTHS = (0.3, 0.3, 3.0)
 """The distances of the evaluation points from initialization.
 
-The result describes the first point. The other points show which directions are in the null space only at the first
-point.
+The returned result describes the first evaluation point. The further points show which directions are in the null space
+only at the first point.
 """
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
 RANK = "of a rank: the weights of a layer, or the values that it reads, span fewer dimensions than the layer has inputs"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
 OTHER_EPS = 1e-2
-"""The amount added to the eps of norms, which reveals null directions that depend on the eps."""
+"""The amount added to the eps of norms, which reveals null directions that exist only for one eps."""
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 
@@ -59,13 +59,13 @@ class Nullity:
     Attributes:
         parameters: The number of entries (of parameters and buffers) that were varied. Structure tensors and integer
             buffers are not varied. Tied tensors count once.
-        inert: The number of entries without any influence at this point. Each such entry is a dimension of the null
-            space. Examples are key biases of attention (which a translation changes), unused entries, and entries of
-            dead units.
+        inert: The number of entries that do not influence the outputs at this point. Each inert entry is a dimension of
+            the null space. Examples are key biases of attention (which a translation changes), unused entries, and
+            entries of dead units.
         null: The dimension of the null space of the Jacobian.
-        found: The dimension of the part of the null space that the discovered symmetry spans. This includes scales,
-            rotations, invertible matrices and translations, and rotations of streams whose gains are set to one.
-        explained: The known causes of missing dimensions: for each cause, a sentence and the number of dimensions that
+        found: The dimension of the part of the null space that the discovered symmetry spans. The found part includes
+            scales, rotations, invertible matrices, translations, and rotations of streams whose gains are set to one.
+        explained: The known causes of missing dimensions: a sentence for each cause, and the number of dimensions that
             it adds. The directions of each cause were checked to lie in the null space.
     """
 
@@ -77,12 +77,12 @@ class Nullity:
 
     @property
     def missing(self) -> int:
-        """The number of dimensions that no discovered group spans."""
+        """The number of null space dimensions that no discovered group spans."""
         return self.null - self.found
 
     @property
     def unexplained(self) -> int:
-        """The number of missing dimensions that no entry of `explained` covers."""
+        """The number of missing dimensions for which no cause is known."""
         return self.missing - sum(count for _, count in self.explained)
 
     def __str__(self) -> str:
@@ -115,12 +115,12 @@ def nullity(
 
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
-    of the example. If the model raises an error on such inputs, or returns Inf or NaN, random inputs of the example's
-    size are used. These random inputs are nonnegative if the example is nonnegative. If the model also fails on these
-    inputs, integer inputs are copied from the example. The Jacobian has columns for parameters and for floating-point
-    buffers. Buffers such as running statistics are included because groups act on them and they can compensate for
-    parameters. The symmetry is complete at this point if its tangent vectors span the null space. If a unit is dead at
-    this point, there may be further null directions that belong to no symmetry.
+    of the example. If the model raises an error on random inputs, or returns Inf or NaN, inputs of the example's size
+    are sampled. Sampled inputs of the example's size are nonnegative if the example is nonnegative. If the model fails
+    on these inputs too, integer inputs are copied from the example. The Jacobian has one column for each entry of the
+    parameters and floating-point buffers. Buffers such as running statistics are included, because groups act on them
+    and they can compensate for parameters. The symmetry is complete at the evaluation point if its tangent vectors span
+    the null space. A dead unit at the evaluation point may cause further null directions that belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.
@@ -129,11 +129,11 @@ def nullity(
         symmetry: The symmetry to test. If None, the symmetry is discovered from the module.
         outputs: The outputs that are differentiated, as for `discover`.
         generator: The generator that samples the point and the inputs. If None, a generator with seed 0 is used.
-        tolerance: Singular values below this fraction of the largest one count as zero. If the model converts tensors
-            to float32, the Jacobian is nevertheless computed in float64.
+        tolerance: The fraction of the largest singular value below which singular values count as zero. Even if the
+            model converts tensors to float32, the Jacobian is computed in float64.
 
     Raises:
-        ValueError: The module has more than 1500 varied entries or none, its outputs do not depend on them, or its
+        ValueError: The module has no varied entries or more than 1500, its outputs do not depend on them, or its
             outputs are infinite or NaN on random inputs.
     """
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
@@ -177,14 +177,15 @@ def nullity(
 
 @dataclass(frozen=True)
 class _Point:
-    """The null space at one point.
+    """The null space at one evaluation point.
 
     Attributes:
-        report: The comparison with the symmetry, and the known kinds of directions.
+        report: The comparison of the null space with the symmetry, and known causes of further directions.
         space: The null space, and the part of it that is explained.
         params: The parameters.
-        columns: The norms of the Jacobian's columns. All vectors are multiplied by them.
-        is_active: Whether a value has an influence.
+        columns: The norms of the Jacobian's columns. Vectors of the null space are multiplied by these norms, entry by
+            entry.
+        is_active: For each parameter entry, whether it influences the outputs.
     """
 
     report: Nullity
@@ -203,7 +204,7 @@ def _at_point(
     tolerance: float,
     strength: float,
 ) -> _Point:
-    """Compare the null space at one point with the symmetry, and with the symmetry that exists if all gains are one."""
+    """Compare the null space at one point with the symmetry, and with the symmetry for gains of one."""
     params = perturb(probe.params, set(probe.buffers), generator, strength)
     params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
     total = sum(params[name].numel() for name in names)
@@ -230,7 +231,7 @@ def _at_point(
 
 
 def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
-    """Return how many unexplained directions outputs see if norms have another eps."""
+    """Return how many unexplained null directions change the outputs if norms have another eps."""
     if not any(True for _ in _norms_eps(probe.module)):
         return 0
     with _Doubles(), _other_eps(probe.module):
@@ -239,10 +240,11 @@ def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator:
 
 
 def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
-    """Add directions that a layer's weights or inputs do not see. Return the increase of the dimension.
+    """Add directions that change weights or inputs of a layer, but not its outputs.
 
-    These directions do not change the outputs of a layer. Either they change its inputs and none of its parameters, or
-    they change its parameters alone.
+    Return the increase of the dimension.
+
+    Such a direction changes either the inputs but no parameter of the layer, or only the layer's parameters.
     """
     space, before = point.space, len(point.space.basis)
     held: list[tuple[Tensor, Tensor]] = []
@@ -280,7 +282,7 @@ def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.G
 
 
 class _Directions:
-    """A growing subspace of the null space of a Jacobian."""
+    """A growing subspace of the null space, which contains the explained directions."""
 
     def __init__(self, jacobian: Tensor, tolerance: float) -> None:
         singular, right = _svd(jacobian)
@@ -291,7 +293,7 @@ class _Directions:
         self.basis = right[:0]
 
     def add(self, directions: Tensor) -> int:
-        """Add vectors of the null space, and return the increase of the dimension."""
+        """Add vectors of the null space to the subspace, and return the increase of its dimension."""
         before = len(self.basis)
         inside = directions @ self.kernel.mT @ self.kernel
         singular, right = _svd(torch.cat([self.basis, _unit_rows(inside)]))
@@ -299,7 +301,7 @@ class _Directions:
         return len(self.basis) - before
 
     def add_null(self, directions: Tensor) -> int:
-        """Add the part of the vectors' span that lies in the null space, and return the increase of the dimension."""
+        """Add the null vectors in the span of some directions, and return the increase of the subspace's dimension."""
         directions = _unit_rows(directions)
         if not len(directions) or len(self.basis) == len(self.kernel):
             return 0
@@ -309,14 +311,15 @@ class _Directions:
         return self.add(right[singular <= 10 * self.threshold] @ span)
 
     def rest(self) -> Tensor:
-        """Return an orthonormal basis of the part of the null space that is orthogonal to the subspace."""
+        """Return an orthonormal basis of the null vectors that are orthogonal to all explained directions."""
         singular, right = _svd(self.kernel - self.kernel @ self.basis.mT @ self.basis)
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
         """Return how many null directions another Jacobian does not map to zero, up to rounding.
 
-        Directions count as one if they differ by a vector of the subspace. The other Jacobian may see that vector.
+        Two null directions count as one if they differ by a vector of the explained subspace. The other Jacobian need
+        not map the explained subspace to zero.
         """
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
         rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))
@@ -325,7 +328,7 @@ class _Directions:
         return int((torch.linalg.svdvals(seen - left @ (left.mT @ seen)) > rounding).sum())
 
     def count_hidden(self, is_dead: Tensor) -> int:
-        """Return how many unexplained directions lie in the subspace and the given values."""
+        """Return how many unexplained null directions, up to explained ones, change only entries in `is_dead`."""
         rest = self.rest()
         parts = self.basis, torch.cat([self.basis, rest])
         known, whole = (int(torch.linalg.matrix_rank(part[:, ~is_dead], rtol=1e-8)) for part in parts)
@@ -339,7 +342,7 @@ class _Directions:
 
 @contextmanager
 def _other_eps(module: nn.Module) -> Iterator[None]:
-    """Change the eps of norms temporarily."""
+    """Change the eps of all norms for a while."""
     kept = list(_norms_eps(module))
     for attributes, name, value in kept:
         attributes[name] = 4 * value + OTHER_EPS
@@ -368,7 +371,7 @@ def _svd(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unit_rows(matrix: Tensor) -> Tensor:
-    """Return the nonzero rows, scaled to norm one."""
+    """Return the nonzero rows of a matrix, scaled to norm one."""
     norms = matrix.norm(dim=-1, keepdim=True)
     keep = norms.squeeze(-1) > 1e-12 * float(norms.max()) if len(norms) else norms.squeeze(-1) > 0
     unit: Tensor = matrix[keep] / norms[keep]
@@ -376,7 +379,7 @@ def _unit_rows(matrix: Tensor) -> Tensor:
 
 
 def _distinct(params: Params) -> list[str]:
-    """Return the names of floating-point tensors. Tied tensors have one name."""
+    """Return the names of floating-point tensors, with one name for each tied tensor."""
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, tensor in params.items():
         if tensor.is_floating_point() and tensor.numel():
@@ -397,7 +400,7 @@ def _jacobian(
     rows: int,
     read: Callable[[Any], list[Tensor]] = _outputs,
 ) -> Tensor:
-    """Return gradients of random entries of outputs, or of other values, at random inputs, `[rows, parameters]`."""
+    """Return gradients of random output entries, or of other values, at random inputs: `[rows, parameters]`."""
     leaves = {name: params[name].clone().requires_grad_(True) for name in names}
     tied = {t.data_ptr(): leaves[name] for name, t in params.items() if name in leaves}
     named = {f"module.{name}": tied.get(t.data_ptr(), t) for name, t in params.items()}
@@ -432,7 +435,7 @@ def _jacobian(
 
 
 class _Doubles(TorchFunctionMode):
-    """A mode that computes values in float64 if the model casts them to float32."""
+    """A mode that keeps values in float64 where the model would convert them to float32."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -464,7 +467,7 @@ def _drawn(value: Any, generator: torch.Generator) -> Any:
 
 
 def _drawn_near(value: Any, generator: torch.Generator) -> Any:
-    """Return a random input about as large as an example, and without negative values if the example has none."""
+    """Return a random input about as large as an example, and nonnegative if the example is nonnegative."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
         return _drawn(value, generator)
     if float(value.min()) >= 0:
@@ -473,13 +476,13 @@ def _drawn_near(value: Any, generator: torch.Generator) -> Any:
 
 
 def _drawn_nearer(value: Any, generator: torch.Generator) -> Any:
-    """Return a random input as `_drawn_near` does; keep whole numbers, which may be positions, as in the example."""
+    """Return a random input as `_drawn_near` does, but copy whole numbers, which may be positions, from the example."""
     is_kept = isinstance(value, Tensor) and not value.is_floating_point()
     return value if is_kept else _drawn_near(value, generator)
 
 
 def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
-    """Return the derivatives of the action along all one-parameter subgroups, `[directions, parameters]`."""
+    """Return the derivatives of a network along all one-parameter subgroups, `[directions, parameters]`."""
     bound = symmetry.bind(params)
     rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
     for group in bound.groups:
@@ -495,7 +498,7 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
 
 
 def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, names: list[str]) -> Tensor:
-    """Return the derivatives along rotations of the representative, whose gains are one: `[directions, parameters]`."""
+    """Return derivatives along rotations of a representative, whose gains are one: `[directions, parameters]`."""
     representative, coordinates = symmetry.split(params)
     bound = unit.bind(representative)
     rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
@@ -508,9 +511,9 @@ def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, 
 
 
 def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
-    """Return points along each one-parameter subgroup of a group, with one batch for each step of `STEPS`.
+    """Return elements along each one-parameter subgroup of a group, one batch for each step size in `STEPS`.
 
-    Return None if the group has no one-parameter subgroup.
+    Return None if the group has no continuous elements.
     """
     value = bound.identity()[group.name]
     field = "matrix" if value.matrix is not None else "scale"
@@ -532,19 +535,19 @@ def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
 
 
 def _repeated(tensors: Mapping[str, Tensor], element: Element) -> Params:
-    """Return a population of copies of one network, one for each element of a batch."""
+    """Return a population of copies of one network, with one copy for each element of a batch."""
     return {name: tensor.expand(*element.batch, *tensor.shape) for name, tensor in tensors.items()}
 
 
 def _slope(ends: Sequence[Params], names: list[str]) -> Tensor:
-    """Return the derivatives along directions, computed from differences of populations: `[directions, parameters]`."""
+    """Return derivatives along directions, computed from differences of populations: `[directions, parameters]`."""
     parts = [torch.cat([end[name].reshape(len(end[name]), -1) for name in names], 1) for end in ends]
     total: Tensor = sum(weight * part for weight, part in zip(WEIGHTS, parts, strict=True)) / (12 * STEP)  # type: ignore[assignment]
     return total
 
 
 def _known_kinds(module: nn.Module, params: Params, names: list[str], is_active: Tensor) -> list[tuple[str, Tensor]]:
-    """Return known causes of null directions beyond the symmetry, and the directions for each cause."""
+    """Return known causes of null directions that belong to no symmetry, and the directions for each cause."""
     everything = torch.eye(len(is_active), dtype=torch.float64)
     parts = dict(zip(names, torch.split(everything, [params[name].numel() for name in names]), strict=True))
     stored, poles = [everything[:0]], [everything[:0]]

@@ -1,8 +1,9 @@
-"""Open orders: orders of entries that an operator does not specify, and on which no later operator may depend.
+"""Open orders: orders of entries that an operator does not specify, so no later operator may depend on them.
 
-`topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. The result
-represents a set if every later operator treats all ranks in the same way and each token separately. In that case, the
-compared units may be permuted. If the result is not a set, `topk` is treated as an operator without a rule.
+`topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. The
+selected entries form a set if every later operator treats all ranks alike and each token separately. In that case, the
+units that `topk` compares may be permuted. If the entries do not form a set, `topk` is treated as an operator without a
+rule.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ from regauge.discovery.layout import Atom, leaves
 
 
 class OpenOrder(NamedTuple):
-    """A result whose entries along one axis have no specified order: its node name, the result, and this axis."""
+    """A result with an unspecified order along one axis: the name of its node, the result, and this axis."""
 
     node: str
     value: Value
@@ -22,7 +23,7 @@ class OpenOrder(NamedTuple):
 
 
 def find_sensitive(orders: Iterable[OpenOrder], records: Sequence[Record]) -> frozenset[str]:
-    """Return the nodes with open orders on which a later operator depends.
+    """Return the nodes with unspecified orders on which a later operator depends.
 
     Call this function after all axes are fully refined.
     """
@@ -32,12 +33,12 @@ def find_sensitive(orders: Iterable[OpenOrder], records: Sequence[Record]) -> fr
 
 
 def _is_free(order: OpenOrder, known: Mapping[Atom, int], records: Sequence[Record]) -> bool:
-    """Return whether permuting a result's entries, token by token, leaves all tensors without ranks unchanged.
+    """Return whether permuting the entries of an unordered axis, separately for each token, changes no other tensor.
 
-    The condition is checked by induction over the program. Tensors with ranks are permuted in the same way, and all
-    other tensors stay unchanged. An operator preserves this property if the ranks may be permuted and the operator
-    treats each token separately. No other tensor has these ranks. Parameters have no tokens, and other open orders have
-    other ranks.
+    The condition is checked operator by operator, in the order of the program. Tensors that have the unordered axis are
+    permuted in the same way, and all other tensors stay unchanged. An operator preserves this property if the unordered
+    axis may be permuted and the operator treats each token separately. Parameters have no tokens, and different
+    unordered axes are independent.
     """
     size = order.value.shape[order.dim]
     if size == 1:
@@ -66,7 +67,7 @@ def _treats_alike(record: Record, rank: Atom, tokens: set[Atom]) -> bool:
 
 
 def _runs_along(record: Record, one: Value, other: Value, token: Atom) -> bool:
-    """Return whether an operator has a shared token index for both tensors and treats each token separately."""
+    """Return whether an operator runs over the tokens of both tensors jointly and treats each token separately."""
     return any(not law.is_mixing and _has(law, one, token) and _has(law, other, token) for law in record)
 
 

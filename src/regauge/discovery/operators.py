@@ -1,4 +1,4 @@
-"""Operators of a traced program: their names, the operator of a node, and a call in the form that rules take."""
+"""Operators of a traced program: their names, the operator that a node calls, and calls in the form that rules take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ SAME = words("clone contiguous detach alias _to_copy to type_as dropout feature_
 VIEWS = words("view _unsafe_view reshape flatten unflatten permute transpose t numpy_T movedim squeeze unsqueeze")
 """Operators that arrange the same entries along other axes."""
 COPIES = SAME | VIEWS | {"expand"}
-"""Operators whose result has the entries of the first operand."""
+"""Operators whose result contains the entries of the first operand unchanged."""
 PIECES = words("slice select narrow unbind split split_with_sizes chunk")
 """Operators that return parts of one operand."""
 READERS = words(
@@ -29,14 +29,13 @@ READERS = words(
     "_convolution conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention lstm gru rnn_tanh "
     "rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 )
-"""Operators that are linear in each operand, or begin with a linear step. Layers read their inputs through such
-operators."""
+"""Operators that are linear in each operand or begin with a linear step; layers read their inputs through them."""
 PRODUCTS = words("mul multiply")
 NORMS = {
     "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,
     "native_group_norm": 1, "batch_norm": 1, "_native_batch_norm_legit_no_training": 1, "instance_norm": 1,
 }  # fmt: skip
-"""Operators that multiply by a gain, and the argument position of the gain in each."""
+"""Operators that multiply by a gain, each with the argument position of the gain."""
 INLINED = words("wrap_with_set_grad_enabled wrap_with_autocast tag_activation_checkpoint wrap invoke_subgraph")
 """Higher-order operators that only run the graph that they contain."""
 
@@ -49,12 +48,12 @@ def operator_name(node: Any) -> str:
 
 
 def argument(node: Node, position: int, default: Any) -> Any:
-    """Return an argument of a node by its position. Return the default if the node omits the argument."""
+    """Return an argument of a node by its position. If the node omits the argument, return the default."""
     return node.args[position] if len(node.args) > position else default
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
-    """Return the shape of the tensor that a node returns. A number has an empty shape."""
+    """Return the shape of the tensor that a node returns. A number has the empty shape."""
     return tuple(int(n) for n in getattr(node.meta.get("val"), "shape", ())) if isinstance(node, Node) else ()
 
 
@@ -62,7 +61,10 @@ Rule = Callable[[Builder, "Call"], Any]
 
 
 class NoRuleError(Exception):
-    """Error that a rule raises if it does not cover a call. The call is then treated as an unknown operator."""
+    """Error that a rule raises if it does not cover a call.
+
+    A call without a rule is treated like an unknown operator.
+    """
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Call:
         return default if value is None else value
 
     def first(self, *keys: str) -> Any:
-        """Return the first of these arguments that the operator's schema has."""
+        """Return the argument with the first of the given names that the operator's schema has."""
         for key in keys:
             if key in self.arguments:
                 return self.arguments[key]
@@ -115,7 +117,7 @@ class Call:
 
 
 def as_value(b: Builder, x: Any) -> Value:
-    """Return an operand as one tensor. If the operand is fixed, it gets new axes."""
+    """Return an operand as one tensor, even if it is stacked or a number. A fixed operand gets new axes."""
     if isinstance(x, Stacked):
         x = b.whole(x)
     if not isinstance(x, Value):
@@ -124,7 +126,7 @@ def as_value(b: Builder, x: Any) -> Value:
 
 
 def ints(value: Any) -> list[int]:
-    """Return a dimension, or several dimensions, as a list."""
+    """Return a list of integers, given one integer or several."""
     if isinstance(value, int):
         return [value]
     if isinstance(value, Sequence):
@@ -133,7 +135,7 @@ def ints(value: Any) -> list[int]:
 
 
 def single_windows(steps: Sequence[Any], space: int) -> list[bool]:
-    """Return, for each spatial axis, whether pooling with this kernel, stride and padding keeps it entry by entry."""
+    """Return, for each spatial axis, whether every pooling window along it is a single entry."""
     kernel, stride, padding = (ints(one) * (space if len(ints(one)) == 1 else 1) for one in steps)
     kernel = kernel or [0] * space
     return [one == (1, 1, 0) for one in zip(kernel, stride or kernel, padding or [0] * space, strict=True)]

@@ -1,4 +1,4 @@
-"""Axes of parameters along which a layer reads units: the axes that it sums over, in any layout of its weights."""
+"""Axes of parameters along which a layer sums over units, in any layout of its weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -16,11 +16,11 @@ def read_axes(
     aliases: Mapping[str, tuple[str, ...]],
     groups: Sequence[Group],
 ) -> tuple[tuple[str, int], ...]:
-    """Return the parameter axes on which groups act and along which all operators sum products with other values.
+    """Return the parameter axes on which groups act and over which operators sum products with other values.
 
-    Before the sum, operators may rearrange, mask or scale the weights, or multiply them with each other. An axis is
-    excluded if one operator sums over it, but the axis is an output axis of another operator. For example, an embedding
-    may also serve as the last layer.
+    Before an operator sums products, other operators may rearrange, mask, scale or multiply the weights. An axis is
+    excluded if one operator sums over it while another uses it as an output axis. For example, an embedding that also
+    serves as the last layer has such axes.
     """
     found = _Roles(params)
     for record in records:
@@ -33,12 +33,14 @@ def read_axes(
 
 
 class _Roles:
-    """Axes of tensors that depend on parameters but not on inputs. Axes that share an operator index are joined.
+    """Axes of tensors that depend on parameters but not on inputs.
+
+    Axes along which one operator index runs are joined into one set.
 
     Attributes:
-        parts: Pairs of an axis and the several axes of another tensor that it combines.
-        open: Axes that a product sums over, if all its tensors depend only on parameters. Any one of these axes may be
-            chosen as the axis along which the layer reads.
+        parts: Pairs of an axis and the axes of another tensor into which it splits.
+        open: Axes over which a product of tensors is summed if all the tensors depend only on parameters. Any one of
+            the open axes may be chosen as the axis along which a layer reads units.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:
@@ -51,7 +53,7 @@ class _Roles:
         self.open: list[list[list[Node]]] = []
 
     def add(self, record: Record) -> None:
-        """Add one operator. The results of the operator are the tensors that no earlier operator had."""
+        """Add the axes of one operator. Tensors that no earlier operator had are results of this operator."""
         values = dict.fromkeys(axis.value for law in record for axis in law.axes)
         seen = [value for value in values if value in self.has_params]
         for value in values:
@@ -95,7 +97,7 @@ class _Roles:
         return node
 
     def read(self) -> set[Node]:
-        """Return the representatives of the axes along which layers read and which have no other role."""
+        """Return representatives of the sets of axes along which layers read units and which have no other role."""
         reads, gives = ({self._top(node) for node in found} for found in (self.reads, self.gives))
         for sides in self.open:
             # As a layer reads a value: a matrix rather than a vector, and the second of two matrices.

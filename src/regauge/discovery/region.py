@@ -1,4 +1,4 @@
-"""A region of a program: the operators that an atom of an axis passes through, evaluated on random numbers."""
+"""A region of a program: operators through which an atom of an axis passes, evaluated on random numbers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -15,18 +15,18 @@ from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.trace import Program
 
 LARGEST_TRIED = 1 << 26
-"""The largest number of entries of a parameter that is tested.
+"""The number of entries up to which a parameter is tested.
 
 The weight of a linear layer is first restricted to a few inputs.
 """
 FEW = 3
-"""The number of inputs to which a linear layer is restricted if only its outputs are tested."""
+"""The number of inputs that are kept of a linear layer if only its outputs are tested."""
 
 
 class Region:
-    """The operators from some parameters up to the first values that lack an atom of an axis.
+    """The operators between some parameters and the first values that no longer have a certain atom of an axis.
 
-    The other operands of these operators are constants with their true values, or random numbers.
+    Operands from outside the region are constants with their true values, or random numbers.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Region:
         )
 
     def draw(self, generator: torch.Generator) -> None:
-        """Choose a random tensor, or the true constant, for every tensor that the region reads."""
+        """Choose a random tensor or the true constant for every tensor that the region reads from outside."""
         for node, name in zip(self._starts, self.names, strict=True):
             shape = tuple(node.meta["val"].shape)
             x = _read_by(node) if self._axes[name] == 0 else None
@@ -96,7 +96,7 @@ class Region:
                     self._given[source] = self._constants.draw(source, generator)
 
     def ends(self, params: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the first values that lack the atom, computed from given parameters."""
+        """Return the values at the end of the region, computed from the given parameters."""
         known: dict[Node, Any] = dict(self._given)
         for node, name in self._inside.items():
             known[node] = evaluate(node, known) if name is None else params[name]
@@ -105,7 +105,7 @@ class Region:
 
 
 def _read_by(weight: Node) -> Node | None:
-    """Return the input of the linear layer that has this weight; None if the weight is used in another way."""
+    """Return the input of the linear layer that has this weight, or None if the weight is used in another way."""
     reader = next(iter(weight.users), None)
     if reader is None or len(weight.users) > 1 or reader.target is not torch.ops.aten.linear.default:
         return None

@@ -17,7 +17,7 @@ LEAF = "regauge_leaf::call"
 
 @dataclass(frozen=True)
 class Leaf:
-    """A module class that is traced as one operator."""
+    """A module class whose modules are traced as one operator, with its rule."""
 
     rule: Rule | None
     results: Callable[..., Any] | None
@@ -29,13 +29,14 @@ _ACTIVE: list[nn.Module] = []
 
 
 def register_rule(name: str, rule: Rule) -> None:
-    """Register a rule for an operator. An existing rule is replaced.
+    """Register a rule for an operator. If the operator already has a rule, the new rule replaces it.
 
     Args:
         name: The name "namespace::operator" as in `torch.ops` ("mylib::fused_gate"), or only the operator name.
         rule: A function `rule(builder, call)` that composes the builder's primitives into the computation of the
-            operator. The rule returns one value for each tensor that the operator returns. The rule must be sound. Axes
-            that the rule does not mention are frozen.
+            operator. The rule returns one value for each tensor that the operator returns. The rule must be sound: it
+            may allow only transformations that commute with the operator. Axes that the rule does not mention are
+            frozen.
 
     Raises:
         TypeError: `rule` is not callable.
@@ -58,7 +59,8 @@ def register_leaf(
         rule: A function `rule(builder, call)`, where `call["inputs"]` lists the tensors that are passed to the module.
             `call` also contains the module's parameters and buffers, under their names within the module.
         results: A function `results(module, *inputs)` that returns tensors with the shapes of the module's outputs.
-            `results` is needed if the module cannot run on fake tensors. Default: the forward pass of the module.
+            `results` is needed if the module cannot run on fake tensors. Default: the forward pass of the module is
+            run.
 
     Raises:
         TypeError: `kind` is not a module class.
@@ -75,7 +77,7 @@ def registered_rules() -> dict[str, Rule]:
 
 @contextmanager
 def leaves_as_operators(module: nn.Module) -> Iterator[None]:
-    """Replace the forward pass of every registered module by one operator, within a context."""
+    """Replace the forward pass of every registered module by one operator, within a `with` block."""
     found = [part for part in module.modules() if type(part) in _LEAVES]
     start = len(_ACTIVE)
     _ACTIVE.extend(found)

@@ -12,14 +12,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEPTH = 3
-"""The depth to which attributes of other objects are followed from a module. Key-value caches need depth two."""
+"""The depth to which attributes of objects are followed from a module when its state is restored.
+
+Key-value caches lie at depth two.
+"""
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 Container = MutableMapping[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
-    """Restore the attributes, containers, buffers and gradients of a module at the end of the context.
+    """Restore the attributes, containers, buffers and gradients of a module at the end of a `with` block.
 
     The entries of parameters are restored only within `parameters_kept`. A copy of all parameters would double the
     memory.
@@ -37,7 +40,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def parameters_kept(module: nn.Module) -> Iterator[None]:
-    """Copy a parameter before an operator writes to it, and restore its entries at the end of the context."""
+    """Copy a parameter before an operator writes to it, and restore its entries at the end of a `with` block."""
     with _CopyOnWrite(module) as written:
         try:
             yield
@@ -110,7 +113,7 @@ class _Snapshot:
 
 
 def _is_code(value: Any) -> bool:
-    """Return whether a value has no state, or has state that the whole process shares."""
+    """Return whether a value has no state, or only state that the whole process shares."""
     if isinstance(value, type | FunctionType | MethodType | ModuleType | torch.Generator):
         return True
     return type(value).__module__.partition(".")[0] in ("logging", "threading", "torch") and not isinstance(
@@ -119,7 +122,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _refill(container: Container, content: Any) -> None:
-    """Restore the earlier entries of a container in their earlier order, unless it still has them."""
+    """Restore the earlier entries of a container in their earlier order, unless they are unchanged."""
     if isinstance(container, MutableMapping):
         now = list(container.items())
         is_same = [(key, id(one)) for key, one in now] == [(key, id(one)) for key, one in content.items()]

@@ -1,7 +1,7 @@
 """Expanded records: every occurrence of every atom of the parameters' axes, and the ties between occurrences.
 
 A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of a law: the
-slots at the same place in all axes of the law.
+slots at the same position in all axes of the law.
 """
 
 import math
@@ -18,11 +18,11 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """The slots that an operator index relates at one place, one slot for each axis of the law.
+    """The slots that an operator index relates at one position, one slot for each axis of the law.
 
-    The companions of a slot are atoms of the same tensor that are aligned with the other tensors of the tie. A
-    transformation of the slot may depend on the index of a companion. Each companion is stored with the number of its
-    operator index. For example, the rows and columns of x @ x.T belong to the same atom, but to two different operator
+    The companions of a slot are other atoms of the same tensor whose index is known wherever the slot's index is known.
+    A transformation of the slot may depend on the index of a companion. Each companion is stored with the number of its
+    operator index. For example, the rows and columns of `x @ x.T` have the same atom, but two different operator
     indices.
     """
 
@@ -31,7 +31,7 @@ class Tie:
     companions: tuple[frozenset["Companion"], ...]
 
     def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
-        """Return the companions that all given slots share; None if the tie contains none of these slots."""
+        """Return the companions that all given slots share, or None if the tie contains none of these slots."""
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
             if slot in touched:
@@ -41,8 +41,9 @@ class Tie:
 
 Companion = tuple[Atom, int]
 OWN = -1
-"""The number of the operator index to which a law applies. If one axis selects indices from another axis, the other
-axis has the smaller number."""
+"""The number of the operator index to which a law itself applies.
+
+If one axis selects indices from a second axis, the second axis has the smaller number."""
 
 
 @dataclass
@@ -91,21 +92,21 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """Return the placement of a group on these units. `how` describes the action of the group."""
+        """Return the placement of a group on these units. The arguments `how` describe the action of the group."""
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 
 SlotBlock = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
 """The first index of a block, its leaves with more than one unit, and all its leaves with their slots.
 
-If no parameter has an atom, its slot is -1.
+An atom that no parameter has gets the slot -1.
 """
 
 
 def write_out(
     records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
 ) -> Slots:
-    """Expand all records. All axes must be final.
+    """Expand all records into ties between slots. All axes must be final: no later operator may refine them.
 
     Watched values also get places, but they do not affect the ties.
     """
@@ -143,7 +144,10 @@ class _Writer:
         return self.blocks[key]
 
     def _terms(self, layout: Layout) -> list[tuple[Term, tuple[Atom, ...]]]:
-        """Return the product blocks of an axis, each with its leaves of more than one unit. Tied axes share blocks."""
+        """Return the product blocks of an axis, each with its leaves that have more than one unit.
+
+        Axes that are tied together share their blocks.
+        """
         key = tuple(expand(layout))
         if key not in self.terms:
             self.terms[key] = [(term, tuple(a for a, _ in term[1] if a.size > 1)) for term in terms(key)]
@@ -200,7 +204,10 @@ class _Writer:
             self._law(law, expanded[k], outside)
 
     def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[Value, frozenset[Companion]]) -> None:
-        """Tie the slots of all axes of a law, block by block. `outside` holds companions from other laws, by tensor."""
+        """Tie the slots of all axes of a law, block by block.
+
+        The argument `outside` holds companions from other laws, by tensor.
+        """
         beside = tuple(frozenset[Companion]() if law.is_shared else outside[axis.value] for axis in law.axes)
         others = {atom for companions in beside for atom, _ in companions}
         taken = {value: {a for a, _ in companions} | self._repeated(value) for value, companions in outside.items()}
@@ -224,7 +231,7 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Tie the leaves of size one if they are the same in all axes. Otherwise, block these leaves."""
+        """Tie leaves of size one if they are the same in all axes of a law; otherwise, allow only permutations on them."""
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
         if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):
@@ -245,7 +252,7 @@ class _Writer:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
 
     def _is_read(self, value: Value, read: set[int]) -> bool:
-        """Return whether the laws of operators describe every atom that a tensor shares with parameters."""
+        """Return whether the laws describe all atoms that a tensor and some parameters have in common."""
         found = [slot for dim in range(value.ndim) for _, _, places in self._axis(value, dim) for _, slot in places]
         return all(slot in read for slot in found if slot >= 0)
 
@@ -286,7 +293,7 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """Return the companions of each axis in a block: the other leaves of the block, and those in `outside`."""
+    """Return the companions of each axis in a block: the remaining leaves of the block, and those in `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])
@@ -309,7 +316,7 @@ def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
 def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
     """Return the atoms that occur exactly once.
 
-    If an atom occurs twice, it is unknown which of the two indices a transformation depends on.
+    If an atom occurs twice, a transformation could depend on either of two indices.
     """
     return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
 

@@ -1,4 +1,4 @@
-"""A solver for the ties of each atom. The solver finds the transformations that satisfy all laws at once."""
+"""A solver that finds, for each atom, the transformations that satisfy all laws at once."""
 
 import math
 from collections import defaultdict
@@ -62,7 +62,7 @@ class _AtomSolver:
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
-        """Return the atoms whose index a transformation of these slots may depend on."""
+        """Return the atoms on whose index a transformation of the given slots may depend."""
         touching = {id(tie): tie for slot in slots for tie in self.reading.get(slot, ())}
         there = [self.beside[slot] for slot in slots if slot in self.beside]
         return _common([*there, *_bases(touching.values(), slots)])
@@ -145,7 +145,7 @@ class _AtomSolver:
         return unknowns, periods
 
     def _steps(self, translations: Proportions, periods: list[int], slots: Iterable[int]) -> dict[int, Rational]:
-        """Return, for each root of a translation with half-period steps, the size of one step in units of pi."""
+        """Return, for each free translation with half-period steps, the size of one step in units of pi."""
         carriers = {translations.find(slot)[0] for slot in slots if translations.value(slot)[1]}
         steps: dict[int, Rational] = {}
         # sin(x + k pi) = (-1)^k sin(x): a step must move the argument of every reader by a multiple of pi.
@@ -202,6 +202,6 @@ def _bases(ties: Iterable[Tie], touched: Container[int]) -> list[frozenset[Atom]
 
 
 def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:
-    """Return the intersection of sets. Without sets, it is empty."""
+    """Return the intersection of several sets, or the empty set if no sets are given."""
     found = list(sets)
     return frozenset.intersection(*found) if found else frozenset()

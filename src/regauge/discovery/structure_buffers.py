@@ -79,7 +79,7 @@ def structure_of(
 def find_structure(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the named buffers that are structure. If the module cannot be traced, return no buffer."""
+    """Return the named buffers that are structure. If the module cannot be traced, return no names."""
     unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
     if not unclear:
         return ()
@@ -97,12 +97,12 @@ def find_structure(
 
 
 def _is_table(program: Program, name: str) -> bool:
-    """Return whether a buffer is not a counter. A counter is an integer without axes."""
+    """Return whether a buffer is something other than a counter, which is an integer without axes."""
     return bool(program.shapes[name]) or name in program.floating
 
 
 class _Statistics:
-    """Buffers that the graph reads as running estimates of a normalization, whether it is one operator or several."""
+    """The buffers that a graph reads as running estimates of a normalization, written as one operator or as several."""
 
     def __init__(self, program: Program) -> None:
         self._sources: dict[Node, frozenset[str]] = {}
@@ -124,7 +124,7 @@ class _Statistics:
     def _follow(self, graph: GraphModule) -> None:
         """Record, in graph order, the buffers from which each node is computed.
 
-        Nested graphs are followed at their calls.
+        A nested graph is followed when the operator that contains it is reached.
         """
         for node in graph.graph.nodes:
             if node.op != "call_function":
@@ -143,7 +143,7 @@ class _Statistics:
             self._read(node)
 
     def _read(self, node: Node) -> None:
-        """Collect the running-estimate arguments of operators, and inverse deviations `(buffer + eps) ** -0.5`."""
+        """Collect buffers that are running-estimate arguments, or that occur in `(buffer + eps) ** -0.5`."""
         for key in RUNNING:
             operand = _argument(node, key)
             if isinstance(operand, Node):
@@ -157,7 +157,7 @@ class _Statistics:
             self._deviations.add(node)
 
     def _grow(self, node: Node) -> None:
-        """Collect the buffers that are combined with an inverse deviation: the mean, and a frozen gain and bias."""
+        """Collect buffers that are combined with `(buffer + eps) ** -0.5`: the mean, and a frozen gain and bias."""
         name = operator_name(node)
         operands = [one for one in node.args[:2] if isinstance(one, Node)]
         if name not in POINTWISE | PASSES or not self._deviations & {*operands}:
@@ -171,7 +171,7 @@ class _Statistics:
                     self.names |= self._vector(operand)
 
     def _vector(self, node: Any) -> frozenset[str]:
-        """Return the buffers from which a vector is computed; empty if the vector also depends on other values."""
+        """Return the buffers from which a vector is computed, or none if it also depends on other values."""
         return self._sources.get(node, frozenset()) if isinstance(node, Node) and _is_vector(node) else frozenset()
 
 
@@ -191,7 +191,7 @@ def _is_root(node: Node) -> bool:
 
 
 def _is_offset(node: Any) -> bool:
-    """Return whether a node adds a small number, such as the eps that is added to a variance."""
+    """Return whether a node adds a small number, such as the eps in a normalization, to its operand."""
     if not isinstance(node, Node) or node.op != "call_function" or operator_name(node) != "add":
         return False
     return any(isinstance(one, float) and 0 < one < 1 for one in node.args[:2])
@@ -210,7 +210,7 @@ def _unwrapped(node: Node) -> Node:
 def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str]) -> set[str]:
     """Return the buffers that a forward pass in training mode overwrites or replaces.
 
-    The pass runs on meta tensors. The module stays unchanged.
+    The forward pass runs on meta tensors and does not change the module.
     """
     mode, writes = FakeTensorMode(allow_non_fake_inputs=True), _Writes()
     wrapped, state = SelectedOutputs(module, None), torch.get_rng_state()
@@ -238,7 +238,7 @@ def _without_values(module: nn.Module, mode: FakeTensorMode) -> dict[str, Tensor
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that records the storages to which operators write."""
+    """A mode that records which storages operators write to."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """The linear systems that determine the scales, signs, shifts and matrices of one atom.
 
 Log-scales and shifts satisfy linear equations over the rationals. Signs satisfy linear equations over GF(2). Almost all
-equations tie two unknowns. A union-find solves these equations, and elimination solves all others.
+equations relate only two unknowns. A union-find solves equations with two unknowns, and elimination solves the rest.
 """
 
 from collections import defaultdict
@@ -12,7 +12,7 @@ from math import lcm
 Vector = dict[int, int]
 """A map from slots to exponents."""
 Rational = int | Fraction
-"""A rational number. Integers are stored as int, because int is faster and most coefficients are integers."""
+"""A rational number. Integers are stored as `int`, which is faster than a fraction."""
 Row = dict[int, Rational]
 """A map from unknowns to coefficients."""
 
@@ -31,11 +31,13 @@ def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
 
 
 class Proportions:
-    """A union-find in which each unknown is a multiple of its root. Roots can be fixed to zero.
+    """A union-find in which each unknown is a multiple of its root.
+
+    A root can be fixed to zero, which makes all its multiples zero.
 
     Args:
-        order: An order of the unknowns. When an equation joins two roots, the root that is later in this order stays
-            free. By default, the root that the equation names first stays free.
+        order: An order of the unknowns. When an equation joins two roots, the later root in this order stays free. By
+            default, the root that an equation names first stays free.
         modulus: The modulus of the coefficients: 2 for signs, and 0 for rational numbers.
     """
 
@@ -72,7 +74,7 @@ class Proportions:
         self._use(zip(unknowns, coefficients, strict=True))
 
     def settle(self) -> None:
-        """Apply longer equations that other equations have reduced to two unknowns."""
+        """Apply longer equations in which only two unknowns remain after other equations were used."""
         changed = True
         while changed:
             rows, self.pending = self.pending, []
@@ -81,7 +83,7 @@ class Proportions:
     def _use(self, row: Iterable[tuple[int, Rational]]) -> bool:
         """Apply an equation of at most two unknowns, or store a longer one.
 
-        Return whether it tied or fixed an unknown.
+        Return whether the equation tied or fixed an unknown.
         """
         reduced: Row = defaultdict(int)
         for x, coefficient in row:
@@ -123,7 +125,10 @@ class Proportions:
 
 
 def null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
-    """Return a basis of the solutions, by free unknown. If there is a choice, later unknowns stay free."""
+    """Return a basis of the solutions of linear equations, by free unknown.
+
+    If several unknowns could be free, the later ones are.
+    """
     order = {x: k for k, x in enumerate(unknowns)}
     pivots: dict[int, Row] = {}
     for row in rows:
@@ -144,7 +149,7 @@ def null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -
 
 
 def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] = (), modulus: int = 0) -> list[int]:
-    """Return the indices of families that are linearly independent of the known families and of earlier families."""
+    """Return the indices of families that are linearly independent of known families and of one another."""
     pivots: dict[int, Row] = {}
     result = []
     for k, vector in enumerate([*known, *families]):
@@ -158,7 +163,7 @@ def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] 
 
 
 def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], modulus: int = 0) -> Row | None:
-    """Return coefficients, by row index, of a combination of rows that equals a target; None if there is none."""
+    """Return coefficients, by row index, with which rows add up to a target, or None if there are none."""
     last = len(rows)
     columns: dict[int, Row] = defaultdict(dict)
     for k, row in enumerate([*rows, {x: -c for x, c in target.items()}]):
@@ -169,7 +174,7 @@ def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], mo
 
 
 def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
-    """Return a row minus multiples of the pivot rows. The result is zero at every pivot."""
+    """Return a row minus multiples of pivot rows, which is zero at every pivot."""
     result: Row = dict(row)
     for pivot, equation in pivots.items():
         factor = result.get(pivot, 0)
@@ -180,7 +185,7 @@ def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
 
 
 class MatrixSlots(Proportions):
-    """A union-find of slots on which one matrix may act: directly (weight +1), or as its inverse transpose (-1)."""
+    """A union-find of slots on which one matrix may act: directly (+1), or as its inverse transpose (-1)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ from regauge.discovery.restoring import parameters_kept, restored
 from regauge.discovery.traceable import OTHERWISE, TraceError, depends_on_values, require_traceable, trace_error
 
 WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
-"""The kinds of results that a model writes to its own state."""
+"""The kinds of torch.export outputs that a model writes to its own state."""
 MASKING = words("mul where masked_fill")
 """Operators in which a mask only multiplies other values or selects among them."""
 CASTS = words("_to_copy to")
@@ -58,22 +58,23 @@ class Program:
 
     Attributes:
         graph: The operators.
-        states: Names of the parameters and buffers on which groups can act, by placeholder. These tensors are
-            floating-point tensors, or masks that multiply other tensors or select among them.
-        constants: Tensors of the other placeholders and of masks, by placeholder. Buffers that the model updates are
-            left out.
+        states: Names of the parameters and buffers on which groups can act, by placeholder. States are floating-point
+            tensors, or masks that multiply other tensors or select among them.
+        constants: The tensors of masks and of placeholders that are not states, by placeholder. Buffers that the model
+            updates are left out.
         held: The constants and the buffers that the model updates, by placeholder.
-        inputs: Placeholders of the leaves of the inputs, in their order.
+        inputs: The placeholders of the model's inputs, leaf by leaf, in their order.
         outputs: Nodes that the model returns, each with the name of its output; see `named_outputs`.
         written: The output node and the name of each buffer and parameter that the model updates.
-        aliases: All names of each tensor, by its first name. Tied weights have several names.
+        aliases: For the first name of each tensor, all its names. Tied weights have several names.
         shapes: Shapes of all parameters and buffers, by name.
         buffers: Names of the persistent buffers.
         origins: Names of all parameters and buffers in the checkpoint, by placeholder.
         floating: Names of the floating-point parameters and buffers.
-        added: Numbers that the model adds to parameters. The graph multiplies by the parameters without these numbers.
-        has_known_sizes: Whether tensor sizes follow from integers in the example inputs, so the program holds only for
-            these inputs.
+        added: The numbers that the model adds to parameters before it multiplies by them. The graph multiplies by the
+            parameters as if these numbers were not added.
+        has_known_sizes: Whether tensor sizes follow from integers in the example inputs, which makes the program valid
+            only for them.
     """
 
     graph: GraphModule
@@ -105,7 +106,7 @@ def trace(
     If the module is on the meta device, the inputs may still be on a real device, because sizes may depend on them.
 
     Operators named in `decompose` are replaced by other operators if torch has a decomposition for them. Parameters
-    named in `ones` become constants that are one.
+    named in `ones` are replaced by constants of one.
 
     Raises:
         TraceError: torch.export cannot trace the module, or its weights are quantized or not created yet.
@@ -149,7 +150,10 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress warnings and logs of torch.export about its internals. Real problems reach the user as errors."""
+    """Suppress warnings and logs of torch.export about its internals.
+
+    Real problems reach the user as errors instead.
+    """
     logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -165,7 +169,7 @@ def _quiet() -> Iterator[None]:
 def _no_source() -> Iterator[None]:
     """Export without generated Python code and without the source lines of operators.
 
-    Graphs are only read and never run. Generating code and source lines takes about a third of the export time.
+    Graphs are read but never run. Generating code and source lines takes about a third of the export time.
     """
     before = getattr(fx_config, "do_not_emit_stack_traces", False)  # torch before 2.13 has no such switch
     fx_config.do_not_emit_stack_traces = True
@@ -177,10 +181,11 @@ def _no_source() -> Iterator[None]:
 
 
 def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedProgram | None:
-    """Export with key-value caches switched off. Return None if there are none or if an output depends on them.
+    """Export with key-value caches switched off. Return None if there are no caches, or if an output depends on them.
 
-    Writing to a cache is an in-place operation, and such a program would need a second export. Transformer decoders use
-    a cache if their configuration says so. If the caller passes the keyword `use_cache`, the cache is not switched off.
+    Writing to a cache is an in-place operation, and a program with such operations would need a second export.
+    Transformer decoders use a cache if `config.use_cache` is set. If the caller passes the keyword `use_cache`, the
+    cache is not switched off.
     """
     found: list[Any] = [getattr(module, "config", None) for module in wrapped.modules()]
     configs = [config for config in found if getattr(config, "use_cache", None) is True]
@@ -310,9 +315,9 @@ def _output_names(program: ExportedProgram) -> list[str]:
 
 
 def _is_mask(tensor: Tensor, node: Node) -> bool:
-    """Return whether integers only multiply other values or select among them.
+    """Return whether an integer tensor only multiplies other values or selects among them.
 
-    If integers are positions, no group can act on them.
+    Integers that are positions are not masks, and no group can act on them.
     """
     return tensor.dtype in INTEGERS and bool(tensor.ndim) and _only_masks(node)
 

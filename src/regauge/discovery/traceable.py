@@ -18,7 +18,7 @@ FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
 """The Python modules that define quantized layers."""
 WITHOUT_VALUES = "its data is not allocated yet"
-"""Text of torch's error if a constructor reads meta tensors, such as `torch.tensor` of a list."""
+"""Text of torch's error if a constructor such as `torch.tensor` of a list reads meta tensors."""
 DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 """The errors that torch raises if Python code needs the entries of a traced tensor."""
 OTHERWISE = (
@@ -82,7 +82,7 @@ def depends_on_values(error: BaseException) -> bool:
 
 
 def _packs(error: BaseException, inputs: object) -> bool:
-    """Return whether the inputs contain packed sequences, or the error comes from code that creates or reads them."""
+    """Return whether the inputs contain packed sequences, or an error comes from code for packed sequences."""
     leaves = pytree.tree_leaves(inputs, is_leaf=lambda x: isinstance(x, PackedSequence))
     if any(isinstance(one, PackedSequence) for one in leaves):
         return True

@@ -17,7 +17,7 @@ from regauge.discovery.discover import REFUSED, discover
 from regauge.discovery.rewrites.gains import fold_gains
 
 EXACT = 1e-12
-"""A coordinate counts as zero if it is below this fraction of the parameter's largest entry."""
+"""The fraction of a parameter's largest entry below which a coordinate counts as zero."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Folded:
     """A network that computes the same function as the original network, but has gains of one.
 
     Attributes:
-        params: Parameters with the same names, shapes, dtypes and devices. The parameters fit the same architecture.
-        ones: The gains that are now exactly one, to be passed to `discover(..., ones=folded.ones)`.
+        params: Parameters of the same architecture, with the same names, shapes, dtypes and devices.
+        ones: The gains that are now exactly one; pass them to `discover` as `ones=folded.ones`.
         zeros: Biases, or parts of biases, that are now zero because other parameters have absorbed them.
         centered: The name and axis of each parameter from which the mean along the axis was subtracted. A later norm
-            subtracts this mean anyway.
+            subtracts this mean anyway, so the function stays the same.
         max_error: The largest relative change of the outputs on the example inputs, in float64.
-        notes: Messages about parameters that were not changed, with the reasons.
+        notes: Messages about parameters that could not be changed, with the reasons.
     """
 
     params: Params
@@ -63,21 +63,21 @@ def fold(
 ) -> Folded:
     """Rewrite a network to remove redundant parameters, without changing its function.
 
-    Three rewrites remove redundancy. The rewrites use the gains and translations of the symmetry.
+    Three rewrites remove redundant parameters. The rewrites use the gains and translations of the network's symmetry.
 
-    - A gain is multiplied into the parameters that read its output, by the scales and signs of the symmetry. The gain
-      then becomes one. If a gain is zero, the parameters that read its output become zero, unless something is added
+    - A gain is multiplied into the parameters that read its output, by the scales and signs of the symmetry. A folded
+      gain becomes one. If a gain is zero, the parameters that read its output become zero, unless something is added
       after the gain.
-    - A bias is moved into a parameter that can absorb it, and becomes zero. The bias of a LayerNorm moves into the
-      layers that read it, and the bias of attention values moves into the output projection. The bias of a recurrent
-      state moves into the bias of the layer's input. Other biases have no effect, such as a key bias before a softmax,
-      and also become zero.
+    - A bias is moved into a parameter that can absorb it, and the bias becomes zero. The bias of a LayerNorm moves into
+      the layers that read it, and the bias of attention values moves into the output projection. The bias of a
+      recurrent state moves into the bias of the layer's input. Biases that have no effect, such as a key bias before a
+      softmax, also become zero.
     - If a LayerNorm or softmax subtracts a mean, this mean becomes zero in the parameters that write to its input. The
-      mean also becomes zero in parameters whose inputs sum to zero.
+      same mean also becomes zero in parameters whose inputs sum to zero.
 
-    If gains are one, rotations can act on the residual stream. To find them, pass `ones` to `discover`. Each step is
-    checked on the example inputs in float64. If a step changes the outputs, it is undone, and a note is added. The
-    resulting parameters fit the same architecture.
+    If gains are one, rotations can act on the residual stream of a transformer. To find these rotations, pass `ones` to
+    `discover`. Each rewrite is checked on the example inputs in float64. If a rewrite changes the outputs, it is
+    undone, and a note is added. The rewritten parameters fit the same architecture.
 
     Args:
         params: One network.
@@ -118,7 +118,7 @@ def fold(
 
 
 class _Folding:
-    """The rewrites so far, and the current network in float64, including the constants that the model adds to gains."""
+    """The rewrites so far, and the current network in float64, including constants that the model adds to gains."""
 
     def __init__(self, symmetry: Symmetry, state: Params, probe: Any) -> None:
         self.symmetry = symmetry
@@ -140,9 +140,10 @@ class _Folding:
         self.is_careful = False
 
     def run(self) -> None:
-        """Remove translations, fold the gains, and then remove the translations that a gain of zero had blocked.
+        """Remove translations, fold the gains, and then remove the translations that gains of zero had blocked.
 
-        Translations are removed first. If gains were folded first, a bias could be added after a gain of zero.
+        Translations are removed before gains are folded. Otherwise, a bias that is added after a gain of zero could
+        block the folding.
         """
         self._check("translations", self._take_out)
         self._check("gains", self._fold)
@@ -158,7 +159,10 @@ class _Folding:
         return Folded(result, ones, tuple(self.zeros), tuple(self.centered), self.max_error, tuple(self.notes))
 
     def _check(self, subject: str, step: Callable[[], None]) -> None:
-        """Run a step. If the step changes the outputs, run it again and check every single rewrite."""
+        """Run a step of several rewrites, and check that the outputs stay the same.
+
+        If the outputs change, run the step again and check every rewrite alone.
+        """
         before = dict(self.params), self.ones, tuple(self.zeros), tuple(self.centered), tuple(self.notes)
         for self.is_careful in (False, True):
             step()
@@ -174,9 +178,9 @@ class _Folding:
         )
 
     def _take(self, name: str, changed: Mapping[str, Tensor]) -> bool:
-        """Accept changed parameters and return True.
+        """Accept a rewrite that changed parameters, and return True.
 
-        If single rewrites are checked, reject those that change the outputs.
+        While rewrites are checked alone, a rewrite that changes the outputs is rejected.
         """
         before = dict(self.params)
         self._write(changed)
@@ -200,7 +204,7 @@ class _Folding:
             self.params |= dict.fromkeys(tied.get(name, (name,)), tensor)
 
     def _take_out(self) -> None:
-        """Set the coordinates of translations to zero, in the order of the families."""
+        """Set the coordinates of translations to zero, one translation family after the other."""
         for family in self.symmetry.translations:
             home = family.entries.parameter
             coordinate, size = family.read(self.params), float(self.params[home].abs().max())

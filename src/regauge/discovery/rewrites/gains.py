@@ -1,4 +1,4 @@
-"""Folding of gains into later layers by the element of the symmetry that makes the gains one."""
+"""Folding of gains into later layers by the element of the symmetry that sets the gains to one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from regauge.discovery.trace import Program
 def gains(program: Program) -> tuple[str, ...]:
     """Return, in graph order, the parameters with one axis that multiply a value entry by entry.
 
-    Such parameters are gains of norms, or factors of products in the model's own code.
+    Such parameters are gains of norms, or factors in the model's own code.
     """
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:
@@ -48,15 +48,15 @@ def _original(operand: object) -> str:
 def fold_gains(
     params: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
 ) -> tuple[Params, tuple[str, ...], dict[str, str]]:
-    """Make gains one with the scales and signs of the symmetry.
+    """Set gains to one by the scales and signs of the symmetry.
 
-    If an entry of a gain is zero, no scale makes it one. Instead, the parameter entries that read this gain entry
-    become zero. This requires that the scale's other parameters, such as the bias after the gain, are zero at this
-    entry. If two gains share one scale, only the first gain is folded. The network is passed and returned in the form
-    of `symmetry.sums`, and the symmetry must be an `on_sums` symmetry.
+    If an entry of a gain is zero, no scale can set it to one. Instead, the parameter entries that read this zero gain
+    become zero. This is possible only if the scale's other parameters, such as the bias after the gain, are zero at
+    this entry. If two gains share one scale, only the first gain is folded. The network must be passed in the form of
+    `symmetry.sums`, and the symmetry must be an `on_sums` symmetry.
 
     Returns:
-        The network, the gains that are now exactly one, and the other gains with the reason for each.
+        The network, the gains that are now exactly one, and the remaining gains, each with the reason.
     """
     current = dict(params)
     ones: list[str] = []
@@ -85,14 +85,13 @@ GAIN_IS_ZERO = "it is zero somewhere, which no scale makes one"
 def unit_gains(
     values: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
 ) -> tuple[Element, tuple[str, ...], dict[str, str]]:
-    """Return the scales and signs that bring gains to one.
+    """Return the scales and signs that set gains to one.
 
-    The scales and signs depend only on the gains, for networks of any size. Unlike `fold_gains`, this function does not
+    The result depends only on the gains, so it suits networks of any size. Unlike `fold_gains`, this function does not
     change gains that have a zero entry.
 
     Returns:
-        The element, the gains that are one after it acts (up to rounding), and the other gains with the reason for
-        each.
+        The element, the gains that it sets to one (up to rounding), and the remaining gains, each with the reason.
     """
     values, symmetry = symmetry.sums(values), symmetry.on_sums
     element = symmetry.identity()
@@ -115,7 +114,7 @@ def unit_gains(
 
 
 class _Family:
-    """The gains that one group scales, their sites, and the gains that are already one."""
+    """The gains that one group scales, the sites where they are scaled, and the gains that are already one."""
 
     def __init__(self, group: Group, symmetry: Symmetry, names: Sequence[str]) -> None:
         self._group, self._symmetry = group, symmetry
@@ -127,7 +126,7 @@ class _Family:
         self.kept: list[str] = []
 
     def choose(self, params: Mapping[str, Tensor]) -> list[str]:
-        """Return gains that can be set to one together, because their exponents are independent."""
+        """Return gains that can all be set to one, because their exponents are independent."""
         result: list[str] = []
         for name in self.sites:
             rows = [*result, name]
@@ -138,7 +137,7 @@ class _Family:
         return result
 
     def unit(self, chosen: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the scales and signs that bring all chosen gains to one."""
+        """Return the scales and signs that set all chosen gains to one."""
         gains = [self._by_unit(name, values[name]) for name in chosen]
         rows = torch.tensor([self.sites[name].placement.scale for name in chosen], dtype=torch.float64)
         logs = torch.stack([gain.abs().log() for gain in gains], -2)  # [*bases, gains, size]
@@ -155,7 +154,7 @@ class _Family:
         return found
 
     def fold(self, name: str, params: Params) -> Params | None:
-        """Return the network in which this gain is one and earlier gains are unchanged; None if this is impossible."""
+        """Return the network with this gain set to one and earlier gains unchanged, or None if this is impossible."""
         gain = self._by_unit(name, params[name])
         rows = torch.tensor([self.sites[n].placement.scale for n in (*self.kept, name)], dtype=torch.float64)
         direction = torch.linalg.pinv(rows)[:, -1]
@@ -186,7 +185,7 @@ class _Family:
         return {**result, **{key: torch.ones_like(result[key]) for key in tied if key in result}}
 
     def _local(self, name: str, direction: Tensor) -> Symmetry:
-        """Return the group on the parameters that its scales in a direction, or the signs of a gain, multiply.
+        """Return a group restricted to the parameters that its scales in a direction, or the signs of a gain, multiply.
 
         The returned group does not permute units.
         """
@@ -205,13 +204,13 @@ class _Family:
         return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
-        """Return the sign families that together flip one gain and no fixed gain; empty if there are none."""
+        """Return sign families that together flip one gain and no fixed gain, or an empty set if there are none."""
         gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]
         families = [dict(enumerate(flips)) for flips in zip(*gains, strict=True)]
         return frozenset(combination(families, {len(fixed): 1}, modulus=2) or ())
 
     def _by_unit(self, name: str, gain: Tensor) -> Tensor:
-        """Return the gain arranged by unit, `[*bases, size]`."""
+        """Return a gain with its entries ordered by unit, `[*bases, size]`."""
         site = self.sites[name]
         result = torch.ones(self._shape(), dtype=gain.dtype)
         result[(*(index for _, index in site.bases), site.units)] = gain.flatten()[site.positions]

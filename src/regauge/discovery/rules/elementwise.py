@@ -1,4 +1,4 @@
-"""Functions of single entries, and of entries at the same index of several tensors."""
+"""Rules for functions of single entries, and of entries at the same index of several tensors."""
 
 import math
 from functools import partial
@@ -30,7 +30,7 @@ def copy(b: Builder, call: Call) -> Value | Stacked:
 
 
 def native_dropout(b: Builder, call: Call) -> Any:
-    """Return the tensor and the mask. In evaluation mode, the mask consists of ones."""
+    """Return the tensor and the mask of dropout. In evaluation mode, the mask consists of ones."""
     return [copy(b, call), Value.fixed(call.shapes[1], uniform=frozenset(range(len(call.shapes[1]))))]
 
 
@@ -93,7 +93,10 @@ def joint(b: Builder, call: Call) -> Value:
 
 
 def compare(b: Builder, call: Call) -> Value:
-    """Return a comparison with a number. Positive scales of the input do not change a comparison with zero."""
+    """Return a comparison of a tensor with a number.
+
+    Positive scales of the tensor do not change a comparison with zero.
+    """
     x, other = _operands(b, call)
     if not isinstance(other, Value) and isinstance(x, Value) and other == 0:
         return b.unary(x, ZERO_OR_NOT if call.name in ("eq", "ne", "not_equal") else law.compared)
@@ -198,7 +201,7 @@ def _operands(b: Builder, call: Call) -> list[Any]:
 
 
 def _operand(b: Builder, x: Any) -> Any:
-    """Return a tensor as a value. A number is returned unchanged."""
+    """Return a tensor as a `Value` of discovery. A number is returned unchanged."""
     return as_value(b, x) if isinstance(x, Value | Stacked) else x
 
 
@@ -209,8 +212,9 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
 
 
 LARGEST_LOWER_BOUND = 1e-6
-"""The largest lower bound on norms that serves only to prevent division by zero. Nonzero norms are assumed to exceed
-it."""
+"""The largest lower bound on norms that counts as a guard against division by zero.
+
+Nonzero norms are assumed to exceed this bound."""
 SIGN = law.entrywise((0, 1), (1, 1))
 ZERO_OR_NOT = law.entrywise((0, 1), (0, 1))
 ROOT = law.entrywise((1, -2), None)

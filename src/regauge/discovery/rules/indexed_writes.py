@@ -22,9 +22,9 @@ REDUCED: dict[str | None, LawOf] = {
     "prod": law.fixed,
     "multiply": law.fixed,
 }
-"""The law along the other axes for each reduction of entries that are written to the same position.
+"""The law along the remaining axes for each way to combine entries that are written to the same position.
 
-The number of factors in a product is unknown.
+The number of factors of a product at one position is unknown.
 """
 
 
@@ -73,7 +73,10 @@ def segment_reduce(b: Builder, call: Call) -> Value:
 
 
 def index_put(b: Builder, call: Call) -> Value:
-    """Return x after x[i, j] = values, or += values. Transformations act on the axes after the indexed axes."""
+    """Return x after x[i, j] = values, or x[i, j] += values.
+
+    Transformations may act on the axes after the indexed axes.
+    """
     x, values = as_value(b, call["self"]), as_value(b, call["values"])
     indices = list(call["indices"])
     addressed = len(indices)
@@ -116,7 +119,8 @@ def _put(
 ) -> Value:
     """Return x after entries of a source are written to it.
 
-    `kept` maps axes of x to the corresponding axes of the source. All other axes are indexed.
+    `kept` maps axes of x to the corresponding axes of the source. Axes of x outside `kept` are indexed by the
+    positions.
     """
     reason = f"{b.op}: positions are addressed by index"
     for value in (x, source, *positions):

@@ -15,7 +15,8 @@ from regauge.discovery.rules.indexed_writes import scatter_into
 def index(b: Builder, call: Call) -> Value:
     """Return x[i, :, j].
 
-    One index tensor is a lookup along its axis. Several index tensors freeze the axes that they index.
+    A single index tensor is a lookup along the axis that it indexes. Several index tensors freeze the axes that they
+    index.
     """
     x, indices = as_value(b, call["self"]), list(call["indices"])
     indices += [None] * (x.ndim - len(indices))
@@ -26,7 +27,7 @@ def index(b: Builder, call: Call) -> Value:
 
 
 def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
-    """Replace one axis by the axes of an index tensor."""
+    """Replace one axis of a table by the axes of an index tensor that looks up its rows."""
     dim %= x.ndim
     positions = as_value(b, indices)
     layouts = [*x.layouts[:dim], *positions.layouts, *x.layouts[dim + 1 :]]
@@ -48,7 +49,10 @@ def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
 
 
 def embedding_bag(b: Builder, call: Call) -> list[Value]:
-    """Return sums, means or maxima of table rows. If weights are given, each row is multiplied by its weight."""
+    """Return sums, means or maxima of the table rows with the given indices.
+
+    If weights are given, each table row is multiplied by its weight.
+    """
     weight, bags = as_value(b, call["weight"]), call.shape[0]
     reason = f"{b.op}: positions are addressed by index"
     for key in ("indices", "offsets"):
@@ -82,10 +86,10 @@ def gather(b: Builder, call: Call) -> Value:
 
 
 def scatter(b: Builder, call: Call) -> Value:
-    """Write a source to positions along one axis, if these positions point into the axis.
+    """Write a source to positions along one axis of a tensor, if the positions point into this axis.
 
-    The source may be written to a tensor of zeros, or a number may be written among other entries. In all other cases,
-    the positions are used as plain numbers.
+    Covered cases are a source written to zeros, and a number written among other entries. In all other cases, the
+    positions count as plain numbers, and the axis is frozen.
     """
     base, positions = call["self"], call["index"]
     if not isinstance(positions, Value) or positions.index_of is None:
@@ -122,16 +126,16 @@ def scatter(b: Builder, call: Call) -> Value:
 
 
 def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
-    """Return whether positions along an axis have an open order, which also implies that they are distinct.
+    """Return whether positions along an axis have an unspecified order, which also implies that they are distinct.
 
-    If such positions and the values are permuted together, a write returns the same result.
+    If the positions and the written values are permuted together, the result of the write stays the same.
     """
     ranks = list(algebra.leaves(positions.layouts[dim]))
     return any(list(algebra.leaves(order.value.layouts[order.dim])) == ranks for order in b.orders)
 
 
 def _overwrite(b: Builder, x: Value, positions: Value, dim: int) -> Value:
-    """Return x after a number is written to some positions along the axis into which they point."""
+    """Return x after a number is written to positions along the axis into which these positions point."""
     points = _points_into(positions, x.shape[dim])
     others = [k for k in range(x.ndim) if k != dim]
     if points is None or any(x.shape[k] != positions.shape[k] for k in others):
@@ -157,22 +161,22 @@ def one_hot(b: Builder, call: Call) -> Value:
 
 
 def _points_into(positions: Value, size: int) -> Layout | None:
-    """Return the axis of this size into which positions point; None if the positions are plain numbers."""
+    """Return the axis of this size into which positions point, or None if the positions are plain numbers."""
     points = positions.index_of
     return points if points is not None and algebra.size_of(points) == size else None
 
 
 def _address(b: Builder, x: Value, dim: int, positions: Value) -> Law:
-    """Freeze an axis that positions index as plain numbers, and return the law of the axis."""
+    """Freeze an axis that is indexed by positions as plain numbers, and return the law of the axis."""
     b.settle(positions)
     algebra.freeze(x.layouts[dim], f"{b.op}: positions are addressed by index")
     return law.mixed(x.axis(dim))
 
 
 def _many(b: Builder, x: Value, indices: list[Any], call: Call) -> Value:
-    """Return the result of indexing with several tensors.
+    """Return the result of indexing a tensor with several index tensors.
 
-    The indexed axes and the axes of the index tensors are frozen. Transformations of the other axes pass.
+    The indexed axes and the axes of the index tensors are frozen. Transformations of all other axes act on the result.
     """
     used = [k for k, i in enumerate(indices) if i is not None]
     tensors = [as_value(b, indices[k]) for k in used]

@@ -34,7 +34,7 @@ def attention(b: Builder, call: Call) -> Value:
 
 
 def one_step(cell: Cell) -> Rule:
-    """Return the rule for a single step of a cell."""
+    """Return the rule for an operator that takes a single step of a recurrent cell."""
 
     def rule(b: Builder, call: Call) -> list[Value]:
         state = call["hx"] if isinstance(call["hx"], list | tuple) else [call["hx"]]
@@ -45,7 +45,7 @@ def one_step(cell: Cell) -> Rule:
 
 
 def all_steps(cell: Cell) -> Rule:
-    """Return the rule for a recurrent layer that applies the cell at all steps."""
+    """Return the rule for a recurrent layer, which applies a cell at all time steps."""
 
     def rule(b: Builder, call: Call) -> Any:
         if call.get("data") is not None or "batch_sizes" in call.arguments:
@@ -82,7 +82,7 @@ def all_steps(cell: Cell) -> Rule:
 def _two_steps(
     b: Builder, cell: Cell, x: Value, time: int, start: Sequence[Value], weights: Sequence[Any]
 ) -> list[Value]:
-    """Return the state after two steps, tied to the two earlier states."""
+    """Return the state of a recurrent layer after two steps, tied to the states before each step."""
     kept = [k for k in range(x.ndim) if k != time]
     now = b.carry(x, kept, [x.shape[k] for k in kept], law.linear, ended=None, reason=f"{b.op}: time")
     first = cell(b, now, start, weights)
@@ -93,7 +93,7 @@ def _two_steps(
 
 
 def _initial(b: Builder, states: Any, index: int) -> Value:
-    """Return the initial state of one layer. A state of zeros (the usual case) ties nothing together."""
+    """Return the initial state of one recurrent layer. The usual initial state, zeros, ties nothing together."""
     if isinstance(states, Value) and states.is_zero:
         return b.use(Value.fixed(states.shape[1:], is_zero=True))
     return as_value(b, b.select(as_value(b, states), 0, index))

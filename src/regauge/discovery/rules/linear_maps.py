@@ -150,7 +150,7 @@ def einsum(b: Builder, call: Call) -> Value:
 def convolution(b: Builder, call: Call) -> Value:
     """Return a convolution with any number of spatial axes. The convolution may be grouped or transposed.
 
-    Channels are transformed as in a linear map. Spatial axes are frozen unless the kernels have size one and every
+    Channels are transformed as in a linear layer. Spatial axes are frozen unless the kernels have size one and every
     position is kept.
     """
     x, weight = as_value(b, call.x), as_value(b, call["weight"])

@@ -15,9 +15,10 @@ from regauge.discovery.rules.reductions import inner_product
 def normalize(
     b: Builder, x: Value, dims: Sequence[int], odd_dims: Sequence[int] = (), *, over: LawOf = law.mixed
 ) -> Value:
-    """Return a function that treats the entries along `dims` jointly and symmetrically.
+    """Return a function that treats the entries along the axes `dims` jointly and symmetrically.
 
-    The axes in `dims` have the law `over`. The function is odd along `odd_dims`.
+    The law of the axes `dims` is `over`. The function is odd along the axes `odd_dims`: a sign of the input is a sign
+    of the output.
     """
     dims = [d % x.ndim for d in dims]
 
@@ -32,7 +33,7 @@ def normalize(
 
 
 def layer_norm(b: Builder, call: Call) -> list[Value]:
-    """Return LayerNorm or RMSNorm. RMSNorm is odd and does not subtract the mean."""
+    """Return LayerNorm or RMSNorm. RMSNorm is an odd function and does not subtract the mean."""
     x = as_value(b, call["input"])
     dims = range(x.ndim - len(ints(call["normalized_shape"])), x.ndim)
     if "rms" in call.name:
@@ -70,7 +71,7 @@ def channel_norm(b: Builder, call: Call) -> list[Value]:
 
 
 def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
-    """Return (x - mean) / sqrt(var + eps). Because of eps, no scale of the variance passes."""
+    """Return (x - mean) / sqrt(var + eps). Because of eps, no scale of the variance is a symmetry."""
     b.tie(x.layouts[1], mean.layouts[0], var.layouts[0])
     result = Value(x.layouts, x.shape)
     rows = ((1, -1, 0, 0), (1, 0, 0, -1), (0, 0, 1, 0))
@@ -95,7 +96,7 @@ def weight_norm(b: Builder, call: Call) -> Value:
 
 
 def cosine_similarity(b: Builder, call: Call) -> Value:
-    """Return x y / (|x| |y|), summed over one axis. A scale of x cancels if the norm of x exceeds eps."""
+    """Return x y / (|x| |y|), summed over one axis. A scale of x cancels as long as the norm of x exceeds eps."""
     x, y = as_value(b, call["x1"]), as_value(b, call["x2"])
     shape = np.broadcast_shapes(x.shape, y.shape)
     dim = call.get("dim", 1) % len(shape)
@@ -126,7 +127,10 @@ def _affine(b: Builder, x: Value, call: Call, dims: Sequence[int]) -> Value:
 
 
 def _with_statistics(b: Builder, call: Call, x: Value, result: Value) -> list[Any]:
-    """Return the result and the statistics that native norms also return. Only training uses the statistics."""
+    """Return the result of a norm, and the statistics that torch's native norms also return.
+
+    Only training uses these statistics.
+    """
     return [result, *b.opaque([x] if any(call.is_used[1:]) else [], call.shapes[1:])]
 
 

@@ -11,7 +11,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, ints,
 
 
 def dims_of(call: Call, ndim: int) -> list[int]:
-    """Return the axes of a reduction. If the call names none, return all axes."""
+    """Return the axes over which a call reduces a tensor. If the call names no axes, return all axes."""
     dim = call.arguments.get("dim")
     if dim is None or dim in ([], ()):
         return list(range(ndim))
@@ -87,7 +87,8 @@ def extremum(b: Builder, call: Call) -> Any:
 def ranked(b: Builder, call: Call) -> Any:
     """Return an entry of given rank, or the most frequent entry, together with its position.
 
-    Scales multiply the entry. Signs are not symmetries, because a sign reverses the order.
+    Scales of the tensor multiply the selected entry. Signs are no symmetries of a ranking, because a sign reverses the
+    order.
     """
     x = as_value(b, call.x)
     values = reduce(b, x, call, law.positive)
@@ -102,8 +103,8 @@ def histogram(b: Builder, call: Call) -> Value:
 def order(b: Builder, call: Call) -> list[Value]:
     """Return the sorted or the largest entries, and their positions (sort, topk, argsort).
 
-    Each rank has a fixed meaning, unless the operator leaves the order open. The positions point into the compared
-    axis.
+    Each rank has a fixed meaning, unless the operator leaves the order of its results unspecified. The returned
+    positions point into the axis along which entries are compared.
     """
     x = as_value(b, call.x)
     is_open = not call.get("sorted", True)
@@ -152,7 +153,7 @@ def transform(b: Builder, call: Call) -> Value:
 
 
 def _without(x: Value, dim: int) -> list[int | None]:
-    """Return the indices of all axes, with None in place of the one axis that a new axis replaces."""
+    """Return the numbers of all axes of a tensor, with None in place of one axis that a new axis replaces."""
     return [None if d == dim else d for d in range(x.ndim)]
 
 

@@ -1,6 +1,6 @@
 """Pooling, resampling and patches.
 
-Transformations of channels also act on the result. Positions are frozen unless each window is a single entry.
+Transformations of channels also act on the result. Spatial positions are frozen unless each window is a single entry.
 """
 
 from regauge.discovery import laws as law
@@ -11,7 +11,7 @@ from regauge.discovery.operators import Call, Rule, as_value, named, single_wind
 
 
 def pool(along: LawOf) -> Rule:
-    """Return a rule for pooling and resampling. Spatial axes are frozen, and channels have the given law."""
+    """Return a rule for pooling or resampling, which freezes spatial axes and gives channels the named law."""
 
     def rule(b: Builder, call: Call) -> list[Value]:
         x = as_value(b, call.x)
@@ -59,7 +59,7 @@ def sample(b: Builder, call: Call) -> Value:
 
 
 def affine_grid(b: Builder, call: Call) -> Value:
-    """Return the positions of a regular grid after a matrix has transformed them."""
+    """Return the positions of a regular grid, transformed by a matrix."""
     sources = [0, *[None] * (len(call.shape) - 2), 1]
     return b.carry(as_value(b, call.x), sources, call.shape, law.linear, ended=None, reason=f"{b.op}: positions")
 
@@ -67,7 +67,7 @@ def affine_grid(b: Builder, call: Call) -> Value:
 def fold_patches(b: Builder, call: Call) -> Value:
     """Return images assembled from patches (col2im), N (C K) L to N C H W.
 
-    Positions are frozen, and transformations of channels also act on the result.
+    Spatial positions are frozen, and transformations of channels also act on the result.
     """
     x = as_value(b, call.x)
     *lead, rows, places = x.shape

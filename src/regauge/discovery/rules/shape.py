@@ -115,7 +115,7 @@ def stack(b: Builder, call: Call) -> Stacked:
 
 
 def pad(b: Builder, call: Call) -> Value:
-    """Pad a tensor. Padding with zeros is a concatenation with zeros; any other padding freezes the padded axes."""
+    """Pad a tensor. Zero padding is a concatenation with zeros; any other padding freezes the padded axes."""
     x, widths = as_value(b, call.x), ints(call.first("pad", "padding"))
     dims = [x.ndim - 1 - k for k in range(len(widths) // 2)]
     is_constant = call.get("mode", "constant") == "constant" and not call.name.startswith(("refl", "repl"))
@@ -148,7 +148,7 @@ def write(b: Builder, call: Call) -> Value:
 
 
 def copy_into(b: Builder, call: Call) -> Value:
-    """Replace all entries by the entries of another tensor."""
+    """Replace all entries of a tensor by the entries of another tensor."""
     wide = b.expand(as_value(b, call["src"]), call.shape)
     return wide if all(call.is_float) else b.unary(wide, law.fixed)
 
@@ -181,7 +181,7 @@ def shuffle(b: Builder, call: Call) -> Any:
 def unfold_patches(b: Builder, call: Call) -> Any:
     """Return the patches of images (im2col), N C H W to N (C K) L.
 
-    Positions are frozen, and transformations of channels also act on the result.
+    Spatial positions are frozen, and transformations of channels also act on the result.
     """
     x = as_value(b, call.x)
     *lead, channels = x.shape[:-2]
@@ -191,7 +191,7 @@ def unfold_patches(b: Builder, call: Call) -> Any:
 
 
 def unfold_windows(b: Builder, call: Call) -> Any:
-    """Return windows along one axis. A new last axis indexes the positions within a window.
+    """Return sliding windows along one axis of a tensor. A new last axis indexes the positions within a window.
 
     If windows cover the axis without overlap, the result is a view.
     """

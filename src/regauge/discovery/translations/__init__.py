@@ -1,1 +1,1 @@
-"""Translations of a traced model: offsets of values, propagated forward through its operators."""
+"""Translations of a traced model: changes of its values, propagated forward through its operators."""

@@ -1,4 +1,4 @@
-"""The effects of operators on an offset: an operator may rearrange it, map it, ignore it, or compensate for it."""
+"""The effects of operators on an offset, which is the change of a value after a vector is added to a parameter."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,13 +43,13 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
 HIDDEN = -1e3
-"""A mask replaces attention scores by numbers below this threshold, to which a softmax gives no weight."""
+"""The number below which masked attention scores get no weight in a softmax."""
 
 
 def _move(run: Run, node: Node) -> Any:
     """Return the offset after an operator that rearranges entries.
 
-    The entries of the offset are rearranged likewise.
+    The offset is rearranged like the entries of the value.
     """
     first = given(node)[0]
     if operator_name(node) == "getitem":
@@ -110,7 +110,7 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
 
 def _pad(run: Run, node: Node) -> Any:
-    """Return the offset of a padded value, which is zero on the padding, or there has entries of the same channel."""
+    """Return the offset of a padded value, where padding is zero or repeats entries of the same channel."""
     if pads_zeros(node):
         return _move(run, node)
     if argument(node, 2, "constant") not in ("reflect", "replicate", "circular"):
@@ -179,7 +179,7 @@ def _scale(run: Run, node: Node) -> Any:
 
 
 def _largest(run: Run, node: Node) -> Any:
-    """Return the offset of the largest or smallest of entries to which the same is added, or of a smooth maximum."""
+    """Return the offset of a maximum, minimum or smooth maximum over entries that all have the same offset."""
     offset, dims = run.of(given(node)[0]), argument(node, 1, [])
     several = [dims] if isinstance(dims, int) else dims
     if isinstance(dims, Node) or not several or offset.is_masked or not offset.is_uniform(*several):
@@ -191,7 +191,7 @@ def _largest(run: Run, node: Node) -> Any:
 
 
 def _larger(run: Run, node: Node) -> Any:
-    """Return the offset of the larger or smaller of two values to which the same is added."""
+    """Return the offset of the larger or smaller of two values that have the same offset."""
     shape = shape_of(node)
     offsets = [run.of(one) for one in given(node)[:2]]
     if None in offsets:
@@ -203,7 +203,7 @@ def _larger(run: Run, node: Node) -> Any:
 
 
 def _without(offset: Offset, dims: Sequence[int], shape: Sequence[int], *, is_kept: bool) -> Offset:
-    """Return the offset of values that a reduction takes from entries along some axes to which the same is added."""
+    """Return the offset of a reduction, such as a maximum, over entries that all have the same offset."""
 
     def narrow(array: Tensor) -> Tensor:
         for d in dims:
@@ -215,7 +215,7 @@ def _without(offset: Offset, dims: Sequence[int], shape: Sequence[int], *, is_ke
 
 
 def _resampled(run: Run, node: Node) -> Any:
-    """Return the offset of values that are means, or the largest, of values at positions of the same channel."""
+    """Return the offset of means or maxima over positions of the same channel."""
     name, value = operator_name(node), node.meta["val"]
     space = len(given(node)[1]) // 2 if name in PADS else int(next(one for one in name if one.isdigit()))
     first = value if isinstance(value, Tensor) else value[0]
@@ -226,7 +226,7 @@ def _resampled(run: Run, node: Node) -> Any:
 
 
 def _spread(offset: Offset, dims: Iterable[int], shape: Sequence[int]) -> Offset:
-    """Return an offset that is constant along some axes, whose lengths change; raise `SeenError` if it is not."""
+    """Return an offset that is constant along axes of changing length, or raise `SeenError` if it is not constant."""
     if not offset.is_uniform(*dims):
         raise SeenError
 
@@ -255,7 +255,7 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: bool) -> Offset | None:
-    """Return the offset of a sum or mean of values whose offset has products, or None if it is not known."""
+    """Return the offset of a sum or mean of values whose offset has products, or None if it is unknown."""
     before, shape = shape_of(given(node)[0]), shape_of(node)
     kept = [k for k in range(len(before)) if k not in {d % len(before) for d in dims}]
     names = {k: k - len(before) if is_kept else number - len(kept) for number, k in enumerate(kept)}
@@ -268,7 +268,7 @@ def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: b
 
 
 def _cumulative(run: Run, node: Node) -> Offset:
-    """Return the offset of a cumulative sum of values to which the same is added along the axis."""
+    """Return the offset of a cumulative sum over an axis along which the offset is constant."""
     shape = shape_of(node)
     axis = int(given(node)[1]) % len(shape)
     inner, last = run.expansion.summed(shape[axis]), indices_of(shape)[axis]
@@ -341,7 +341,7 @@ def _masked(run: Run, node: Node) -> Any:
 
 
 def _hides(run: Run, value: Any) -> bool:
-    """Return whether a mask writes a very negative number."""
+    """Return whether a mask writes a very negative number, which excludes entries from a softmax."""
     while isinstance(value, Node) and operator_name(value) in SAME:
         value = given(value)[0]
     if isinstance(value, Node) and operator_name(value) in words("full full_like scalar_tensor"):
@@ -373,14 +373,14 @@ def _group_norm(run: Run, node: Node) -> Any:
 def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
     """Raise an error unless an offset is constant over all entries that a norm combines.
 
-    `together` reshapes an array to place these entries along the last axis.
+    The function `together` reshapes an array so these entries lie along the last axis.
     """
     if offset is not None and (offset.is_masked or not offset.move(together).is_uniform(-1)):
         raise SeenError
 
 
 def _channel_bias(run: Run, node: Node, gain: int, bias: int) -> Any:
-    """Return the offset that results if an offset is added to the bias of each channel."""
+    """Return the offset of a channel-wise layer after an offset was added to the bias of each channel."""
     if run.of(argument(node, gain, None)) is not None:
         raise SeenError
     shift, shape = run.of(argument(node, bias, None)), shape_of(node)
@@ -458,4 +458,7 @@ EFFECTS: Rules = {
     "instance_norm": _instance_norm,
     "scaled_dot_product_attention": through_attention,
 }
-"""The effect of each operator on an offset. Any other operator changes its result if an operand has an offset."""
+"""The effect of each operator on an offset.
+
+An operator outside this table changes its result if an operand has an offset.
+"""

@@ -1,8 +1,8 @@
-"""Values of a traced model as sums of products of parameters and other values, with the indices that they share.
+"""Values of a traced model, expanded as sums of products of parameters and other values.
 
-An offset may be multiplied by a value that depends on the inputs. In linear attention, this value is the sum of the
-attention weights. The model later divides by the same sum, perhaps computed by other operators. Two values are equal if
-their expansions consist of the same products, apart from the names of summed indices.
+An offset may be multiplied by a value that depends on the inputs. In linear attention, for example, an offset is
+multiplied by the sum of the attention weights. The model later divides by the same sum, which other operators may
+compute. Two values are equal if their expansions consist of the same products, apart from the names of summed indices.
 """
 
 import math
@@ -17,31 +17,31 @@ from regauge.discovery.translations.graph import Graph, axis_before, given, is_s
 from regauge.discovery.translations.offsets import Index, Monomial, Multiplicand, SeenError
 
 MOST_PRODUCTS = 16
-"""The largest number of products in an expansion. Longer expansions are given up."""
+"""The largest number of products in an expansion; longer expansions are not used."""
 MOST_FACTORS = 8
-"""The largest number of factors in a product. Powers of powers would otherwise have exponentially many."""
+"""The largest number of factors in a product. Powers of powers would otherwise have exponentially many factors."""
 FIXED = Index(0, 1)
 """The index of an axis of length one."""
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
 """Operators that are linear in a value and in a weight, with the argument positions of value, weight and bias."""
 FILLED = {"ones": None, "ones_like": None, "new_ones": None, "full": 1, "full_like": 1, "new_full": 2}
-"""Operators whose result is a constant, and the argument position of the constant; None if the constant is one."""
+"""Operators whose result is constant, each with the argument position of the constant, or None if it is one."""
 Values = list[Monomial]
 
 
 class Expansion:
-    """The expansion of values of a model: a sum of products, whose indices run along axes or are summed."""
+    """The expansion of a model's values: sums of products, whose indices run along axes or are summed over."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self._names = graph, count(1)
 
     def of(self, node: Any, indices: Sequence[Index], *, is_input: bool = False) -> Values:
-        """Return the products whose sum is a value at the given indices, one index for each axis.
+        """Return the products whose sum is a value, with one index for each axis of the value.
 
         Inputs of layers with parameters are not expanded.
 
         Raises:
-            SeenError: There are too many products or factors.
+            SeenError: The expansion has too many products, or a product has too many factors.
         """
         if not isinstance(node, Node):
             return [Monomial(float(node), ())]
@@ -60,15 +60,15 @@ class Expansion:
         return found
 
     def summed(self, size: int) -> Index:
-        """Return a new summed index."""
+        """Return a new index over which a product is summed."""
         return Index(next(self._names), size) if size > 1 else FIXED
 
     def aligned(self, node: Any, indices: Sequence[Index], *, is_input: bool = False) -> Values:
-        """Return the products of an operand that is broadcast to a result with the given indices."""
+        """Return the products of an operand after it is broadcast to a result with the given indices."""
         return self.of(node, indices[len(indices) - len(shape_of(node)) :], is_input=is_input)
 
     def settle(self, products: Values) -> Values:
-        """Return a sum of products without weights that sum to one, and without a divisor that equals the sum."""
+        """Return a sum of products, simplified: weights that sum to one and divisors equal to the sum are removed."""
         products = [self._without_weights(one) for one in products]
         divisor = next((one for one in products[0].factors if one.kind == "inverse"), None) if products else None
         if divisor is None or not all(divisor in one.factors for one in products):
@@ -79,7 +79,7 @@ class Expansion:
         return products if ratio is None else [Monomial(ratio, ())]
 
     def _without_weights(self, product: Monomial) -> Monomial:
-        """Return a product without weights that sum to one over an index that nothing else has."""
+        """Return a product without weights that sum to one over an index that no other factor has."""
         number, factors = product
         used = [index.name for one in factors for index in one.indices if index.name > 0]
         for one in factors:
@@ -94,7 +94,7 @@ class Expansion:
         return product
 
     def _moved(self, node: Node, indices: Sequence[Index], *, is_input: bool) -> Values | None:
-        """Return the products of the operand if an operator only rearranges or selects the operand's entries."""
+        """Return the products of a rearrangement or selection, computed from those of its operand, or None."""
         name, source = operator_name(node), given(node)[0]
         if name == "getitem":
             cut, index = given(node)
@@ -135,7 +135,7 @@ class Expansion:
 
 
 def _begun(indices: Sequence[Index], axis: int, start: int) -> tuple[Index, ...]:
-    """Return indices of which one begins later."""
+    """Return indices of which the one along `axis` begins at a later position."""
     own = indices[axis]
     return (*indices[:axis], own._replace(start=own.start + start), *indices[axis + 1 :])
 
@@ -146,7 +146,7 @@ def _without(factors: Sequence[Multiplicand], one: Multiplicand) -> tuple[Multip
 
 
 def _times(several: Sequence[Values], summed: Sequence[Index] = ()) -> Values:
-    """Return the product of expansions, summed over some indices."""
+    """Return the product of several expansions, summed over some indices."""
     found = [Monomial(1.0, ())]
     for values in several:
         if len(found) * len(values) > MOST_PRODUCTS:
@@ -160,7 +160,7 @@ def _scaled(products: Values, number: float) -> Values:
 
 
 def _sum(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
-    """Expand a sum or difference if one operand is simple."""
+    """Expand a sum or difference in which one operand is a number, a parameter or a constant."""
     x, y = given(node)[:2]
     if not (e.is_simple(x) or e.is_simple(y)):
         return None
@@ -182,7 +182,7 @@ def _quotient(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | No
 
 
 def inverse(operand: Any, indices: Sequence[Index]) -> Values:
-    """Return the expansion of one over an operand that is broadcast to a result with the given indices."""
+    """Return the expansion of one divided by an operand that is broadcast to the given indices."""
     if not isinstance(operand, Node):
         return [Monomial(1 / float(operand), ())]
     shape = shape_of(operand)
@@ -211,7 +211,7 @@ def _total(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
 
 
 def _cumulative(e: Expansion, node: Node, indices: Sequence[Index]) -> Values:
-    """Expand a cumulative sum: a sum over an index that is at most another one."""
+    """Expand a cumulative sum as a sum over an index that is at most a second index."""
     if not indices:  # A number.
         return e.of(given(node)[0], indices)
     axis = int(given(node)[1]) % len(indices)
@@ -221,7 +221,7 @@ def _cumulative(e: Expansion, node: Node, indices: Sequence[Index]) -> Values:
 
 
 def up_to(last: Index, index: Index) -> Values:
-    """Return the factor that is one where an index is at most another index, and else zero."""
+    """Return the factor that is one where an index is at most another index, and zero elsewhere."""
     return [Monomial(1.0, (Multiplicand("before", None, (last, index)),))]
 
 
@@ -256,7 +256,7 @@ def _layer(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
 
 
 def _table(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
-    """Expand a lookup: a table times a factor that selects the row."""
+    """Expand a lookup as a table times a factor that selects the row."""
     table, index = given(node)[:2]
     if e.graph.entries(table) is None:
         return None
@@ -286,7 +286,7 @@ def _einsum(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None
 
 
 def letters(node: Node) -> tuple[list[list[str]], list[str]]:
-    """Return the axes of the operands and of the result of an einsum, one name for each axis.
+    """Return the axes of the operands and of the result of an einsum, with one name for each axis.
 
     Raises:
         SeenError: The equation does not name the axes of the result.
@@ -327,11 +327,11 @@ RULES: dict[str, Any] = {
     "einsum": _einsum,
     **dict.fromkeys(FILLED, _constant),
 }
-"""The expansion of the result of each operator, or None. Results of other operators are not expanded."""
+"""The function that expands the result of each operator. Results of other operators are not expanded."""
 
 
 def _ratio(one: Values, other: Values) -> float | None:
-    """Return the number by which one sum of products is a multiple of another, or None if it is not."""
+    """Return the number by which one sum of products is a multiple of another, or None if it is no multiple."""
     if len(one) != len(other) or not one:
         return None
     rest, ratios = list(other), []
@@ -346,7 +346,7 @@ def _ratio(one: Values, other: Values) -> float | None:
 def renaming(
     factors: Sequence[Multiplicand], others: Sequence[Multiplicand], names: dict[int, Index] | None = None
 ) -> dict[int, Index] | None:
-    """Return the summed indices by which others replace some factors' own, if both products are then equal."""
+    """Return a renaming of summed indices under which two products are equal, or None if there is none."""
     names = names or {}
     if not factors:
         return None if others else names
@@ -359,7 +359,7 @@ def renaming(
 
 
 def _unified(one: Multiplicand, other: Multiplicand, names: dict[int, Index]) -> Iterator[dict[int, Index]]:
-    """Yield the extended renaming of summed indices under which two factors are equal, if there is any."""
+    """Yield the extension of a renaming of summed indices that makes two factors equal, if one exists."""
     if (one.kind, one.what, len(one.indices)) != (other.kind, other.what, len(other.indices)):
         return
     found = dict(names)

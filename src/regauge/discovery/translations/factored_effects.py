@@ -1,4 +1,4 @@
-"""Offsets that operators multiply by values of the model, and layers that take such offsets back."""
+"""Offsets that operators multiply by values of the model, and layers that compensate for such offsets."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,22 +28,23 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Run
 
 MOST_TERMS = 32
-"""The largest number of terms of an offset that is multiplied by expansions."""
+"""The largest number of terms that an offset may have after it is multiplied by expansions."""
 
 
 def indices_of(shape: Sequence[int]) -> tuple[Index, ...]:
-    """Return the indices that run along the axes of a value."""
+    """Return one index for each axis of a value."""
     return tuple(Index(k - len(shape), n) if n > 1 else FIXED for k, n in enumerate(shape))
 
 
 def contracted(run: Run, shape: Sequence[int], offset: Offset, own: Sequence[int], others: Sequence[Values]) -> Offset:
-    """Return the offset of a product of a value with other values, which is summed over some indices.
+    """Return the offset of a product of a value with other values, summed over some indices.
 
     Args:
-        run: The run.
+        run: The propagation of the offset.
         shape: The shape of the result.
-        offset: The offset of the value. It must be known.
-        own: For each axis of the value: the axis of the result (a negative number), or the summed index (positive).
+        offset: The offset of the value. The amounts of the offset must be known.
+        own: For each axis of the value: a negative number for an axis of the result, or a positive one for a summed
+            index.
         others: The expansions of the other values.
 
     Raises:
@@ -84,12 +85,12 @@ def contracted(run: Run, shape: Sequence[int], offset: Offset, own: Sequence[int
 
 
 def _is_same(one: Addend, other: Addend) -> bool:
-    """Return whether two addends add one vector at equal places."""
+    """Return whether two addends add the same vector at the same entries."""
     return (one.steps, one.size) == (other.steps, other.size) and torch.equal(*once([one.places, other.places]))
 
 
 def _settled(term: Addend, products: Values) -> list[Addend]:
-    """Return a vector times products, which become steps if they contain parameters only."""
+    """Return a vector times products; factors that contain only parameters become steps of the vector."""
     try:
         return [_with_steps(term, one) for one in products]
     except SeenError:
@@ -97,7 +98,7 @@ def _settled(term: Addend, products: Values) -> list[Addend]:
 
 
 def _with_steps(term: Addend, product: Monomial) -> Addend:
-    """Return a vector after the steps that multiply it by a product of parameters."""
+    """Return a vector after steps that multiply it by a product of parameters."""
     if any(one.kind != "parameter" for one in product.factors):
         raise SeenError
     if product.number != 1:
@@ -108,7 +109,7 @@ def _with_steps(term: Addend, product: Monomial) -> Addend:
 
 
 def _times_factor(term: Addend, factor: Multiplicand, others: Sequence[int]) -> Addend:
-    """Return an addend times entries of a parameter, which are summed over indices that no other factor has."""
+    """Return an addend times entries of a parameter, summed over indices that no other factor has."""
     own = [*zip(factor.indices, factor.what.strides, strict=True)]
     wide = sorted(((k, stride) for k, stride in own if k.size > 1), key=lambda one: one[0].name > 0)  # Sums come last.
     if any(index.name > 0 and index.name in others for index, _ in wide):
@@ -121,9 +122,9 @@ def _times_factor(term: Addend, factor: Multiplicand, others: Sequence[int]) -> 
 
 
 def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, axes: list[int]) -> Addend:
-    """Return an addend after a product with factors along some axes; it may differ along these and further axes.
+    """Return an addend multiplied or divided by factors along some axes; it may also vary along further axes.
 
-    The factors are summed over their further axes.
+    Factors are summed over the axes that the addend lacks.
     """
     shape = term.places.shape
     several = [k for k in range(len(shape)) if k in axes or not is_constant(term.places, k)]
@@ -138,7 +139,7 @@ def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, a
 
 
 def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
-    """Return an offset with products after an operator that rearranges entries, or None if an axis is lost."""
+    """Return an offset with products after an operator that rearranges entries, or None if an axis disappears."""
     shape, ndim = shape_of(node), len(shape_of(given(node)[0]))
     before = {axis_before(node, axis): axis for axis in range(len(shape))}
     names = {axis - ndim: Index(k - len(shape), 0) for axis, k in before.items() if axis is not None}
@@ -151,8 +152,8 @@ def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
 def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int, ...]) -> Offset | None:
     """Return an offset with products, or None if the layer that computes an added operand fully compensates for it.
 
-    The layer must read the same value as the layer that computes the factor of the offset. Each parameter of the layer
-    takes back the terms that have the other factors of its products.
+    The compensating layer must read the same value as the layer that computes the factor of the offset. Each parameter
+    of this layer compensates for the terms that have the same remaining factors.
     """
     if offset.labels is not None or offset.is_masked or run.is_missed or not _is_read_by_this_sum(run, operand):
         return offset
@@ -169,7 +170,7 @@ def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int
 
 
 def _is_read_by_this_sum(run: Run, node: Any) -> bool:
-    """Return whether a layer computes a value that nothing else reads."""
+    """Return whether a layer computes a node that only one operator reads."""
     while isinstance(node, Node) and node.op == "call_function":
         if node in run.offsets or node in run.graph.ends or not run.graph.is_read_once(node):
             return False
@@ -183,7 +184,7 @@ def _is_read_by_this_sum(run: Run, node: Any) -> bool:
 
 
 def _image(run: Run, term: Addend, options: Values) -> Image:
-    """Return the image of a term in a parameter that is multiplied by the same values of the model."""
+    """Return the image of a term in a parameter that the model multiplies by the same values."""
     mine = [one for one in term.product.factors if one.kind == "parameter"]
     rest = [one for one in term.product.factors if one.kind != "parameter"]
     for option in options:
@@ -201,7 +202,7 @@ def _image(run: Run, term: Addend, options: Values) -> Image:
 
 
 def _image_in(term: Addend, taker: Multiplicand, factors: Sequence[Multiplicand], number: float) -> Image:
-    """Return the image of a vector times factors in entries of a parameter, which lie along axes and summed indices."""
+    """Return the image of a vector times factors in entries of a parameter, along axes and summed indices."""
     wide = [(index, stride) for index, stride in zip(taker.indices, taker.what.strides, strict=True) if index.size > 1]
     sizes = tuple(index.size for index, _ in wide) or (1,)
     start = taker.what.start + sum(k.start * s for k, s in zip(taker.indices, taker.what.strides, strict=True))

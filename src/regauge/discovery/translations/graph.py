@@ -1,4 +1,4 @@
-"""A traced model in the form that offsets need: parameters, views of parameters, integer constants and known sums."""
+"""A traced model in the form that offsets need: parameters and their views, integer constants and known sums."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -18,31 +18,31 @@ from regauge.discovery.trace import Program
 from regauge.discovery.translations.offsets import SeenError
 
 MAXIMA, PAIRED = words("amax amin max min logsumexp"), words("maximum minimum logaddexp")
-"""Operators that return the largest or smallest of entries, or a smooth maximum: along axes, or of two values."""
+"""Operators that return a maximum, minimum or smooth maximum: along axes, or of two values."""
 PADS = words("pad constant_pad_nd")
 """Operators that pad a value with constants."""
 RESHAPES = words("view _unsafe_view reshape flatten unflatten squeeze")
 """Operators that arrange the same entries in the same order."""
 MOST_NUMBERS = 1 << 20
-"""The largest number of entries of a value that is inspected entry by entry."""
+"""The number of entries up to which a value is inspected entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
-"""A gain that divides a value before a sum, and the sum as a step; if the sum is zero, there is no step."""
+"""The known sum of a value: a gain that divides the value before the sum, and a step, or no step if the sum is zero."""
 
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
 """Operators that add a parameter to each channel, and the argument position of this parameter."""
 CELLS = dict.fromkeys(words("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), 4)
-"""Steps of recurrent layers, and the argument position of the input's bias."""
+"""Single steps of recurrent layers, each with the argument position of the input's bias."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model with methods that answer questions about offsets.
+    """A traced model that answers questions about parameters, sums and readers, as the propagation of offsets needs.
 
     Attributes:
         program: The traced model.
         ones: Gains that are one in a representative.
-        onward: Results for offsets from certain nodes onward, cached for reuse.
+        onward: Cached results for offsets from certain nodes onward.
     """
 
     program: Program
@@ -97,7 +97,7 @@ class Graph:
 
     @cached_property
     def norm_widths(self) -> tuple[int, ...]:
-        """The widths of layer normalizations that act on parts of an axis, such as heads, in ascending order."""
+        """The widths of layer normalizations over only part of an axis, such as one head, in ascending order."""
         found = set[int]()
         for node in self.order:
             if node.op == "call_function" and operator_name(node) in ("layer_norm", "native_layer_norm"):
@@ -110,9 +110,9 @@ class Graph:
 
     @cached_property
     def maxima(self) -> frozenset[tuple[int, int]]:
-        """The lengths of pairs of adjacent axes, of which a maximum is taken along one; the pair order is kept.
+        """The lengths of pairs of adjacent axes of which an operator takes the maximum along one, in their order.
 
-        The length of the axis of the maximum is negative.
+        A negative length marks the axis of the maximum.
         """
         found = set[tuple[int, int]]()
         for node in self.order:
@@ -130,7 +130,7 @@ class Graph:
 
     @cached_property
     def cuts(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """For each axis length, the first indices and lengths of the parts into which operators cut last axes."""
+        """For each axis length, the starts and lengths of the parts into which operators cut last axes."""
         found: dict[int, dict[tuple[int, int], None]] = {}
         for node in self.order:
             name = operator_name(node) if node.op == "call_function" else ""
@@ -176,7 +176,7 @@ class Graph:
         return len(self.program.aliases.get(name, (name,))) == 1 and len(nodes) == 1 and len(nodes[0].users) == 1
 
     def is_read_once(self, node: Node) -> bool:
-        """Return whether at most one operator reads each entry of a value: one reader, or readers of separate parts."""
+        """Return whether at most one operator reads each entry of a value."""
         users = list(node.users)
         if len(users) == 1:
             return True
@@ -251,11 +251,11 @@ class Graph:
             return None
 
     def total(self, node: Any, axis: int = -1) -> Total | None:
-        """Return the sum of a value, divided by a gain, along an axis, if this sum is the same for all inputs.
+        """Return the sum of a value along an axis, perhaps after division by a gain, if it is the same for all inputs.
 
         Returns:
-            The gain (None if there is no gain), and the sum as a step (no step if the sum is zero). It is None if the
-            sum depends on the inputs or is unknown.
+            The gain (None if there is none), and the sum as a step (no step if the sum is zero). The result is None if
+            the sum depends on the inputs or is unknown.
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None
@@ -289,9 +289,9 @@ class Graph:
         return None if is_padded and found and found[1] else found  # Zeros lack the bias.
 
     def _total_of_two(self, node: Node) -> Total | None:
-        """Return the sum of a product or sum of two values, as in norms that the model's own code computes.
+        """Return the known sum of a product or sum of two values, as in norms that a model's own code computes.
 
-        In a product, one factor is a gain or a number. In a sum, one term is a bias.
+        In a product, one of the two values must be a gain or a number. In a sum, one of the two values must be a bias.
         """
         x, y = given(node)[:2]
         kind, width = operator_name(node), shape_of(node)[-1:]
@@ -338,9 +338,9 @@ def pads_zeros(node: Node) -> bool:
 
 
 def axis_before(node: Node, axis: int) -> int | None:
-    """Return the operand axis whose known sums determine the sums along an axis of the result.
+    """Return the operand axis along which known sums determine the sums along an axis of the result.
 
-    The sums of the result are sums of the operand, means of such sums, or zero.
+    The sums of the result are then sums of the operand, means of such sums, or zero.
     """
     name, source, shape = operator_name(node), shape_of(given(node)[0]), shape_of(node)
     ndim = len(source)
@@ -382,12 +382,15 @@ def axis_before(node: Node, axis: int) -> int | None:
 
 
 def given(node: Node) -> Any:
-    """Return the arguments of a node. Arguments may have any type."""
+    """Return the arguments of a node. The arguments of a node may have any type."""
     return node.args
 
 
 def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
-    """Call the operator of a node on other operands. Operands are copied if the operator cannot view them."""
+    """Call the operator of a node on other operands than its own.
+
+    Operands are copied if the operator cannot make a view of them.
+    """
     args, kwargs = map_arg((node.args, node.kwargs), operands.__getitem__)
     try:
         return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -56,9 +56,9 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
-    """Return the offset of a layer's outputs if the amounts depend on the inputs, but are constant along some axes.
+    """Return the offset of a layer's outputs if it depends on the inputs of the model, but is constant along some axes.
 
-    The layer must map each position for itself.
+    The layer must map each position independently of the others.
     """
     shape, kernel = shape_of(node), shape_of(argument(node, LAYERS[operator_name(node)][1], None))[2:]
     constant = [k for k, n in enumerate(shape) if n > 1 and k != dim and offset.is_uniform(k)]
@@ -69,7 +69,7 @@ def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Map an offset of each channel, or of adjacent channels alone, by the weights of a layer."""
+    """Return the offset behind a layer's weights, if the offset is one of channels, or of adjacent channels."""
     copies, outputs, inputs = weights.sizes[:3]
     own = channels(term, dim)
     there = own.nonzero().flatten()
@@ -106,7 +106,7 @@ def _weights(run: Run, node: Node, w: Any) -> Entries:
 
 
 def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
-    """Return the offset of a layer's outputs that results from an offset of its weights.
+    """Return the offset of a layer's outputs that an offset of its weights causes.
 
     Two outputs change by the same amount if their weight rows change by the same amounts.
     """
@@ -188,8 +188,8 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
 def _contracted_or_labels(run: Run, node: Node, operands: list[Any], changed: int) -> Offset:
     """Return the offset of a product of operands, one of which has an offset.
 
-    If the vectors of the offset vary along a summed axis, the amounts depend on the inputs. They are equal along axes
-    that the other operands lack, if the offset is.
+    If the vectors of the offset vary along a summed axis, the amounts depend on the inputs. The amounts are constant
+    along axes that the other operands lack, if the offset is.
     """
     offset, shape = run.of(operands[changed]), shape_of(node)
     names, target = letters(node) if operator_name(node) == "einsum" else _axes_of_product(operands, shape)
@@ -224,7 +224,7 @@ def _axes_of_product(operands: list[Any], shape: tuple[int, ...]) -> tuple[list[
 
 
 def through_einsum(run: Run, node: Node) -> Any:
-    """Return the offset of a product that names its axes by letters, if one of its operands has an offset."""
+    """Return the offset of an einsum, if one of its operands has an offset."""
     operands = list(given(node)[1])
     changed = [k for k, operand in enumerate(operands) if run.of(operand) is not None]
     if len(changed) > 1:
@@ -233,7 +233,7 @@ def through_einsum(run: Run, node: Node) -> Any:
 
 
 def through_bag(run: Run, node: Node) -> Any:
-    """Return the offset of sums or means of the rows of a table, each of them over the same number of rows."""
+    """Return the offset of sums or means over table rows, each over the same number of rows."""
     table, index, starts = given(node)[:3]
     offset, known = run.of(table), run.graph.constant(starts)
     kind, weights, padding = (argument(node, k, default) for k, default in ((4, 0), (6, None), (8, None)))
@@ -277,7 +277,7 @@ def through_attention(run: Run, node: Node) -> Any:
 def through_recurrent(run: Run, node: Node) -> None:
     """Record that the input biases of a recurrent layer can compensate for offsets of the state biases.
 
-    The layer adds the two biases, except in a GRU gate that multiplies the state bias.
+    A recurrent layer adds input and state bias, except in a GRU gate that multiplies the state bias.
     """
     weights, count = _recurrent_weights(node)
     if any(source in run.offsets for source in node.all_input_nodes if source not in weights):
@@ -299,9 +299,9 @@ def through_recurrent(run: Run, node: Node) -> None:
 
 
 def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
-    """Return the weights of a recurrent layer with biases, and how many weights each direction of each layer has.
+    """Return the weights of a recurrent layer with biases, and the number of weights per direction of each layer.
 
-    The weights are those of the input and the state, their biases, and (for some LSTMs) the projection.
+    For each direction, these are the weights of input and state, their biases, and perhaps a projection.
     """
     if operator_name(node).endswith("_cell"):
         return list(given(node)[2:]), 4

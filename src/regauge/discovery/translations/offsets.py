@@ -12,21 +12,21 @@ from torch.utils import _pytree as pytree
 from regauge.core.translations import Entries, ImageStep
 
 LARGEST_CONTENT = 1 << 14
-"""The largest number of entries of an offset, without repetitions, for which a comparison key is computed."""
+"""The number of entries, without repetitions, up to which an offset gets a key for comparisons."""
 
 
 class SeenError(Exception):
-    """Error if an operator changes its result because of an offset, which means that the function changes."""
+    """Error if an operator changes its result because of an offset, which means that the model's function changes."""
 
 
 class Index(NamedTuple):
     """An index of a factor.
 
     Attributes:
-        name: A negative number is an axis of the value, counted from the end. Sums run over all indices with a positive
-            name. Zero is a fixed position.
-        size: The number of positions.
-        start: The first position.
+        name: An axis of the value as a negative number counted from the end, a summed index as a positive number, or
+            zero for a fixed position.
+        size: The number of positions that the index takes.
+        start: The first position that the index takes.
     """
 
     name: int
@@ -41,8 +41,8 @@ class Multiplicand(NamedTuple):
         kind: "parameter" stands for entries of a parameter, "value" for a value of the model, and "inverse" for one
             over a value. "row" is one where the last index is the entry of a value of row numbers, and else zero.
             "before" is one where the second index is at most the first, and else zero.
-        what: The entries or the value.
-        indices: One index for each axis.
+        what: The entries of a parameter, or the value of the model.
+        indices: One index for each axis of the factor.
     """
 
     kind: Literal["parameter", "value", "inverse", "row", "before"]
@@ -62,7 +62,7 @@ class Monomial(NamedTuple):
         return frozenset(index.name for one in self.factors for index in one.indices if index.name < 0)
 
     def renamed(self, names: Mapping[int, Index]) -> "Monomial":
-        """Return the product with other indices; each keeps its size and start."""
+        """Return the product with renamed indices; each keeps its size and its first position."""
 
         def rename(index: Index) -> Index:
             return index._replace(name=names[index.name].name) if index.name in names else index
@@ -72,12 +72,12 @@ class Monomial(NamedTuple):
 
     @property
     def key(self) -> "Monomial":
-        """The product with summed indices that are numbered by their first occurrence."""
+        """The product with summed indices numbered in the order of their first occurrence."""
         names = dict.fromkeys(index.name for one in self.factors for index in one.indices if index.name > 0)
         return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
 
     def repeated(self, summed: Iterable[Index]) -> "Monomial":
-        """Return the sum of the product over indices, some of which no factor has."""
+        """Return the sum of the product over some indices, of which the product may lack a few."""
         used = {index.name for one in self.factors for index in one.indices}
         number = self.number
         for index in summed:
@@ -94,11 +94,11 @@ class Addend:
     """A vector that is added to entries of a value, perhaps times a product that depends on the inputs.
 
     Attributes:
-        steps: The steps that map the vector of the family to this vector.
-        size: The length of this vector.
+        steps: The steps that map the vector of the translation family to the added vector.
+        size: The length of the added vector.
         places: For each entry of the value: one plus the index of the vector entry that is added to it, or zero if
             nothing is added.
-        product: The product by which the vector is multiplied.
+        product: The product of model values by which the added vector is multiplied.
     """
 
     steps: tuple[ImageStep, ...]
@@ -108,7 +108,7 @@ class Addend:
 
     @property
     def varied(self) -> Tensor:
-        """Labels of the entries. Equal labels mean that the same amount is added."""
+        """Labels of the entries of a value. Entries with equal labels get the same amount."""
         if self.product is ONE:
             return self.places
         varying = {axis % self.places.ndim for axis in self.product.axes}
@@ -120,12 +120,12 @@ class Offset:
     """The sum of the vectors that are added to a value.
 
     Attributes:
-        terms: The added vectors, each of which is known as a function of the weights.
-        labels: If the amounts depend on the inputs, an array that replaces the terms. Equal labels mean equal amounts,
-            and a zero label means that nothing is added.
+        terms: The added vectors, if each is known as a function of the weights.
+        labels: If the added amounts depend on the inputs, an array of labels that replaces the terms. Entries with
+            equal labels change by equal amounts, and entries with label zero do not change.
         is_masked: Whether the offset is missing at entries that a mask excludes from a softmax. In that case, only a
             softmax may remove the offset.
-        source: An object that offsets share if their labels number the same amounts.
+        source: An object that two offsets share if equal labels in both mean equal amounts.
     """
 
     terms: tuple[Addend, ...] = ()
@@ -135,7 +135,7 @@ class Offset:
 
     @property
     def arrays(self) -> list[Tensor]:
-        """The `places` of each term, or the labels."""
+        """The arrays `places` of all terms, or the labels."""
         return [term.places for term in self.terms] if self.labels is None else [self.labels]
 
     @property
@@ -177,7 +177,7 @@ class Offset:
         return pytree.tree_unflatten(results, parts[0][1])
 
     def _with(self, arrays: Sequence[Tensor]) -> "Offset":
-        """Return the offset with the given places or labels in place of its own."""
+        """Return the offset with other arrays of places or labels."""
         if self.labels is not None:
             return replace(self, labels=arrays[0])
         terms = tuple(Addend(term.steps, term.size, places) for term, places in zip(self.terms, arrays, strict=True))
@@ -189,12 +189,12 @@ class Offset:
         return replace(self, terms=terms, labels=None if self.labels is None else self.labels.expand(tuple(shape)))
 
     def then(self, *steps: ImageStep) -> "Offset":
-        """Return the offset after further steps. These steps keep the length of its vectors."""
+        """Return the offset after further steps, which keep the length of its vectors."""
         terms = tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms)
         return replace(self, terms=terms, source=object())
 
     def content(self) -> Hashable | None:
-        """Return a key that is equal for equal offsets; None if the key would be too large."""
+        """Return a key that is equal for equal offsets, or None if the key would be too large."""
         arrays = [once([array])[0] for array in self.arrays]
         if sum(array.numel() for array in arrays) > LARGEST_CONTENT:
             return None
@@ -209,13 +209,16 @@ class Offset:
         )
 
     def known(self) -> tuple[Addend, ...]:
-        """Return the terms. Raise `SeenError` if the amounts depend on the inputs or on a mask."""
+        """Return the terms of the offset. Raise `SeenError` if the added amounts depend on the inputs or on a mask."""
         if self.labels is not None or self.is_masked or self.has_products:
             raise SeenError
         return self.terms
 
     def as_labels(self) -> Tensor:
-        """Return labels that replace the terms. Two labels are equal if all terms add the same entry."""
+        """Return labels that replace the terms.
+
+        Two entries get the same label if all terms add the same vector entry to both.
+        """
         if self.labels is not None:
             return self.labels
         total = self.terms[0].varied
@@ -236,7 +239,7 @@ def is_constant(array: Tensor, dim: int) -> bool:
 
 
 def _has_any(array: Tensor) -> bool:
-    """Return whether an array has a nonzero entry. The first entry is usually nonzero and is tested first."""
+    """Return whether an array has a nonzero entry. The first entry, which is usually nonzero, is tested first."""
     return bool(array.numel()) and (bool(array[(0,) * array.ndim]) or bool(once([array])[0].any()))
 
 
@@ -259,13 +262,13 @@ def paired(first: Tensor, second: Tensor) -> Tensor:
 
 
 def varied(labels: Tensor, positions: Tensor) -> Tensor:
-    """Return labels that also differ if the positions differ. Zero labels stay zero."""
+    """Return labels that also differ where the positions differ. Zero labels stay zero."""
     few, more = once([labels, paired(labels, positions)])
     return torch.where(few == 0, 0, more).expand(labels.shape)
 
 
 def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
-    """Return a one-dimensional array along one axis, broadcast along all other axes."""
+    """Return a one-dimensional array, placed along one axis of a shape and broadcast along the remaining axes."""
     return values.reshape([n if k == dim else 1 for k, n in enumerate(shape)]).expand(tuple(shape))
 
 
@@ -276,9 +279,9 @@ def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
 
 
 def channels(term: Addend, *dims: int) -> Tensor:
-    """Return the places of a term along some axes, as a flat array.
+    """Return which vector entries a term adds along some axes, as a flat array.
 
-    Raise `SeenError` if the places differ along another axis.
+    Raise `SeenError` if they differ along another axis.
     """
     places, own = term.places, {dim % term.places.ndim for dim in dims}
     for k in range(places.ndim):
@@ -290,9 +293,9 @@ def channels(term: Addend, *dims: int) -> Tensor:
 
 
 def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
-    """Return the steps that compute the vector of a term's entries at some places, and the length of this vector.
+    """Return the steps that compute the vector of a term's entries at given places, and its length.
 
-    Raise `SeenError` if nothing is added at one of the places, or if the entries have no regular pattern.
+    Raise `SeenError` if nothing is added at one of the places, or if the entries form no regular pattern.
     """
     if bool((places == 0).any()):
         raise SeenError
@@ -304,7 +307,7 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def pattern_of(numbers: Tensor) -> Entries | None:
-    """Return indices, in their order, as entries of a strided array; None if at most three axes do not suffice."""
+    """Return indices, in their order, as entries of a strided array, or None if three axes do not suffice."""
     values = numbers.flatten()
     sizes: list[int] = []
     strides: list[int] = []
@@ -328,7 +331,7 @@ def pattern_of(numbers: Tensor) -> Entries | None:
 
 
 def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
-    """Return the sum of offsets of one shape, each multiplied by a factor; None if the offsets cancel."""
+    """Return the sum of offsets of one shape, each multiplied by a factor, or None if they cancel."""
     whole = [None if one is None else one.expand(shape) for one in offsets]
     there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
     is_masked = any(one.is_masked for one, _ in there)

@@ -29,9 +29,9 @@ class Taker:
 
     Attributes:
         entries: The entries of the parameter.
-        constant: The axes of the entries along which an offset must be constant, such as the rows of a lookup table.
+        constant: The axes of `entries` along which an offset must be constant, such as the rows of a lookup table.
         places: For each entry of the value: one plus the index of the parameter entry that is added to it, or zero if
-            nothing is added. The index does not count constant axes.
+            nothing is added. Constant axes are not counted in the index.
     """
 
     entries: Entries
@@ -40,20 +40,23 @@ class Taker:
 
     @property
     def count(self) -> int:
-        """The number of entries at each index of the constant axes."""
+        """The number of entries of the parameter at each index of the constant axes."""
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """Return the parameter as it is added to the result of an operator that only rearranges entries."""
+        """Return the parameter as an operator that only rearranges entries adds it to its result."""
         return replace(self, places=function(self.places))
 
 
 Rules = Mapping[str, Callable[["Run", Node], Any]]
-"""The effect of each operator on an offset, by operator name. An operator without a rule sees the offset."""
+"""The effect of each operator on an offset, by operator name.
+
+An operator without a rule changes its result because of the offset.
+"""
 
 
 Event = tuple[Literal["image", "passed", "read", "asked"], Any]
-"""A kind of event, and the object of the event.
+"""The kind of an event during the propagation of an offset, and the object of the event.
 
 The object of "image" is the image that compensates for the offset. The object of "passed" is a gain of one that
 multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is a
@@ -62,9 +65,9 @@ parameter that would give another answer if the offset were an offset of this pa
 
 
 class Onward(NamedTuple):
-    """Events from a node onward, whether parameters could compensate for the offset, and whether an operator sees it.
+    """Events from a node onward, whether parameters could compensate, and whether an operator changes its result.
 
-    These results are computed once, because many layers pass an equal offset to the rest of a deep network.
+    These results are cached, because many layers pass an equal offset to the rest of a deep network.
     """
 
     events: list[Event]
@@ -75,8 +78,8 @@ class Onward(NamedTuple):
 class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
-    Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset. If not
-    `is_eager`, `is_missed` records that parameters could compensate.
+    Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset as soon as
+    possible. Otherwise, `is_missed` records that parameters could have compensated.
     """
 
     def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
@@ -107,7 +110,7 @@ class Run:
     def _images(self) -> tuple[Image, ...]:
         """Return the images that compensate for the offset.
 
-        A bias that several steps add must compensate for the offset in each step, and counts once.
+        A bias that several steps of a recurrent layer add must compensate in each step, but counts once.
         """
         met = self._met("image")
         for image in met:
@@ -118,14 +121,17 @@ class Run:
 
     @property
     def gains(self) -> frozenset[Entries]:
-        """The gains that multiplied or divided an offset."""
+        """The gains that multiplied or divided the offset."""
         return frozenset([*self._met("passed"), *(gain for gain in self._met("read") if gain)])
 
     def _met(self, kind: str) -> list[Any]:
         return [what for one, what in self.events if one == kind]
 
     def _advance(self, start: Addend, points: list[tuple[Hashable, int]]) -> None:
-        """Apply the rules in graph order. `points` collects keys for reuse, and the events before each key."""
+        """Apply the rules of operators in graph order.
+
+        The argument `points` collects keys for reuse, each with the number of events before it.
+        """
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
 
@@ -167,7 +173,7 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Return whether a parameter to which the model writes already has an equal offset."""
+        """Return whether a parameter that the model overwrites already has an equal offset."""
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
         return any(known.is_equal(offset) for known in map(self.of, places) if known)
@@ -175,7 +181,7 @@ class Run:
     def _rounds(self, node: Node) -> bool:
         """Return whether a value has a coarser dtype than the parameter.
 
-        Only the first of several results is checked.
+        If an operator has several results, only the first is checked.
         """
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
@@ -186,7 +192,7 @@ class Run:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
 
     def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
-        """Return the offset, or None if parameters that are added in an operand fully compensate for it."""
+        """Return the offset, or None if parameters that are added within an operand fully compensate for it."""
         if not offset.terms:
             return None
         if offset.is_masked or self.is_missed or not (found := self._takers(operand)):
@@ -217,7 +223,10 @@ class Run:
 
     @staticmethod
     def image(term: Addend, taker: Taker, given: Tensor) -> Image | None:
-        """Return the image of a vector in a compensating parameter. `given` numbers the entries of the vector."""
+        """Return the image of a vector in a parameter that compensates for it.
+
+        The array `given` numbers the entries of the vector.
+        """
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):
             return None
@@ -271,7 +280,7 @@ class Run:
         return []
 
     def _piece(self, node: Node) -> list[Taker]:
-        """Return parameters that are added to a value, restricted to one part into which an operator cuts it."""
+        """Return parameters that are added to a value, restricted to one part that an operator cuts from it."""
         cut, index = given(node)
         if operator_name(cut) not in PIECES or not self.graph.is_read_once(cut) or cut in self.graph.ends:
             return []
@@ -279,7 +288,7 @@ class Run:
         return [taker.move(lambda own: call(cut, {source: own})[index]) for taker in self._takers(source)]
 
     def free_parameter(self, node: Any) -> str | None:
-        """Return the parameter that a node represents, if the parameter can compensate for offsets."""
+        """Return the parameter that a node represents, if this parameter can compensate for offsets."""
         name = self.graph.parameter(node)
         return name if name is not None and self.may_take(name) else None
 
@@ -291,7 +300,7 @@ class Run:
         return name != self.home
 
     def _side_by_side(self, node: Node) -> list[Taker]:
-        """Return parameters that are added to some of several concatenated values."""
+        """Return parameters that are added to some of the values in a concatenation."""
         parts: Any = given(node)[0]
         found = []
         for k, part in enumerate(parts):

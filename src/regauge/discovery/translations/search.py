@@ -1,4 +1,4 @@
-"""The translation families of a traced model: candidates, which are propagated in the order of the chart."""
+"""The translation families of a traced model: candidates are propagated through the model in a fixed order."""
 
 import math
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ from regauge.discovery.translations.run import Run
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
-    """Return a symmetry with its translation families, and with the gains that are one in a representative.
+    """Return a symmetry with its translation families, and with the gains that representatives set to one.
 
-    Families are processed in the order of the chart: means of matrices, then single biases, then means of biases. No
-    family may change entries that an earlier family made zero or centered. Therefore the home parameters of earlier
-    families cannot compensate for later families. If two families of one parameter overlap, the overlap belongs to the
-    first family.
+    Families are found in a fixed order: means of matrices, then single biases, then means of biases. No family may
+    change entries that an earlier family set to zero or centered. Therefore the home parameters of earlier families
+    cannot compensate for later families. If two families of one parameter overlap, the overlap belongs to the first
+    family.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
@@ -40,7 +40,7 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
 def follow(
     graph: Graph, start: Addend, home: str, takers: frozenset[str]
 ) -> tuple[tuple[Image, ...], frozenset[Entries]] | None:
-    """Find changes of other parameters that compensate for a vector added to a parameter; None if an operator sees it.
+    """Find changes of other parameters that compensate for a vector added to a parameter, or return None.
 
     Args:
         graph: The traced model.
@@ -50,8 +50,7 @@ def follow(
 
     Returns:
         The images of the vector in other parameters, and the gains that must divide the vector along its constant axis.
-        These are gains before a layer that reads through the parameter, and gains that multiply an offset that is equal
-        for all units.
+        Such gains stand before a layer that reads the parameter, or multiply an offset that is equal for all units.
     """
     for is_eager in (False, True):
         run = Run(graph, home, takers, EFFECTS, is_eager=is_eager)
@@ -65,7 +64,7 @@ def follow(
 
 
 class _Search:
-    """A search for compatible translation families: parameters compensate for them, or no operator sees them."""
+    """A search for translation families that do not conflict with each other, through one traced model."""
 
     def __init__(self, graph: Graph, symmetry: Symmetry, factors: frozenset[str]) -> None:
         self.graph, self.symmetry = graph, symmetry
@@ -115,7 +114,7 @@ class _Search:
     def _statistics(self, kind: Literal["mean", "variance"]) -> Iterator[TranslationFamily]:
         """Yield families that exchange running means with biases, or variances with gains.
 
-        These families keep the function only with the stored statistics.
+        Such families keep the function only with the stored running statistics.
         """
         for node in self.graph.order:
             if node.op != "call_function" or operator_name(node) != "batch_norm" or given(node)[5]:
@@ -150,7 +149,7 @@ class _Search:
         return list(used)
 
     def _is_position(self, name: str) -> bool:
-        """Return whether a table is looked up or added in the same way for all inputs."""
+        """Return whether a table is looked up or added in the same way for all inputs, as position tables are."""
         users = [user for node in self.graph.placeholders[name] for user in node.users]
         return all(len(user.args) > 1 and self.graph.constant(user.args[1]) is not None for user in users)
 
@@ -169,10 +168,10 @@ class _Search:
         return any(given(user)[LAYERS[operator_name(user)][1]] is node for user, node in layers)
 
     def _try(self, name: str, constant: tuple[int, ...]) -> None:
-        """Propagate a vector that is constant along some axes of a parameter.
+        """Propagate a vector that is constant along some axes of a parameter through the model.
 
-        First, the vector is added to the whole parameter. If an operator sees it, vectors on parts of the parameter are
-        tried.
+        First, the vector is added to all entries of the parameter. If an operator then changes its result, vectors on
+        parts of the parameter are tried.
         """
         shape = self.graph.program.shapes[name]
         if any(shape[axis] < 2 for axis in constant):
@@ -189,9 +188,11 @@ class _Search:
                 return
 
     def _try_stretches(self, name: str, axis: int) -> bool:
-        """Propagate each range of a position table separately. Return whether the table has such ranges.
+        """Propagate each range of a position table separately through the model.
 
-        Each of several concatenated values may compensate for the offset of one range.
+        Return whether the table has such ranges.
+
+        If values are concatenated, each may compensate for the offset of one range.
         """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
@@ -215,9 +216,10 @@ class _Search:
         return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
-        """Yield a parameter with an axis cut in two, and the one of both along which an offset may be constant.
+        """Yield a parameter with an axis cut in two, and the new axis along which an offset may be constant.
 
-        A norm ignores an offset of each of its groups. A maximum of several values passes an offset that they share.
+        A norm ignores an offset of each of its groups. A maximum of several values passes on an offset that these
+        values share.
         """
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
@@ -234,7 +236,9 @@ class _Search:
                 yield Entries(name, sizes, strides), (constant,)
 
     def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
-        """Propagate a family, and keep it as a candidate if no operator sees it. Return whether it was kept.
+        """Propagate the vector of a family, and keep the family as a candidate if no operator changes its result.
+
+        Return whether the family was kept.
 
         `places` gives, for each entry of the home parameter, one plus the index of the vector entry that is added to
         it.
@@ -247,9 +251,9 @@ class _Search:
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
-        """Return a family with the images that compensate for it, and with the gain that its offset meets, if any.
+        """Return a family with the images that compensate for its vector, and with the gain that multiplies the offset.
 
-        Return None if an operator sees the offset, or if the gains do not fit the family.
+        Return None if an operator changes its result, or if the gains do not fit the family.
         """
         start = Addend((), math.prod(family.vector_shape), places)
         found = follow(self.graph, start, family.entries.parameter, takers)
@@ -262,13 +266,13 @@ class _Search:
         return replace(family, images=images, gain=next(iter(passed), None))
 
     def _accept_all(self) -> None:
-        """Accept the candidates that do not change entries that earlier families made zero or centered."""
+        """Accept the candidates that do not change entries that earlier families set to zero or centered."""
         for candidate in self.candidates:
             self._accept(*candidate)
         self.candidates.clear()
 
     def _accept(self, family: TranslationFamily, places: Tensor) -> None:
-        """Accept a family if it does not change entries that accepted families made zero or centered."""
+        """Accept a family if it does not change entries that accepted families set to zero or centered."""
         centered = self._centered(family.entries, family.constant)
         if centered is None or not self._is_kept_by_groups(family):
             return
@@ -283,9 +287,9 @@ class _Search:
             self.found.append(family)
 
     def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
-        """Return whether groups map vectors that are constant along an axis to vectors that are constant along it.
+        """Return whether elements of groups keep vectors constant along an axis if they were constant before.
 
-        Groups with scales, signs or matrices on this axis do not, unless a gain divides the vector.
+        Scales, signs or matrices on this axis do not, unless a gain divides the vector.
         """
         entries = family.entries
         shape = self.graph.program.shapes[entries.parameter]
@@ -310,7 +314,7 @@ class _Search:
         return True
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the vector axes along which earlier families leave a zero sum; None if families overlap."""
+        """Return the vector axes along which earlier families leave a zero sum, or None if families overlap."""
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
         for other in self.found:
@@ -326,10 +330,10 @@ class _Search:
         return tuple(axes)
 
     def _pieces(self, name: str, constant: tuple[int, ...]) -> Iterator[tuple[Entries, Tensor]]:
-        """Yield the whole parameter, then the parts of an axis on which groups act (fused queries, keys and values).
+        """Yield the whole parameter, then parts of an axis on which groups act, such as fused queries, keys and values.
 
-        Each part comes with an array in the shape of the parameter. The array contains, at each position, one plus the
-        index of the vector entry.
+        Each part comes with an array in the shape of the parameter. At each position, the array contains one plus the
+        index of the vector entry that is added there.
         """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
@@ -344,7 +348,7 @@ class _Search:
                 yield piece, places.expand(shape)
 
     def _parts(self, name: str, axis: int) -> list[Tensor]:
-        """Return the positions of groups that cover only part of a parameter's axis, and of parts of the axis."""
+        """Return the positions of groups that cover only part of a parameter's axis, and of parts of this axis."""
         shape = self.graph.program.shapes[name]
         found: dict[Any, Tensor] = {}
         for group, place in self.placements.get((name, axis), ()):
@@ -361,7 +365,7 @@ class _Search:
 
 
 def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
-    """Return the entries at some positions along a parameter's axis; None if the positions are not evenly spaced."""
+    """Return the entries at some positions along a parameter's axis, or None if they are not evenly spaced."""
     pattern = pattern_of(positions)
     if pattern is None or (len(pattern.sizes) > 1 and len(whole.sizes) > 1):
         return None
