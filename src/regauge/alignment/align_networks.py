@@ -1,4 +1,4 @@
-"""`align`, `align_pairs` and `align_many`: functions that align networks by elements of a symmetry."""
+"""The functions `align`, `align_pairs` and `align_many`, which align networks by elements of a symmetry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ SINGLE = "give a list of single networks, not populations"
 
 
 class Setting(TypedDict, total=False):
-    """The keyword arguments of `align` that apply to networks in memory and in files."""
+    """The keyword arguments of `align` that apply both to networks in memory and to networks in files."""
 
     method: Method | None
     task: Task | None
@@ -89,36 +89,36 @@ def align(
 ) -> Result[Any]:
     """Find an element that brings the second network close to the first, and apply it to the second network.
 
-    By the method's objective, the result is never worse than the identity, and `params` computes the same function as
+    The result is never worse than the identity by the method's objective, and `params` computes the same function as
     `params_b`. If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). The
-    result is then written in the coordinates of the first network.
+    aligned network is then written in the coordinates of the first network.
 
-    Networks may be checkpoints on disk. Checkpoints that need more than `memory` are streamed. In this case the weights
-    are matched, and `params` reads tensors from `out` on access.
+    Networks may also be checkpoints on disk. Checkpoints that need more than `memory` are streamed from disk. For
+    streamed checkpoints, weights are matched, and `params` reads tensors from `out` on access.
 
     Args:
         params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint. Some
-            methods align tuples of dictionaries (`GaussianMatching`, `JointMatching`) and take a tuple here.
-        params_b: The second network, to which the element is applied. The given tensors are not modified. The element
-            also acts on running statistics. The aligned network has the same structure tensors as the first network,
-            bit by bit.
+            methods, such as `JointMatching`, align tuples of dictionaries and take a tuple here.
+        params_b: The second network, to which the element is applied. The given tensors of the second network are not
+            modified. The element also acts on running statistics. The aligned network has the same structure tensors as
+            the first network, bit by bit.
         symmetry: The symmetry of both networks.
         method: The alignment method. Default: `DataMatching()` if a task is given, and otherwise `WeightMatching()`.
-        task: Model, data and loss, for methods that need them.
-        generator: The random number generator, for methods that need one. The same generator state gives the same
-            result.
+        task: Model, data and loss, for methods that need a task.
+        generator: The random number generator, for methods that use random numbers. The same generator state gives the
+            same result.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
             "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
-            Fine-tunes of one network are only permuted. The other options are "always" and "never".
-        untie: Whether the tied output heads of Hugging Face folders get a separate tensor. The written folder then also
-            contains this tensor, and its config.json records it. The head then no longer prevents rotations of the
-            stream. In this case, `symmetry` must be the symmetry of the untied model. Open this model with `with
-            rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and use `rg.open_model(untied).symmetry`
-            within this context. Networks in memory store tied tensors separately under each name, so they need no
-            untying.
+            Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
+        untie: Whether the tied output heads of Hugging Face folders get their own tensor. If so, the written folder
+            also contains this tensor, and its config.json records it. An untied head no longer prevents rotations of
+            the stream. With `untie`, `symmetry` must be the symmetry of the untied model. To get it, open the untied
+            model with `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and use
+            `rg.open_model(untied).symmetry` within this context. Networks in memory store tied tensors separately under
+            each name, so they need no untying.
         out: The path or `Output` to which the aligned network is written. The written network has the names, dtypes and
-            header of the second network. The alignment is written next to it. The arguments from `out` on apply only to
-            networks on disk.
+            header of the second network. The alignment itself is written next to the aligned network. The arguments
+            `out`, `memory` and `progress` apply only to networks on disk.
         memory: The memory limit: a number of bytes, or text such as "2GB". Default: half of the machine's memory.
         progress: A function that shows the progress of each pass over streamed files.
 
@@ -180,25 +180,25 @@ def align_pairs(
     generator: torch.Generator | None = None,
     rotate: Rotate = "auto",
 ) -> Results:
-    """For each network of a population, find an element that brings it close to its partner, and apply the element.
+    """Align each network of a population to its partner in another population.
 
-    Pair k consists of network k of the first population and network k of the second. A single first network is the
-    partner of every second network. The result for each pair is the same as the result of `align`. Some methods, such
-    as `WeightMatching`, work on tensors with a leading pair axis. These methods match all pairs at once, which for
-    small networks is many times faster than a loop. Other methods process one pair after the other.
+    Pair k consists of network k of the first population and network k of the second. If the first network is a single
+    one, it is the partner of every second network. Each pair gets the same result as from `align`. Some methods, such
+    as `WeightMatching`, work on tensors with a leading pair axis. Such methods match all pairs at once, which for small
+    networks is many times faster than a loop. All other methods process one pair after the other.
 
     Args:
         params_a: The first networks, which stay unchanged. Every tensor has a leading model axis, unless a single
             network is given.
         params_b: The second networks, to which the elements are applied, with a leading model axis on every tensor. The
-            given tensors are not modified. The elements also act on buffers.
+            given tensors of the second networks are not modified. The elements also act on buffers.
         symmetry: The symmetry of all networks.
         method: The alignment method. Default: `WeightMatching()`.
-        task: Model, data and loss, for methods that need them.
-        generator: The random number generator, for methods that need one.
+        task: Model, data and loss, for methods that need a task.
+        generator: The random number generator, for methods that use random numbers.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
             "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
-            Fine-tunes of one network are only permuted. The other options are "always" and "never".
+            Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -247,36 +247,37 @@ def align_many(
     out: Sequence[Output | str | Path | None] | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Result[Any]:
-    """Find one element for each network that maps it into a common universe, in which all networks are close.
+    """Find one element for each of several networks that maps it into a common universe, in which all are close.
 
     If every network is aligned to the first one, the result depends on which network is first. If every pair is aligned
-    separately, the alignments are inconsistent: the product of the elements A to B and B to C differs from the element
-    A to C. In a universe, each network has one element. The quotient of the elements of two networks aligns these two
-    networks.
+    separately, the alignments contradict each other: the product of the elements A to B and B to C differs from the
+    element A to C. In a universe, each network has one element. The quotient of the elements of two networks aligns
+    these two networks.
 
-    `MergeMany` is the default. On five MNIST networks, the objective of `MergeMany` is within 1.2% of the objective of
+    `MergeMany` is the default. On five MNIST networks, the objective of `MergeMany` is within 1.2% of that of
     `FrankWolfe` for plain MLPs, and 2% above it for residual MLPs. `MergeMany` takes a sixth of the time of
-    `FrankWolfe`. The averaged networks have similar losses after both methods (plain: 0.27 and 0.26, residual: 0.27 and
-    0.28). If all networks are aligned to the first one instead, the averaged networks have losses of 0.35 and 0.43.
+    `FrankWolfe`. The average of the five networks has similar losses after both methods (plain: 0.27 and 0.26,
+    residual: 0.27 and 0.28). If all networks are aligned to the first one instead, their average has losses of 0.35 and
+    0.43.
 
-    If one common element is applied to all networks, the result is another universe. This function returns the universe
+    If one common element is applied to all networks, the result is another universe. `align_many` returns the universe
     in which the first network is unchanged.
 
     Args:
-        params: One or more networks: parameters by name, or paths of checkpoints. The given tensors are not modified.
-            The elements also act on buffers. For methods that align tuples of dictionaries (`GaussianMatching`,
-            `JointMatching`), each network is a tuple.
+        params: One or more networks: parameters by name, or paths of checkpoints. The given tensors of the networks are
+            not modified. The elements also act on buffers. For methods that align tuples of dictionaries, such as
+            `JointMatching`, each network is a tuple.
         symmetry: The symmetry of all networks.
         method: The alignment method. Default: `DataMatching()` if a task is given, and otherwise `MergeMany()`. A
             method for pairs aligns every network to the first one.
-        task: Model, data and loss, for methods that need them.
-        generator: The random number generator, for methods that need one. The same generator state gives the same
-            result.
+        task: Model, data and loss, for methods that need a task.
+        generator: The random number generator, for methods that use random numbers. The same generator state gives the
+            same result.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
             "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
-            Fine-tunes of one network are only permuted. The other options are "always" and "never".
-        out: For each checkpoint, the path or `Output` to which the aligned checkpoint and its alignment are written.
-            None for networks that are not written.
+            Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
+        out: For each checkpoint, the path or `Output` to which the aligned checkpoint and its alignment are written. An
+            entry is None for a network that is not written.
         memory: The memory limit for checkpoints: a number of bytes, or text such as "2GB". Default: half of the
             machine's memory. All parameters of all networks must fit in this memory.
 
@@ -331,7 +332,10 @@ def _open_many(
     out: Sequence[Output | str | Path | None] | None,
     memory: int | str | MemoryLimit | None,
 ) -> list[FileJob]:
-    """Return one `FileJob` for each checkpoint. The job opens the checkpoint and may write the aligned checkpoint."""
+    """Return one `FileJob` for each checkpoint.
+
+    A `FileJob` opens the checkpoint and may write the aligned checkpoint.
+    """
     jobs: list[FileJob] = []
     outputs = [None] * len(params) if out is None else list(out)
     if len(outputs) != len(params):
@@ -349,7 +353,10 @@ def _open_many(
 
 
 def with_learning(job: FileJob, method: object, task: Task | None) -> FileJob:
-    """Return a job with the memory of running the model; see `Method.planned`. With a task, the default reads data."""
+    """Return a job that also counts the memory for running the model; see `Method.planned`.
+
+    If a task is given, the default method runs the model.
+    """
     if method is None and task is not None:
         method = METHODS["data"].load()()
     return method.planned(job, task) if isinstance(method, Method) else job
@@ -363,7 +370,7 @@ def require_method(method: object) -> None:
 def _view(
     method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
 ) -> tuple[JointView, list[Mapping[str, Tensor]], list[Element | None]]:
-    """Check networks, map their structure to that of the first network, and view each one as one dictionary."""
+    """Check networks, map their structure tensors to those of the first, and join each network's dictionaries."""
     require_method(method)
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]

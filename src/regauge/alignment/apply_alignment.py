@@ -20,16 +20,16 @@ def apply(
     inverse: bool = False,
     progress: Progress = no_progress,
 ) -> Checkpoint:
-    """Apply an alignment to a checkpoint, and write the result tensor by tensor.
+    """Apply a saved alignment to a checkpoint, and write the transformed checkpoint tensor by tensor.
 
     The checkpoint may be larger than the memory.
 
     Args:
         alignment: The alignment that `load_alignment` returned, or the path of its file.
         checkpoint: A checkpoint of the same architecture.
-        out: The path to which the result is written. The result has the names, dtypes and header of the given
-            checkpoint.
-        inverse: Whether to apply the inverse of the alignment instead.
+        out: The path to which the transformed checkpoint is written. The written checkpoint has the names, dtypes and
+            header of the given checkpoint.
+        inverse: Whether to apply the inverse of the alignment instead of the alignment itself.
         progress: A function that shows the progress of writing.
 
     Returns:

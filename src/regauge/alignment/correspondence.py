@@ -32,10 +32,11 @@ class Correspondence:
 
     Attributes:
         plans: One transport plan for each group.
-        objective: The value of the maximized objective.
-        initial: The objective if units are paired in their given order; it never exceeds `objective`. For equal widths,
-            this pairing is the identity.
-        history: The objective before the first sweep and after each sweep of the best ascent. It never decreases.
+        objective: The objective of the plans, which `correspond` maximizes.
+        initial: The objective if units are paired in their given order, which is never above `objective`. For equal
+            widths, pairing units in their given order is the identity.
+        history: The objective before the first sweep and after each sweep of the best ascent. The objective never
+            decreases.
         is_converged: Whether no single plan can be improved further.
         symmetry_a: The symmetry of the first network, with all sizes known.
         symmetry_b: The symmetry of the second network, with all sizes known.
@@ -58,7 +59,7 @@ class Correspondence:
 
     @property
     def hard(self) -> dict[str, Tensor]:
-        """For each group of equal widths, the permutation closest to its plan.
+        """For each group of equal widths, the permutation closest to its transport plan.
 
         Unit `perm[i]` of B corresponds to unit i of A.
         """
@@ -71,13 +72,13 @@ class Correspondence:
     def apply(self, params_b: Mapping[str, Tensor]) -> Params:
         """Return the second network, mapped to the widths of the first network.
 
-        Let T be the plan of a group. The plan is applied to two kinds of axes. Along the axis of a layer's own units,
-        the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
-        weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both
-        operations apply this permutation. Suppose that the second network B contains several copies of every unit of
-        the first network A, and divides the outgoing weights among the copies. In this case, the transformed network
-        computes the same function as A. If A is wider by an integer factor and every unit of B is mapped to several
-        units of A, the result computes the same function as B.
+        Let T be the transport plan of a group. The plan acts on two kinds of axes. Along the axis of a layer's own
+        units, the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
+        weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both kinds of
+        axes are simply permuted. Suppose that the second network B contains several copies of every unit of the first
+        network A, and divides the outgoing weights among the copies. In this case, the converted network computes the
+        same function as A. If A is wider by an integer factor and every unit of B corresponds to several units of A,
+        the converted network computes the same function as B.
 
         Args:
             params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are
@@ -119,21 +120,21 @@ def correspond(
     """Find which units of B correspond to which units of A in networks of different widths.
 
     Every group of units gets a transport plan T `[n_a, n_b]` with uniform marginals. Suppose that all plans except one
-    are fixed and have been applied to the weights of B. The cost of a pair of units is then the squared distance
-    between their weights. Because the marginals are fixed, minimizing the total cost is equivalent to maximizing `<a,
-    map(b)>`. This inner product is linear in each plan. For equal widths, this inner product is the objective of weight
-    matching. Without regularization, every plan is then a permutation. The sign of each pair of units is also
-    optimized. Scales are not optimized. Therefore balance the networks before the call. Shifts of periodic units stay
-    zero.
+    are fixed and have been applied to the weights of B. The cost of pairing two units is then the squared distance
+    between their weights. Because the marginals are fixed, the total cost is smallest where the inner product `<a,
+    map(b)>` is largest. The inner product `<a, map(b)>` is linear in each plan. For equal widths, `<a, map(b)>` is the
+    objective of weight matching. For equal widths and without regularization, every plan is a permutation. The sign of
+    each pair of units is also optimized. Scales are not optimized. Therefore balance the networks before calling
+    `correspond`. Shifts of periodic units stay zero.
 
-    As in weight matching, coordinate ascent finds the plans. Plans that are not yet computed are replaced by uniform
-    plans. The first group is the one that inputs, outputs and computed plans determine best. Each step finds the exact
-    optimum of one plan.
+    As in weight matching, coordinate ascent finds the plans. While a plan is not computed yet, a uniform plan replaces
+    it. The first group is the one whose plan is determined best by inputs, outputs and computed plans. Each step finds
+    the exact optimum of one plan.
 
-    This method departs from the paper. Plans use incoming and outgoing weights and are improved in sweeps. In the
-    paper, each plan is computed once, layer by layer from the input to the output. In this function, the outgoing
-    weights of B are divided by the masses of B's units instead of averaged. Therefore networks of different widths that
-    compute the same function are recognized.
+    `correspond` departs from the paper in two ways. First, plans use incoming and outgoing weights and are improved in
+    sweeps. In the paper, each plan is computed once, layer by layer from the input to the output. Second, the outgoing
+    weights of B are divided by the masses of B's units instead of averaged. Networks of different widths that compute
+    the same function are therefore recognized.
 
     Args:
         params_a: The first network, which stays unchanged.
@@ -142,10 +143,11 @@ def correspond(
         symmetry_a: The symmetry of the first network. In both networks, the same groups must act on the same
             parameters.
         symmetry_b: The symmetry of the second network.
-        regularization: The strength of the entropy term, which makes plans soft. The unit is the typical product of the
-            weight norms of two units. At a strength of 0.01, a pair whose cosine is lower by 0.01 gets a mass that is
-            lower by a factor of e. The average of several different units has less variance than each unit. Therefore
-            softer plans make the converted network worse. Exact plans average as few units as the widths allow.
+        regularization: The strength of the entropy term, which makes plans soft. The unit of this strength is the
+            typical product of the weight norms of two units. At a strength of 0.01, a pair whose cosine is lower by
+            0.01 gets a mass that is lower by a factor of e. The average of several different units has less variance
+            than each of them. Soft plans average more units and therefore make the converted network worse. Exact plans
+            average as few units as the widths allow.
         readers: The axes (parameter, axis) along which layers sum over the units of a group. Default: the axes that
             discovery recorded. If a symmetry has no such record, the default is axis 1 of linear and convolutional
             weights, axis 0 of transposed convolutions, and no axis of embeddings.
@@ -155,7 +157,7 @@ def correspond(
     Raises:
         KeyError: A parameter on which a symmetry acts is missing.
         ValueError: The architectures differ in more than widths, a group is nested or rotates, or a parameter is not
-            finite. Or it is unclear which weights sum over the units of a group.
+            finite. It is unclear along which axes layers sum over the units of a group.
 
     References:
         Singh and Jaggi (2020), Model fusion via optimal transport, section 4 and algorithm 1.
@@ -187,7 +189,7 @@ def correspond(
 
 
 class _Problem:
-    """The objective as a function of all plans, and coordinate ascent on this objective."""
+    """The objective of `correspond` as a function of all transport plans, and coordinate ascent on it."""
 
     def __init__(
         self,
@@ -210,13 +212,13 @@ class _Problem:
         self._softness = {group: regularization * self._typical_profit(group) for group in self._groups}
 
     def plan(self, group: Group, mass: Tensor, sign: int = 1) -> UnitPlan:
-        """Return a plan with one sign for all pairs of units."""
+        """Return a transport plan with one sign for all pairs of units."""
         return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
 
     def first_plans(self) -> dict[str, UnitPlan]:
-        """Compute every plan once, each time the plan that the computed plans determine best; return the plans.
+        """Compute every plan once, beginning with the one that inputs and outputs determine best, and return the plans.
 
-        Plans that are not yet computed are replaced by uniform plans without signs.
+        While a plan is not computed yet, a uniform plan without signs replaces it.
         """
         plans = {}
         for name, group in self._groups.items():
@@ -233,9 +235,9 @@ class _Problem:
         return plans
 
     def objective(self, plans: Mapping[str, UnitPlan], group: str | None = None) -> float:
-        """Return the networks' inner product plus entropies.
+        """Return the inner product of both networks plus the entropies of the plans.
 
-        If a group is given, return only the terms that it affects.
+        If a group is given, return only the terms that depend on its plan.
         """
         inner = sum(self._inner_product(name, plans) for name in (self._a if group is None else self._touched[group]))
         soft = [name for name in (plans if group is None else [group]) if self._softness[name]]
@@ -244,7 +246,7 @@ class _Problem:
     def climb(
         self, plans: Mapping[str, UnitPlan], max_sweeps: int, tolerance: float
     ) -> tuple[dict[str, UnitPlan], tuple[float, ...], bool]:
-        """Improve plans in turn until no step gains.
+        """Improve one plan after the other until no step raises the objective.
 
         Return the plans, the history, and whether the ascent converged.
         """
@@ -267,7 +269,7 @@ class _Problem:
         return dot(self._a[name], map_tensor(self._b[name], self._pairs[name], shape, plans, self._readers))
 
     def _best(self, name: str, plans: Mapping[str, UnitPlan]) -> UnitPlan:
-        """Return the best plan of a group, given all other plans."""
+        """Return the best plan of a group while all other plans are fixed."""
         group, profits = self._groups[name], self._profits(name, plans)
         if not group.signs:
             return self.plan(group, transport(profits[()], self._softness[name]))
@@ -275,7 +277,7 @@ class _Problem:
         return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
     def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
-        """Return the objective's gain per unit of mass on each pair, for each character of the sign families."""
+        """Return how much the objective gains per unit of mass on each pair of units, for each product of signs."""
         result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
         for name, site_a, site_b in self._places(group):
             axis, shape = site_a.placement.axis, list(self._a[name].shape)
@@ -294,17 +296,17 @@ class _Problem:
         return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
 
     def _reach(self, group: str, name: str, axis: int) -> int:
-        """Return the factor from mass to weight in `map_tensor`: B's size on axes that are summed over, else A's."""
+        """Return the factor from mass to weight: B's size on axes that layers sum over, and A's size on all others."""
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 
     def _places(self, group: str) -> list[tuple[str, Site, Site]]:
-        """Return the tensors on which a group acts, and the group's sites in both networks."""
+        """Return the tensors on which a group acts, each with the sites of the group in both networks."""
         return [(n, a, b) for n in self._touched[group] for a, b in self._pairs[n] if a.group.name == group]
 
     def _neighbors(self, group: str) -> set[str]:
         """Return the groups whose best plan depends on the given group's plan.
 
-        If the group acts on two axes of one tensor, it is included.
+        If the group acts on two axes of one tensor, its best plan depends on itself, so it is included.
         """
         return {
             site.group.name
@@ -314,7 +316,7 @@ class _Problem:
         }
 
     def _anchored(self, group: str, unknown: set[str]) -> float:
-        """Return the share of a group's tensors that does not depend on plans that are not chosen yet."""
+        """Return the share of a group's tensors that does not depend on plans which are still unknown."""
         known = 0.0
         for name in self._touched[group]:
             hidden = [pair for pair in self._pairs[name] if pair[0].group.name in unknown - {group}]
@@ -325,7 +327,10 @@ class _Problem:
 
 
 def _reordering(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry without groups that only scale or flip units. These groups stay at the identity."""
+    """Return the symmetry without groups that only scale or flip units.
+
+    Groups that only scale or flip units stay at the identity.
+    """
     for group in symmetry.groups:
         if group.matrix != "none":
             raise ValueError(
@@ -344,7 +349,7 @@ def _reordering(symmetry: Symmetry) -> Symmetry:
 def _require_same_architecture(
     params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], symmetry_a: Symmetry, symmetry_b: Symmetry
 ) -> None:
-    """Refuse networks that differ in more than the sizes of groups.
+    """Raise an error if networks differ in more than the sizes of groups.
 
     Raises:
         ValueError: Parameters, groups, placements, or the length of an axis on which no group acts differ.
@@ -384,10 +389,11 @@ def _require_same_architecture(
 
 
 def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozenset[Axis]) -> None:
-    """Refuse groups of unequal widths if no axis sums over their units, or if no axis holds the units' own weights.
+    """Raise an error if layers sum over no axis of a group of unequal widths, or sum over all of its axes.
 
     Raises:
-        ValueError: There is such a group, or a reader is not an axis on which a group acts.
+        ValueError: A group of unequal widths has axes of only one kind, or a reader is not an axis on which a group
+            acts.
     """
     axes = {(p.parameter, p.axis) for group in symmetry_a.groups for p in group.placements}
     if readers - axes:
@@ -407,6 +413,6 @@ def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozen
 
 
 def _action(p: Placement) -> tuple[object, ...]:
-    """Return a key for the effect of a placement. The key ignores the positions of its units."""
+    """Return a key for the effect of a placement, apart from the positions of its units."""
     values = math.prod(size for size, _ in p.repeats)
     return (p.parameter, p.axis, values, p.scale, p.sign, p.parity, p.shift)

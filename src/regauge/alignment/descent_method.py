@@ -25,14 +25,14 @@ from regauge.training import PlainProgram, descend
 from regauge.training.descent import Clock, cycle
 
 PROGRAM = 1 << 24
-"""The approximate number of parameters of second networks that are optimized together.
+"""The approximate number of parameters of all second networks that are optimized together.
 
-If there are more parameters, the pairs of networks are optimized in several chunks, one after another.
+If the pairs of networks have more parameters, they are optimized in several chunks.
 """
 LINE_POINTS = (0.25, 0.5, 0.75)
-"""The points of the linear path at which elements are evaluated if they are learned at random points."""
+"""The points of the linear path at which an element is evaluated if it was learned at random points."""
 RECENT = 3
-"""When learned parameters are averaged over n steps, step k has a weight that grows approximately as `k ** RECENT`."""
+"""The exponent of weights in a mean over steps: step k has a weight of about `k ** RECENT`."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DescentCourse:
         steps: The number of steps.
         every: The number of steps between two evaluations of the learned element.
         seconds: A limit in seconds of wall-clock time. The descent ends at the first evaluation after this limit.
-        seed: The seed of the random points on the path.
+        seed: The seed of the random points on linear paths.
     """
 
     steps: int
@@ -52,10 +52,10 @@ class DescentCourse:
     seed: int
 
     def rounds(self, program: PlainProgram[Any], task: Task | None) -> Iterator[Params]:
-        """Take steps on the batches of a task (or on None), and yield the learned parameters at every evaluation.
+        """Take steps on the batches of a task, and yield the learned parameters whenever the element is evaluated.
 
-        The learned parameters are a mean over the latest steps. This mean replaces a learning rate that decays to zero.
-        With such a decay, each step would depend on the total number of steps.
+        The learned parameters are a mean over the latest steps. Averaging the latest steps replaces a learning rate
+        that decays to zero. With a decaying rate, each step would depend on the total number of steps.
         """
         batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
         clock, mean = Clock(self.seconds), program.params()
@@ -68,7 +68,7 @@ class DescentCourse:
                     return
 
     def points(self, loss: str) -> Iterator[float]:
-        """Yield one point on the path for each step, which all pairs share: random in (0, 1), or one half."""
+        """Yield one point of the linear path for each step: random in (0, 1), or always one half."""
         generator = torch.Generator().manual_seed(self.seed)
         while True:
             yield float(torch.rand((), generator=generator)) if loss == "random" else 0.5
@@ -76,13 +76,13 @@ class DescentCourse:
 
 @dataclass(frozen=True, kw_only=True)
 class DescentMethod(Method):
-    """A method that learns an element by descent on some examples of a task, and selects it on the other examples.
+    """A method that learns an element by descent on some examples of a task, and selects it on held-out examples.
 
-    After every `every` steps, the element is evaluated on the held-out examples. The method returns the best of these
-    elements, the initial element and the identity. The number of steps determines only when the descent ends. So a
-    shorter run takes exactly the first steps of a longer run. Therefore a longer run is never worse on the held-out
-    examples. If the examples cannot be split, the method learns from all of them and also selects on all of them. In
-    this case, the result has a note.
+    After every `every` steps, the element is evaluated on the held-out examples. The method returns the best of all
+    evaluated elements, the initial element and the identity. The number of steps determines only when the descent ends.
+    A shorter run therefore takes exactly the first steps of a longer run. So a longer run is never worse on the
+    held-out examples. If the examples cannot be split, the method learns and selects on all of them. In this case, a
+    note of the result says so.
 
     Subclasses define `learn` and a setting `init`: an element, a method whose result is the initial element, or None
     for the identity.
@@ -90,10 +90,10 @@ class DescentMethod(Method):
     Attributes:
         steps: The number of steps, rounded up to a multiple of `every`.
         every: The number of steps between two evaluations of the element.
-        kept: The share of the examples that are held out to select an element. If 0, all examples are used for learning
-            and for selection.
+        kept: The share of the examples that are held out to select an element. If 0, all examples are used both for
+            learning and for selection.
         seconds: A limit in seconds of wall-clock time. The descent ends at the first evaluation after this limit.
-            Default: no limit. All pairs share this limit.
+            Default: no time limit. All pairs of networks share the time limit.
     """
 
     steps: int = 100
@@ -111,7 +111,10 @@ class DescentMethod(Method):
 
     @abstractmethod
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """Return the best element that each pair's descent finds. `notes` are the notes on the initial elements."""
+        """Return the best element that descent finds for each pair of networks.
+
+        `notes` are the notes on the initial elements.
+        """
 
     @property
     def needs_task(self) -> bool:
@@ -129,7 +132,7 @@ class DescentMethod(Method):
         return PROGRAM
 
     def match(self, problem: Problem) -> Results:
-        """See `align` and `align_pairs`."""
+        """Match the pairs of a problem; see `align` and `align_pairs`."""
         if self.needs_task:
             problem.require_task(self)
         problem, told = problem.divided(self.kept)
@@ -145,19 +148,22 @@ class DescentMethod(Method):
 
 
 def line_measure(problem: Problem, loss: str) -> Measure | None:
-    """Return the objective of elements on a linear path; None for the default, which is minus the midpoint loss.
+    """Return the objective of elements on linear paths, or None for the default: minus the loss at the midpoint.
 
-    If points are random, the objective is minus the mean loss on the path.
+    If points are random, the objective is minus the mean loss on the linear path.
     """
     return (lambda params: -problem.line_losses(params, LINE_POINTS)) if loss == "random" else None
 
 
 def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> Tensor:
-    """Return the loss of each pair on one batch at a point of its linear path, `[pairs]`. The loss is differentiable.
+    """Return the loss of each pair on one batch at a point of its linear path, `[pairs]`.
+
+    The returned losses are differentiable.
 
     Args:
-        problem: The problem, with a task. If the task has no targets, the loss is that of `Problem.line_losses`.
-        between: The networks at this point.
+        problem: The pairs of networks, with a task. If the task has no targets, the loss is that of
+            `Problem.line_losses`.
+        between: The networks at this point of the paths.
         point: The point t on every path, between 0 and 1.
         batch: A pair of inputs and targets.
     """
@@ -174,7 +180,8 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
 def held_by_batch(task: Task, params: Mapping[str, Tensor]) -> int:
     """Return the bytes that automatic differentiation holds for the largest batch, in addition to the parameters.
 
-    The model runs once. Every tensor that automatic differentiation would save is counted and released at once.
+    To count the bytes, the model runs once. Every tensor that automatic differentiation would save is counted and
+    released at once.
     """
     leaves = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in params.items()}
     # Weak references, because memory that was given up is used again for other tensors.
@@ -198,7 +205,7 @@ def held_by_batch(task: Task, params: Mapping[str, Tensor]) -> int:
 
 
 def _each(function: Callable[..., Tensor], networks: Mapping[str, Tensor], *values: Any) -> Tensor:
-    """Return the result of a function for each pair. A single pair runs without `vmap`, because this is faster."""
+    """Return the result of a function for each pair of networks. A single pair runs without `vmap`, which is faster."""
     if len(next(iter(networks.values()))) == 1:
         return function(*pytree.tree_map(lambda tensor: tensor[0], (networks, *values))).unsqueeze(0)
     return torch.func.vmap(function)(networks, *values)

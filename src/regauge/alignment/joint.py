@@ -1,9 +1,10 @@
-"""Views of several dictionaries as one dictionary with one symmetry.
+"""Several dictionaries of tensors, viewed as one dictionary with one symmetry.
 
-One group element acts on all dictionaries of a view.
+One group element then acts on all of these dictionaries.
 
-A role defines how an element acts on a dictionary. A view has one name for each tensor of each dictionary, and the
-placements of all dictionaries. Therefore any method that compares parameters can match a view.
+The role of a dictionary defines how an element acts on it. A view has one name for each tensor of each dictionary, and
+the placements of all dictionaries. Therefore any method that compares parameters can match several dictionaries at
+once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,22 +20,22 @@ from regauge.core.params import Params, label, require_finite, require_same_shap
 from regauge.core.symmetry import Symmetry
 
 Role = Literal["parameters", "magnitudes"]
-"""The role of a dictionary: parameters, or magnitudes without signs (standard deviations)."""
+"""The role of a dictionary: parameters, or magnitudes without signs such as standard deviations."""
 Dictionaries = tuple[Mapping[str, Tensor], ...]
 
 
 @dataclass(frozen=True)
 class JointView:
-    """A view in which every network is one dictionary of tensors.
+    """A view in which the dictionaries of every network are joined to one dictionary of tensors.
 
     If there are roles, each network was given as a tuple of dictionaries.
 
     Attributes:
-        roles: The role of each dictionary, which determines how elements act on it. Empty if networks are single
-            dictionaries.
-        whole: The symmetry of the first dictionary of each network. All its sizes are known.
-        symmetry: The symmetry of the view. If a dictionary contains magnitudes, orthogonal and linear groups are
-            excluded, because a rotated diagonal Gaussian is not diagonal.
+        roles: The role of each dictionary, which determines how elements act on it. `roles` is empty if networks are
+            single dictionaries.
+        whole: The symmetry of the first dictionary of each network. All sizes of its groups are known.
+        symmetry: The symmetry that acts on joined dictionaries. If a dictionary contains magnitudes, orthogonal and
+            linear groups are excluded, because a rotated diagonal Gaussian is not diagonal.
     """
 
     roles: tuple[Role, ...]
@@ -75,14 +76,17 @@ class JointView:
         return {joint_name(k, name): tensor for k, params in enumerate(network) for name, tensor in params.items()}
 
     def split(self, params: Params, like: Any) -> Any:
-        """Return the dictionaries of a network from the view, as a tuple of the same type as `like`."""
+        """Return the separate dictionaries of a joined network, as a tuple of the same type as `like`."""
         if not self.roles:
             return params
         parts = [{name: params[joint_name(k, name)] for name in one} for k, one in enumerate(like)]
         return like._make(parts) if hasattr(like, "_make") else tuple(parts)
 
     def element(self, element: Element) -> Element:
-        """Return an element of the view as an element of the whole symmetry. Missing groups get the identity."""
+        """Return an element for joined dictionaries as an element of the whole symmetry.
+
+        Missing groups get the identity.
+        """
         if len(self.symmetry.groups) == len(self.whole.groups):
             return element
         rest = self.whole.identity(element.batch)
@@ -94,7 +98,7 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
     """Return a network as the tuple of dictionaries that a method takes, or as one dictionary if there are no roles.
 
     Raises:
-        TypeError: The network has another type.
+        TypeError: The network is not of the type that the method takes.
     """
     name, given = type(method).__name__, type(network).__name__
     if not roles:
@@ -130,18 +134,18 @@ def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) 
 
 
 def joint_name(k: int, name: str) -> str:
-    """Return the name that a tensor of dictionary k has in the view."""
+    """Return the name that a tensor of the k-th dictionary has in the joined dictionary."""
     return f"{k}/{name}"
 
 
 def dictionary_of(name: str) -> tuple[int, str]:
-    """Return the index of the dictionary to which a name of the view belongs, and the name in this dictionary."""
+    """Return the index of the dictionary to which a joined name belongs, and the tensor's name in this dictionary."""
     k, _, rest = name.partition("/")
     return int(k), rest
 
 
 def _require_entries(first: Dictionaries, network: Dictionaries, number: int) -> None:
-    """Raise an error if later dictionaries do not fit the first one or the first network, or contain NaN or Inf."""
+    """Raise an error if a network's later dictionaries do not fit its first one, or contain NaN or Inf."""
     for k in range(1, len(network)):
         require_same_shapes(first[k], network[k])
         require_finite(network[k], f"entry {k} of the stack of {label(number)}")

@@ -1,4 +1,4 @@
-"""The objective of methods for many networks, and the selection among climbs."""
+"""The objective of methods that align many networks, and the selection among coordinate ascents."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,19 +34,19 @@ def best_universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Balance scales and matrices, select the best climb, and return the identities if they are better.
+    """Balance scales and matrices, select the best climb, and return identity elements if they are better.
 
     Unless scales are kept, networks are compared as the networks of smallest norm on their orbits, as in
-    `WeightMatching`. These orbits are those of positive scales and invertible matrices. All networks get the scales and
-    matrices of the first network.
+    `WeightMatching`. The smallest norm is taken over positive scales and invertible matrices. All networks get the
+    scales and matrices of the first network.
 
     Args:
-        problem: The networks as given. If there is a task, the loss of the unweighted mean network selects among climbs
-            whose objective is at least that of the identities.
+        problem: The networks as given. If there is a task, the loss of the mean network selects among climbs that are
+            at least as good as the identity elements.
         scales: The treatment of scales, as in `WeightMatching`.
         climbs_from: Functions that climb between the compared tensors of networks; see `one_climb`.
-        climb_from_identity: One more climb, which starts at the identities. The objective of this climb never falls
-            below its initial value.
+        climb_from_identity: One more climb, which starts at the identity elements. Its objective never falls below the
+            initial value.
     """
     networks, symmetry = problem.networks, problem.symmetry
     ways = balances_of(symmetry, scales, problem.task)
@@ -91,7 +91,7 @@ def _universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Do the work of `best_universe` for networks that are compared after `factors` were applied to them."""
+    """Return the best universe for networks that are compared after `factors` were applied to them."""
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     given = tensors = compared(networks, symmetry)
     if has_balance(symmetry):
@@ -105,7 +105,10 @@ def _universe(
         return [move_by(symmetry, factors.item(0), one) for one in own]
 
     def lead_back(found: Climbs, factors: Element = factors) -> Climbs:
-        """Convert elements of scaled networks to elements of the given networks. The first network stays unchanged."""
+        """Convert elements of scaled networks to elements of the given networks.
+
+        The first network stays unchanged by the converted elements.
+        """
         elements = symmetry.compose(found.element.map(lambda t: t[0], (len(networks),)), factors)
         elements = symmetry.compose(symmetry.inverse(elements.item(0)), elements)
         return replace(
@@ -137,7 +140,7 @@ def _universe(
 
 
 def one_climb(elements: Sequence[Element], history: Sequence[float], *, is_converged: bool) -> Climbs:
-    """Return one climb of many networks as a batch of size one."""
+    """Return a single ascent over many networks as a batch of size one."""
     return Climbs(
         element=_in_one_row(stack(elements)),
         objective=torch.tensor(history[-1:], dtype=torch.float64),
@@ -155,10 +158,10 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
 
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 
-    Each pair contributes its inner product or, equivalently up to a constant, minus half of its squared distance. The
-    two contributions differ only if shifts, scales or matrices change norms. The sum is computed over networks instead
-    of pairs. `moved` contains the compared networks x_i, and `networks` the same networks before elements were applied,
-    p_i.
+    Each pair contributes its inner product or, equivalently up to a constant, minus half of its squared distance. Inner
+    products and squared distances differ only if shifts, scales or matrices change norms. The sum is computed over
+    networks instead of pairs. `moved` contains the networks x_i after elements were applied, and `networks` contains
+    the same networks p_i before that.
     """
     total = 0.0
     for name in moved[0]:

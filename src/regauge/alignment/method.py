@@ -24,7 +24,7 @@ class Method(ABC):
     """A method that aligns networks. Subclasses are frozen dataclasses of settings and define `match`.
 
     Attributes:
-        copies: Copies in float32 of each network that the method holds, measured with transformers
+        copies: The number of float32 copies of each network that the method holds, measured with transformers
             (`benchmarks/learning_memory.py`).
         activations: The memory for the activations of a batch, measured in the same way: a multiple of the bytes that
             automatic differentiation holds for one network.
@@ -57,7 +57,7 @@ class Method(ABC):
     def match_many(self, problem: ManyProblem) -> ManyResult:
         """Return one element for each of two or more networks by aligning every network to the first one, pair by pair.
 
-        The objective is the sum over these pairs.
+        The objective is the sum of the objectives of all these pairs.
         """
         first = batch_of_one(problem.networks[0])
         setting = (problem.symmetry, problem.task, problem.generator)
@@ -76,31 +76,31 @@ class Method(ABC):
         )
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return whether `align` passes representatives (`Symmetry.split`) and their symmetry to the method.
+        """Return whether `align` passes representatives (see `Symmetry.split`) and their symmetry to the method.
 
         If a method keeps scales, `align` passes the networks themselves, because setting gains to one changes scales.
-        `align` also passes the networks themselves if a method among the settings needs them.
+        `align` also passes the networks themselves if a method among this method's settings needs them.
         """
         is_kept = self.joint_roles or getattr(self, "scales", "") == "keep"
         return not is_kept and all(one.reads_representatives(symmetry, has_task=has_task) for one in self._within)
 
     @property
     def _within(self) -> tuple["Method", ...]:
-        """Return the methods that are values of settings."""
+        """Return the methods among this method's settings."""
         settings = [getattr(self, name) for name in self.__dict__]
         several = [one for value in settings for one in (value if isinstance(value, tuple) else (value,))]
         return tuple(one for one in several if isinstance(one, Method))
 
     @property
     def _parts(self) -> tuple["Method", ...]:
-        """Return the method, the methods among its settings, and the methods among theirs."""
+        """Return this method, the methods among its settings, and the methods among theirs."""
         return (self, *(part for one in self._within for part in one._parts))
 
     def planned(self, job: FileJob, task: Task | None) -> FileJob:
-        """Return a job with the memory of running the model, if the method or one among its settings runs it.
+        """Return a job that also counts the memory for running the model, if this method or its settings run it.
 
         Raises:
-            ValueError: The job allows less memory.
+            ValueError: The job does not allow enough memory.
         """
         if task is None or job.is_streamed:
             return job
@@ -108,7 +108,7 @@ class Method(ABC):
         return job.learned(found[0][0], [phase for _, phase in found]) if found else job
 
     def _phases(self, job: FileJob, task: Task) -> list[tuple[float, int]]:
-        """Return, for each phase that runs the model, the float32 copies of each network, and further bytes.
+        """Return, for each phase that runs the model, the number of float32 copies of each network and further bytes.
 
         Phases of the methods among the settings are not included.
         """
@@ -137,7 +137,7 @@ class ManyMethod(Method):
         """Return one element for each of two or more networks. The elements bring all networks close to one another."""
 
     def match(self, problem: Problem) -> Results:
-        """Return one element for each pair, which is matched as a set of two networks."""
+        """Return one element for each pair, by aligning the pair as a set of two networks."""
         return match_each(problem, self._match_two)
 
     def _match_two(self, problem: Problem) -> Results:
@@ -170,17 +170,17 @@ def require_kept(kept: float) -> None:
 
 
 def chunks(problem: Problem, size: int) -> list[slice]:
-    """Split the pairs into chunks of at least one pair, each with roughly this many parameters of second networks."""
+    """Split the pairs into chunks of at least one pair, with roughly `size` parameters of second networks in each."""
     count = max(1, size // max(1, sum(tensor[0].numel() for tensor in problem.b.values())))
     return [slice(first, first + count) for first in range(0, problem.pairs, count)]
 
 
 Start: TypeAlias = Element | Method | None
-"""The initial element of a method: an element, a method whose result is used, or None for the identity."""
+"""The initial element of a method: an element, a method that finds it, or None for the identity."""
 
 
 def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
-    """Return the initial element of each pair, and notes on groups that the method does not change."""
+    """Return the initial element of each pair, and notes on groups that a method does not change."""
     if start is None:
         return problem.symmetry.identity((problem.pairs,)), ()
     if isinstance(start, Method):
@@ -208,15 +208,15 @@ class Candidates:
 
     Args:
         problem: The pairs of networks.
-        start: The first element that is offered for each pair. If the first element is as good as the identity, it is
-            preferred to the identity.
+        start: The first element that is offered for each pair. The first offered element is preferred to the identity
+            if both are equally good.
         measure: The objective to maximize. Default: minus the loss at the midpoint between the networks, which needs a
             task.
-        notes: The notes on the initial element. Later elements come with notes of their own.
+        notes: The notes on the first offered element. Each later element comes with its own notes.
 
     Attributes:
-        initial: The objective at the identity, float64 `[pairs]`.
-        objective: The best objective so far.
+        initial: The objective of the identity, float64 `[pairs]`.
+        objective: The best objective of each pair so far.
     """
 
     def __init__(
@@ -249,10 +249,10 @@ class Candidates:
         *,
         is_kept: bool = False,
     ) -> Tensor:
-        """Evaluate one element for each pair, given the resulting `params`.
+        """Evaluate one element for each pair, given the transformed second networks `params`.
 
-        Keep better elements, and return objectives. If `is_kept`, the offered element is kept even if it is worse. By
-        default, `notes` are the notes on the initial element.
+        Elements that are better than earlier ones are kept, and all objectives are returned. If `is_kept`, the offered
+        element is kept even if it is worse. By default, `notes` are the notes on the first offered element.
         """
         reached = self._measure(self._problem.move(element) if params is None else params)
         is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective

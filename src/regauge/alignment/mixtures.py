@@ -1,15 +1,15 @@
-"""Mixtures: networks relaxed to the means of their images under random elements.
+"""Mixtures: networks that are relaxed to means over random elements of a symmetry.
 
-A relaxed element samples an element of every family of groups independently. A relaxed tensor is the expectation of the
-transformed tensor. For permutations, the mean of the sampled permutation matrices is a doubly stochastic matrix P. A
-weight between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and nested groups are relaxed to
-convex combinations in the same way. If a group acts on two axes of one tensor, each axis has an independent sample, and
-the result is `P W P^T`.
+A relaxed element draws an element of every family of groups independently. A relaxed tensor is the mean of the tensor
+after a random element has acted on it. For permutations, the mean of the drawn permutation matrices is a doubly
+stochastic matrix P. A weight between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and nested
+groups are relaxed to convex combinations in the same way. If a group acts on two axes of one tensor, both axes are
+drawn independently, and the result is `P W P^T`.
 
-The code never builds such a matrix. A step moves every distribution part of the way towards one hard element. A step
-changes the means by images under this element, and images are computed by gathers. Therefore a mixture stores, for
-every tensor, only the mean under each subset of the sites that act on it. For a weight between two layers, these are
-four tensors.
+The code never builds a doubly stochastic matrix. A step moves every distribution part of the way towards one hard
+element. Such a step changes means by tensors on which the hard element has acted, and these are computed by gathers.
+Therefore a mixture stores, for every tensor, only the mean under each subset of the sites that act on it. For a weight
+between two layers, the mixture stores four tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ from regauge.core.element import Element
 from regauge.core.families import Family, Tensors, average, complete, coupled_tensors, dot, group_cost
 
 Vertex = Mapping[str, Element]
-"""A hard element of every family, with the name of its root as key."""
+"""A hard (not relaxed) element of every family, by the name of the family's outermost group."""
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """The sites of one family on one tensor that share a sample."""
+    """Sites of one family on one tensor that are drawn together."""
 
     family: Family
     sites: list[Site]
@@ -49,7 +49,10 @@ class _Draw:
 
 
 class Mixture:
-    """One relaxed network, with random elements for some families. Initially, all elements are the identity."""
+    """One relaxed network, with a distribution over elements for some families of groups.
+
+    Initially, all elements are the identity.
+    """
 
     def __init__(self, families: Sequence[Family], tensors: Tensors) -> None:
         self.families = {family.root.name: family for family in families}
@@ -68,21 +71,21 @@ class Mixture:
         self._potentials: dict[str, Tensor | None] = dict.fromkeys(self.families)
 
     def mean(self, name: str) -> Tensor:
-        """Return the relaxed tensor."""
+        """Return the relaxed tensor, which is its mean over all random elements."""
         return self._means[name][-1]
 
     @property
     def degree(self) -> int:
-        """The degree of the relaxed tensors as polynomials in the step size. The degree is at least one."""
+        """The degree of the relaxed tensors as polynomials in the step size. This degree is at least one."""
         return max((1, *(len(places) for places in self._places.values())))
 
     @property
     def excess(self) -> float:
-        """The increase in the expected squared norm due to shifts."""
+        """The amount by which half-period shifts increase the expected squared norm."""
         return sum(sum(values) for values in self._excess.values())
 
     def start_from_barycenter(self) -> None:
-        """Sample uniformly: every relaxed tensor becomes its average over the groups, and shifts stay zero."""
+        """Make all distributions uniform: each tensor becomes its average over the groups, and shifts stay zero."""
         for name, means in self._means.items():
             for mask in range(1, len(means)):
                 bit = mask & -mask
@@ -92,7 +95,7 @@ class Mixture:
                 means[mask] = mean
 
     def closest(self, root: str, aims: Tensors) -> Element:
-        """Return the element of a family that maximizes the inner product with `aims`; all other families are fixed."""
+        """Return the element of a family with the largest inner product with `aims`; all other families are fixed."""
         family = self.families[root]
         sites: dict[str, list[Site]] = {}
         a, b = {}, {}
@@ -111,7 +114,7 @@ class Mixture:
         return complete(family, {root: found.value}, ())
 
     def line(self, name: str, vertex: Vertex) -> list[Tensor]:
-        """Return the relaxed tensor on the linear path to a vertex, as coefficients of powers of the step size."""
+        """Return a relaxed tensor on the linear path to hard elements, as coefficients of powers of the step size."""
         terms, m = self._terms(name, len(self._means[name]) - 1, vertex), len(self._places[name])
         powers = [torch.zeros_like(terms[0]) for _ in terms]
         # sum_j t^j (1 - t)^(m - j) T_j, where T_j sums over the choices of j draws that moved, by powers of t.
@@ -121,13 +124,13 @@ class Mixture:
         return powers
 
     def excess_of(self, vertex: Vertex) -> float:
-        """Return the excess that the relaxed network would have at a vertex."""
+        """Return the amount by which shifts would increase the expected squared norm at the given hard elements."""
         return sum(
             self._excess_at(name, k, vertex) for name, places in self._places.items() for k in range(len(places))
         )
 
     def step(self, vertex: Vertex, size: float) -> None:
-        """Move every distribution towards the vertex. The vertex gets probability `size`."""
+        """Move every distribution towards a hard element, which gets the additional probability `size`."""
         for name, means in self._means.items():
             for mask in reversed(range(1, len(means))):  # Larger sets are made of smaller ones as they were.
                 terms, count = self._terms(name, mask, vertex), mask.bit_count()
@@ -137,7 +140,7 @@ class Mixture:
                 self._excess[name][k] = (1 - size) * before + size * self._excess_at(name, k, vertex)
 
     def settle(self, root: str, element: Element) -> None:
-        """Give one element of a family the probability one."""
+        """Give a single element of a family the probability one."""
         for name in self.families[root].sites:
             places, means = self._places[name], self._means[name]
             own = sum(1 << k for k, place in enumerate(places) if place.family.root.name == root)
@@ -155,7 +158,8 @@ class Mixture:
     def _terms(self, name: str, mask: int, vertex: Vertex) -> list[Tensor]:
         """Return the coefficients of a multilinear function.
 
-        Entry j sums over all subsets of j sites of `mask` that move. The sites that do not move stay relaxed.
+        Coefficient j sums over all subsets of j sites of `mask` that move to the hard element. All other sites stay
+        relaxed.
         """
         means = self._means[name]
         terms = [means[mask], *[torch.zeros_like(means[mask])] * mask.bit_count()]
@@ -181,10 +185,10 @@ class Mixture:
 
 
 class RelaxedUniverse:
-    """Relaxed networks and their similarity to one another. The first network is hard.
+    """Several relaxed networks and their similarity to one another; the first network is not relaxed.
 
-    The objective is that of `universe_objective`, evaluated at the relaxed tensors. This objective is linear in the
-    distribution at each site. Therefore it is a polynomial in the step size.
+    The objective is that of `universe_objective`, evaluated at the relaxed tensors. The objective is linear in the
+    distribution at each site. On a linear path, it is therefore a polynomial in the step size.
     """
 
     def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:
@@ -206,7 +210,7 @@ class RelaxedUniverse:
         return {name: torch.stack([m.mean(name) for m in others]).mean(0) for name in self._names}
 
     def vertices(self) -> list[Vertex]:
-        """Return, for every network and family, the hard element in whose direction the objective rises fastest."""
+        """Return, for every network and family, the hard element towards which the objective rises fastest."""
         result: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
             aims = self.aims(k)
@@ -214,7 +218,7 @@ class RelaxedUniverse:
         return result
 
     def line(self, vertices: Sequence[Vertex]) -> NDArray[np.float64]:
-        """Return the objective on the linear path to a vertex, as exact coefficients of powers of the step size."""
+        """Return the objective on the linear path to hard elements, as coefficients of powers of the step size."""
         total = np.zeros(1 + 2 * max(mixture.degree for mixture in self.mixtures))
         for name in self._names:
             before = [self.mixtures[0].mean(name)]
@@ -236,15 +240,15 @@ class RelaxedUniverse:
         return total
 
     def step(self, vertices: Sequence[Vertex], size: float) -> None:
-        """Move every network towards its vertex by a share `size` of the way."""
+        """Move every network towards its hard elements by the share `size` of the way."""
         for mixture, vertex in zip(self.mixtures, vertices, strict=True):
             mixture.step(vertex, size)
 
     def settle(self) -> list[Vertex]:
-        """Round every relaxed element to a hard element, one family after another; each is optimal given all others.
+        """Round every relaxed element to the best hard element, one family after another, while all others are fixed.
 
-        The objective is linear in the distribution of a family. So the best hard element is at least as good as the
-        relaxed element. This step can lower the objective only if a group acts on two axes of one tensor.
+        The objective is linear in the distribution of a family. The best hard element is therefore at least as good as
+        the relaxed one. Rounding can lower the objective only if a group acts on two axes of one tensor.
         """
         settled: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
@@ -257,7 +261,7 @@ class RelaxedUniverse:
 
 
 def highest(line: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the smallest maximizer in [0, 1] of a polynomial with the given coefficients, and the maximum."""
+    """Return the smallest point in [0, 1] at which a polynomial is largest, and its value there."""
     # On an interval the largest value of a polynomial is at an end or where its derivative vanishes: no line search.
     derivative = line[1:] * np.arange(1, len(line))
     roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)

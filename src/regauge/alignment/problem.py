@@ -28,16 +28,16 @@ NOTHING_KEPT = "there are too few examples to keep some: those that an element w
 
 
 class _Setting:
-    """The task and the generator that accompany networks, for methods that need them."""
+    """The task and the generator that accompany networks, for methods that use them."""
 
     task: Task | None
     generator: torch.Generator | None
 
     def require_task(self, method: object) -> Task:
-        """Return the task. Methods that need a task call this function.
+        """Return the task, or raise an error if there is none. Methods that need a task call this function.
 
         Raises:
-            ValueError: There is no task.
+            ValueError: The caller gave no task.
         """
         if self.task is None:
             raise ValueError(
@@ -47,10 +47,10 @@ class _Setting:
         return self.task
 
     def require_generator(self, why: str) -> torch.Generator:
-        """Return the generator. Methods that use random numbers call this function.
+        """Return the generator, or raise an error if there is none. Methods that use random numbers call this function.
 
         Raises:
-            ValueError: There is no generator.
+            ValueError: The caller gave no generator.
         """
         if self.generator is None:
             raise ValueError(f"{why}; give align a torch.Generator as `generator`")
@@ -65,10 +65,10 @@ class Problem(_Setting):
         a: The first networks, with a leading pair axis on every tensor. A single pair is a batch of size one. If all
             pairs share the first network, its tensors may be expanded (stride zero along the pair axis).
         b: The second networks, with the same names and shapes.
-        symmetry: The symmetry of all networks. All its sizes are known.
-        task: Model, data and loss, for methods that need them.
-        generator: The random number generator, for methods that need one.
-        judge: The task that selects among elements, on examples that `task` does not contain (`divided`). Default:
+        symmetry: The symmetry of all networks. All sizes of its groups are known.
+        task: Model, data and loss, for methods that need a task.
+        generator: The random number generator, for methods that use random numbers.
+        judge: The task that selects among elements, on examples outside `task`; see `divided`. Default: the examples of
             `task` itself.
     """
 
@@ -81,7 +81,7 @@ class Problem(_Setting):
 
     @property
     def pairs(self) -> int:
-        """The number of pairs."""
+        """The number of pairs of networks."""
         return next((len(tensor) for tensor in self.b.values()), 1)
 
     def pair(self, k: int) -> tuple[Params, Params]:
@@ -89,7 +89,7 @@ class Problem(_Setting):
         return select(self.a, k), select(self.b, k)
 
     def __getitem__(self, rows: slice | Tensor) -> "Problem":
-        """Return the problem of the selected pairs. If all pairs are selected in order, no tensor is copied."""
+        """Return the problem of only the selected pairs. If all pairs are selected in order, no tensor is copied."""
         if isinstance(rows, Tensor) and torch.equal(rows, torch.arange(self.pairs)):
             return self
         return replace(self, a=select(self.a, rows), b=select(self.b, rows))
@@ -97,7 +97,7 @@ class Problem(_Setting):
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
         """Return the second networks after a batch of elements was applied.
 
-        Tensors in `moved` are reused as results.
+        Tensors in `moved` are already transformed and reused.
         """
         alike = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
         done = {name: tensor for name, tensor in alike.items() if name not in self.symmetry.added}
@@ -106,11 +106,12 @@ class Problem(_Setting):
     def divided(self, kept: float) -> tuple["Problem", tuple[str, ...]]:
         """Return the problem with a share of the examples held out to select among elements, and notes.
 
-        If the problem is already divided, it is returned unchanged. Therefore a method and the methods in its settings
-        select on the same examples.
+        If examples are already held out, the problem is returned unchanged. A method and the methods in its settings
+        therefore select on the same examples.
 
         Args:
-            kept: The share of the examples to hold out. If zero, all examples serve both purposes.
+            kept: The share of the examples to hold out. If zero, all examples are used both for learning and for
+                selection.
         """
         if self.task is None or self.judge is not None or not kept:
             return self, ()
@@ -123,8 +124,8 @@ class Problem(_Setting):
     def line_losses(self, params: Mapping[str, Tensor], points: Sequence[float] = (0.5,)) -> Tensor:
         """Return the mean loss at points of the linear paths from the first to transformed second networks, `[pairs]`.
 
-        The loss is that of `judge`, in float64. Without targets, the loss is the mean squared difference between the
-        outputs and the interpolated outputs of both endpoints, `(1 - t) f(a) + t f(b)`.
+        The loss is computed by the task `judge`, in float64. If `judge` has no targets, the loss is the mean squared
+        difference between the outputs and the interpolated outputs of both endpoints, `(1 - t) f(a) + t f(b)`.
         """
         task = self.task if self.judge is None else self.judge
         assert task is not None
@@ -149,10 +150,10 @@ class Problem(_Setting):
         moved: Mapping[str, Tensor] = NOTHING,
         notes: tuple[str, ...] = (),
     ) -> Results:
-        """Return the result for these elements, with the transformed second networks.
+        """Return the result of a method for these elements, with the transformed second networks.
 
-        `Result` explains the other arguments. For a single pair, numbers may be floats. A method omits the arguments
-        that do not apply to it.
+        `Result` explains all arguments that are not listed here. For a single pair, numbers may be floats. A method
+        omits the arguments that do not apply to it.
 
         Args:
             element: One element for each pair, or one element for all pairs.
@@ -186,9 +187,9 @@ class ManyProblem(_Setting):
 
     Attributes:
         networks: The networks, with the same names and shapes.
-        symmetry: The symmetry of all networks. All its sizes are known.
-        task: Model, data and loss, for methods that need them.
-        generator: The random number generator, for methods that need one.
+        symmetry: The symmetry of all networks. All sizes of its groups are known.
+        task: Model, data and loss, for methods that need a task.
+        generator: The random number generator, for methods that use random numbers.
     """
 
     networks: Sequence[Mapping[str, Tensor]]
@@ -208,7 +209,7 @@ class ManyProblem(_Setting):
         params: Sequence[Params] = (),
         notes: tuple[str, ...] = (),
     ) -> ManyResult:
-        """Return the result with one element for each network. The first element is the identity; see `Problem.result`.
+        """Return the result of a method, with one element for each network. The first element is the identity.
 
         The elements are applied to the networks unless `params` contains the transformed networks.
         """
@@ -253,8 +254,8 @@ def bind_networks(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, 
 def bind_pairs(a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry) -> tuple[Params, Symmetry]:
     """Return the first networks with a leading pair axis, and the symmetry with all sizes known, after all checks.
 
-    The second networks must have a leading axis. The first networks must have one too, unless there is a single first
-    network.
+    The second networks must have a leading axis. The first networks must have a leading axis too, unless there is a
+    single first network.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.

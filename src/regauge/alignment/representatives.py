@@ -1,9 +1,10 @@
-"""Matching of networks by their representatives, and conversion of results to the coordinates of the first network.
+"""Matching of networks by their representatives, and conversion of results to the first network's coordinates.
 
 In a representative, all translation coordinates are zero and all gains are one (`Symmetry.split`). Networks that differ
-only by translations and gains have the same representative. Gains behind running statistics stay (`on_matched`). Gains
-prevent rotations. So the residual stream of a representative transformer can be rotated, and not only permuted. A
-linear path between representatives is a linear path in the coordinates of either network.
+only by translations and gains have the same representative. Gains behind running statistics are not set to one
+(`on_matched`). Gains prevent rotations of the units that they multiply. Without gains, the residual stream of a
+transformer can be rotated, and not only permuted. A linear path between representatives is a linear path in the
+coordinates of either network.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,21 +33,21 @@ from regauge.core.symmetry import Symmetry
 Known = TypeVar("Known")
 Ends = tuple[Coordinates, Coordinates]
 Rotate = Literal["auto", "always", "never"]
-"""Whether to rotate residual streams, if possible, or to permute them.
+"""Whether to rotate residual streams where this is possible, or to permute them.
 
-"auto" depends on how much permutations explain.
+With "auto", streams are rotated if permutations explain too little of them.
 """
 EXPLAINED = 0.9
-"""If the cosine between the tensors of a stream after matching is at least this number, permutations suffice."""
+"""The cosine between the matched tensors of a stream from which on permutations count as sufficient."""
 NOT_ROTATED = (
     "nothing is rotated: no group of the symmetry says `behind_gains`, or the method matches networks as they are"
 )
 COPY = 1e-12
-"""The largest squared distance between the representatives of a network and its copy, relative to the squared norm."""
+"""The largest squared distance of the representatives of a network and its copy, relative to the squared norm."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
-"""The smallest gain of the first network that other networks take over, as a share of the median, by bytes per entry.
+"""The smallest gain that other networks take over from the first, as a share of the median, by bytes per entry.
 
-Parameters that read the gain are divided by the gain and rounded.
+A smaller gain would divide the parameters that read it and enlarge their rounding errors.
 """
 
 
@@ -56,10 +57,10 @@ def has_representatives(symmetry: Symmetry) -> bool:
 
 
 def on_matched(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry whose representatives are matched: `on_data`, without the gains behind running statistics.
+    """Return the symmetry for matching representatives: `on_data`, without gains behind running statistics.
 
-    If these gains were one, the order of units would be worse (docs/measurements/alignment.md). Balancing treats them
-    like other scales. If gains prevent rotations of a stream, they become one nevertheless.
+    If these gains were set to one, the order of units would be found worse (docs/measurements/alignment.md). Balancing
+    treats such gains like other scales. Gains that prevent rotations of a stream are nevertheless set to one.
     """
     data = symmetry.on_data
     has_statistics = any(family.is_stored_only for family in symmetry.translations)
@@ -67,19 +68,22 @@ def on_matched(symmetry: Symmetry) -> Symmetry:
 
 
 def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
-    """Return the symmetry for matching the networks themselves, and a note if they have representatives."""
+    """Return the symmetry for matching the networks as given, and a note if they differ from representatives."""
     told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
     return replace(symmetry, translations=(), gains=()), (told,) if has_representatives(symmetry) else ()
 
 
 def require_choice(rotate: str) -> None:
-    """Raise a ValueError unless `rotate` is an allowed option."""
+    """Raise a ValueError unless `rotate` is "auto", "always" or "never"."""
     if rotate not in get_args(Rotate):
         raise ValueError(f"rotate is {rotate!r}; choose 'auto', 'always' or 'never'")
 
 
 def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
-    """Match pairs by their representatives, if the method reads them. Return results in the coordinates of A."""
+    """Match pairs by their representatives, if the method reads representatives.
+
+    Return results in the coordinates of the first networks.
+    """
     require_choice(rotate)
     whole, symmetry = problem.symmetry, on_matched(problem.symmetry)
     has_task = problem.task is not None
@@ -99,12 +103,12 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
 def _match_behind(
     method: Method, problem: Problem, rotate: Rotate
 ) -> tuple[list[tuple[Tensor, tuple[str, ...], Results, Ends]], tuple[str, ...]]:
-    """Match representatives, some pairs by rotations and the others by permutations.
+    """Match representatives, some pairs by rotations and all other pairs by permutations.
 
     Returns:
-        For each of these parts: its pairs, the names of the rotated groups, the results, and the coordinates of the
-        second and of the first networks. The results have no parameters. Therefore no representative stays in memory
-        while results are written in coordinates. Also the notes on the choice.
+        For each of the two groups of pairs: its pairs, the names of the rotated groups, the results, and the
+        coordinates of the second and the first networks. The results contain no parameters, so no representative stays
+        in memory. The second item lists notes on the choice between rotations and permutations.
     """
     symmetry, has_task = problem.symmetry, problem.task is not None
     (first, wanted), (second, own) = (_split(symmetry, one, has_task) for one in (problem.a, problem.b))
@@ -131,8 +135,7 @@ def _match_behind(
 def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
     """Match many networks by their representatives. The results are written in the coordinates of the first network.
 
-    Either all networks are rotated or none of them. All networks are rotated if most of them are not similar to the
-    first network.
+    Either all networks are rotated, or none. They are rotated if most networks are not similar to the first one.
     """
     require_choice(rotate)
     whole, symmetry = problem.symmetry, on_matched(problem.symmetry)
@@ -171,9 +174,9 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
 def in_coordinates_of(
     symmetry: Symmetry, element: Element, pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 ) -> Element:
-    """Convert an element on the second representative to one that maps the network to the first network's coordinates.
+    """Convert an element on representatives to one that maps a network to the first network's coordinates.
 
-    The element rotates exactly those groups for which it has no permutation.
+    The converted element rotates exactly those groups for which the given element has no permutation.
     """
     problem = Problem(batch_of_one(pair[0]), batch_of_one(pair[1]), symmetry)
     names = [name for name in symmetry.rotatable if element[name].matrix is not None]
@@ -182,7 +185,10 @@ def in_coordinates_of(
 
 
 def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tuple[Params, Coordinates]:
-    """Return representatives and coordinates. If a task runs the representatives, they have the networks' dtypes."""
+    """Return the representatives and the coordinates of networks.
+
+    If a task runs the representatives, they get the dtypes of the networks.
+    """
     representative, coordinates = symmetry.split(params)
     if is_run:
         representative = {name: tensor.to(params[name].dtype) for name, tensor in representative.items()}
@@ -195,10 +201,10 @@ class RotationChoice(Generic[Known]):
 
     Attributes:
         is_wanted: The pairs in which streams should be rotated, bool `[pairs]`.
-        is_free: The pairs in which streams can be rotated, bool `[pairs]`. A channel with a gain of zero cannot be
-            rotated.
-        known: The result of matching by permutations, if it was needed for the choice.
-        notes: A message that explains why some pairs were not rotated although this was requested.
+        is_free: The pairs in which streams can be rotated, bool `[pairs]`. A stream cannot be rotated if one of its
+            channels has a gain of zero.
+        known: The result of matching by permutations, if the choice needed it.
+        notes: A message that explains why some pairs were not rotated although the caller asked for it.
     """
 
     is_wanted: Tensor
@@ -219,9 +225,9 @@ class RotationChoice(Generic[Known]):
         Args:
             symmetry: The whole symmetry.
             networks: The representatives, whose gains are read.
-            rotate: The caller's option.
-            explain: A function that matches the networks by permutations. The function returns squared norms and inner
-                products of the tensors of rotatable groups (between balanced networks), and the result of the match.
+            rotate: The caller's choice: "auto", "always" or "never".
+            explain: A function that matches the networks by permutations. It returns squared norms and inner products
+                of the tensors of rotatable groups, between balanced networks, and the result of the match.
         """
         names = symmetry.rotatable
         a, b = (zero_gains(symmetry, one, names) for one in networks)
@@ -243,7 +249,7 @@ class RotationChoice(Generic[Known]):
 
 
 def are_rotated(choices: Sequence[RotationChoice[Any]]) -> bool:
-    """Return whether several networks are rotated: either all of them or none."""
+    """Return whether a set of networks is rotated, which is decided for all of them together."""
     is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
     return all(bool(one.is_free) for one in choices) and is_most
 
@@ -282,7 +288,7 @@ def _framed(problem: Problem, frame: Frame) -> FramedProblem:
 
 
 def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tuple[str, ...]:
-    """Return notes on tied heads that prevent rotations of streams, if permutations explain little of the networks."""
+    """Return notes on tied output heads that prevent rotations of streams, if permutations explain little."""
     notes = []
     for names in symmetry.tied if isinstance(a, Mapping) and rotate != "never" else ():
         for group in symmetry.groups:
@@ -302,7 +308,7 @@ def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tup
 
 
 def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
-    """Return the squared distance of each first network from the transformed second one, and the squared norm."""
+    """Return the squared distance of each first network from the transformed second one, and its squared norm."""
     a, b = compared([problem.a, params], problem.symmetry)
     if not a:  # Where there are translations alone, no group moves anything.
         return (nothing := torch.zeros(problem.pairs, dtype=torch.float64)), nothing
@@ -328,14 +334,16 @@ def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) ->
 def _in_coordinates(
     method: Method, element: Element, problem: Problem, names: Sequence[str], ends: Ends, whole: Symmetry
 ) -> tuple[Element, Params, tuple[str, ...]]:
-    """Convert elements on representatives to elements on networks. Return them, the transformed networks, and notes.
+    """Convert elements on representatives to elements on networks.
+
+    Return the elements, the transformed networks, and notes.
 
     Args:
         method: The method that found the elements.
         element: One element for each pair.
         problem: The networks, and the symmetry that defines their representatives.
         names: The groups that are rotated.
-        ends: The coordinates of the second networks, and those of the first networks.
+        ends: The coordinates of the second networks before the elements act, and those of the first networks.
         whole: The symmetry, including elements that keep the function only with the stored statistics.
     """
     element, notes = write(problem.symmetry, element, names, problem.a, ends)
@@ -355,9 +363,9 @@ def _in_coordinates(
 
 
 def add_difference(element: Element, ends: Ends) -> Element:
-    """Return an element of another symmetry whose translation changes the coordinates by the same amounts.
+    """Return an element that changes the coordinates under another symmetry by the same amounts.
 
-    If gains absorb running variances, the same vector changes the bias by a different amount.
+    The translation differs between symmetries if gains absorb running variances.
 
     Args:
         element: An element with translations.
@@ -372,8 +380,8 @@ def _take_over_statistics(
 ) -> tuple[Element, Params]:
     """Return elements that also transform stored statistics, for pairs in which the second network is a copy.
 
-    If a network is not a copy, recomputed statistics would undo one half of such a transformation. `there` contains the
-    representatives and coordinates of the transformed second networks.
+    If a network is not a copy, recomputing its statistics would undo one half of such a transformation. `there`
+    contains the representatives and coordinates of the transformed second networks.
     """
     symmetry = problem.symmetry
     (first, wanted), (second, own) = symmetry.split(problem.a), there
@@ -390,12 +398,12 @@ def _take_over_statistics(
 def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> Element:
     """Return elements for near copies that minimize the distance to the first networks.
 
-    In the coordinates of the first network, noise in a small gain or a bias amplifies the noise of the weights that
-    read the result. Therefore the given networks are also matched, with scales fitted to the first network. This match
-    is best if the networks do not differ by translations. The reason is that biases and gains distinguish units that
-    noise has made similar, and a representative lacks them. If the networks differ by translations, they are matched
-    once more in the coordinates of the first network. Without gains, these coordinates do not amplify noise. A fit in
-    these coordinates is then sufficient.
+    In the first network's coordinates, noise in a small gain or bias amplifies the noise of the weights that read its
+    output. Therefore the given networks are also matched, with scales fitted to the first network. Matching the given
+    networks is best if they do not differ by translations. The reason is that biases and gains, which representatives
+    lack, distinguish units that noise has made similar. If the networks do differ by translations, they are matched
+    once more in the coordinates of the first network. If there are no gains, these coordinates do not amplify noise. In
+    that case, a fit in these coordinates is sufficient.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")
@@ -414,7 +422,7 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
 
 
 def _put(part: Element, rows: Tensor, whole: Element) -> Element:
-    """Return a batch in which the elements of some rows are replaced by those of `part`."""
+    """Return a batch of elements in which the selected rows are replaced by those of `part`."""
     mask, places = torch.zeros(whole.batch, dtype=torch.bool), torch.zeros(whole.batch, dtype=torch.int64)
     mask[rows], places[rows] = True, torch.arange(len(rows))
     return part.rows(places).where(mask, whole)
@@ -423,14 +431,14 @@ def _put(part: Element, rows: Tensor, whole: Element) -> Element:
 def write(
     symmetry: Symmetry, element: Element, names: Sequence[str], first: Mapping[str, Tensor], ends: Ends
 ) -> tuple[Element, tuple[str, ...]]:
-    """Convert an element on representatives to one that maps networks to the first networks' coordinates; add notes.
+    """Convert an element on representatives to one that maps networks to the first networks' coordinates, with notes.
 
     Args:
         symmetry: The symmetry that defines the representatives.
         element: One element for each pair, or a single element.
         names: The groups that the element rotates.
         first: The first networks, whose gains are read.
-        ends: The coordinates of the second networks, and those of the first networks.
+        ends: The coordinates of the second networks before the element acts, and those of the first networks.
     """
     kept = dict[str, Tensor]()
     notes = [f"rotated behind gains: {', '.join(map(repr, names))}"] if names else []

@@ -16,7 +16,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 SHARES = ("moved", "flipped", "turned")
-"""The columns that contain shares, between zero and one."""
+"""The columns of `Result.moves` that contain shares, between zero and one."""
 
 
 if TYPE_CHECKING:
@@ -38,21 +38,23 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     | `align_pairs`, `Method.match` | a batch | a population | `[pairs]` | `[steps, pairs]` | `[pairs]` |
     | `align_many`, `Method.match_many` | one for each network | a tuple | floats | tuples of floats | a bool |
 
-    For a batch, these fields are float64 tensors. If a method does not compute a field, the field is empty or None.
+    For a batch of pairs, numbers are float64 tensors. If a method does not compute a field, the field is empty or None.
 
     Attributes:
-        symmetry: The symmetry to which the elements belong. All its sizes are known.
+        symmetry: The symmetry to which the elements belong. All sizes of its groups are known.
         element: The element that aligns the second network. For many networks, a batch of elements that map each
-            network into the universe. The first element is the identity, so the first network is unchanged.
-        params: The aligned networks, `act(element, params_b)`. Each computes the same function as before.
-        objective: The method's objective at `element`, which is maximized. For many networks, the sum over pairs.
-        initial: The objective at the identity. This initial objective never exceeds `objective`.
-        history: The objective at the start of the best climb and after each of its steps. The objective never
-            decreases. In a batch, pairs that ended earlier repeat their last objective.
+            network into the universe. The first of these elements is the identity, so the first network is unchanged.
+        params: The aligned networks, `act(element, params_b)`. Each aligned network computes the same function as
+            before.
+        objective: The method's objective at `element`, which is maximized. For many networks, the objective is a sum
+            over pairs.
+        initial: The objective of the identity, which never exceeds `objective`.
+        history: The objective at the start of the best climb and after each of its steps. The values in `history` never
+            decrease. In a batch, pairs that ended earlier repeat their last objective.
         starts: The objective that each climb or candidate reached, in the order in which they were tried. In a batch,
-            if a pair did not need a climb, the objective is NaN.
+            the objective is NaN for a climb that a pair did not need.
         is_converged: Whether the method ended because no single step could improve the objective.
-        is_judged: Whether a task evaluated the result. Without a task, the height of the barrier is unknown.
+        is_judged: Whether a task evaluated the result. Without a task, the height of the loss barrier is unknown.
         notes: Messages about properties that could not be adopted from the first network, and about results without any
             change.
     """
@@ -78,7 +80,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     def pairwise(self, i: int, j: int) -> Element:
         """Return the element that aligns network j to network i: it maps j into the universe, and from there to i.
 
-        These elements are cycle consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
+        Pairwise elements are consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
         """
         return self.symmetry.compose(self.symmetry.inverse(self.element.item(i)), self.element.item(j))
 
@@ -98,7 +100,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def rows(self: "Results", rows: Tensor) -> "Results":
-        """Return the results for some pairs of a batch, in the order of the given indices."""
+        """Return the results for the selected pairs of a batch, in the order of the given indices."""
         return replace(
             self,
             element=self.element.rows(rows),
@@ -111,7 +113,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def but(self: "Results", rows: Tensor, other: "Results") -> "Results":
-        """Return these results, with the pairs for which `rows` is true replaced by the results of another batch."""
+        """Return a batch of results, with those of the pairs marked in `rows` replaced by results of `other`."""
         if not bool(rows.any()):
             return self
         steps, tries = max(len(self.history), len(other.history)), max(len(self.starts), len(other.starts))
@@ -137,15 +139,15 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         """The shares of units and signs that the element changes, with one row for each group on which it can act.
 
         "moved" is the share of units that the element takes from another position. "flipped" is the share of negative
-        signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. This distance is
+        signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. "turned" is
         divided by the distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are the 0.05
-        and 0.95 quantiles of the factors. If a quantity does not apply to a group, its entry is None. Entries are
+        and 0.95 quantiles of the factors. An entry is None if its quantity does not apply to the group. Entries are
         averaged over copies and over the networks of a batch. "group" and "units" are the name and size of the group.
         """
         return tuple(moves_of(self.symmetry, self.element))
 
     def plot(self) -> "Figure":
-        """Plot `moves`: the share of each group that changed, in the order of the network, and its scales.
+        """Plot `moves`: the share of each group that the element changed, in the order of the network, and its scales.
 
         Raises:
             ValueError: The symmetry has no groups.
@@ -196,7 +198,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 Results: TypeAlias = Result[Params, Tensor, Tensor, Tensor]
 """A batch of results, with one result for each pair."""
 ManyResult: TypeAlias = Result[tuple[Params, ...]]
-"""The result of many networks in one universe."""
+"""The result of aligning many networks in one universe."""
 
 
 def join(parts: Sequence[Results]) -> Results:
@@ -219,7 +221,7 @@ def join(parts: Sequence[Results]) -> Results:
 
 
 def extend(rows: Tensor, count: int, value: float | None = None) -> Tensor:
-    """Extend a tensor to a number of rows, filled with a value or, if None, with copies of the last row."""
+    """Extend a tensor to a number of rows, filled with a value or with copies of the last row if it is None."""
     missing = (count - len(rows), *rows.shape[1:])
     more = rows[-1:].expand(missing) if value is None else rows.new_full(missing, value)
     return torch.cat([rows, more])

@@ -13,12 +13,11 @@ from regauge.core.assignment import Floats, assign
 from regauge.relaxed.sinkhorn_layer import normalize
 
 REPLICAS = 4
-"""Units are split into copies until both sides have equally many, provided that the number of units grows at most by
-this factor."""
+"""The factor by which splitting units into equally many copies on both sides may increase their number."""
 PRICED = 8
-"""A linear program starts with this many pairs for each unit, and adds at most as many pairs at a time."""
+"""The number of pairs for each unit with which a linear program starts, and which it adds at most at a time."""
 PRICE_TOLERANCE = 1e-9
-"""Pairs that would gain less than this share of the largest profit are left out."""
+"""The share of the largest profit below which the gain of a pair is too small to add the pair."""
 
 
 def transport(
@@ -30,7 +29,7 @@ def transport(
     optimum is exact. If n = m, the optimum is an assignment: n T is a permutation. If n and m have a small common
     multiple, the optimum is an assignment of split units. In all other cases, the optimum is the solution of a linear
     program. With regularization, Sinkhorn's iteration runs on logarithms while the regularization decreases to its
-    final strength. The function returns a nearby plan with exact marginals.
+    final strength. The returned plan is close to Sinkhorn's result and has exact marginals.
 
     Args:
         profit: The profits, `[n, m]`.
@@ -66,7 +65,7 @@ def transport(
 
 
 def in_order(n: int, m: int) -> Tensor:
-    """Return the plan that pairs the units of both sides in their given order. If n = m, it is `eye(n) / n`."""
+    """Return the plan that pairs the units of both sides in their given order, which is `eye(n) / n` if n = m."""
     cuts = [torch.arange(size + 1) * other for size, other in ((n, m), (m, n))]  # In units of 1 / (n m).
     upper = torch.minimum(cuts[0][1:].unsqueeze(1), cuts[1][1:].unsqueeze(0))
     lower = torch.maximum(cuts[0][:-1].unsqueeze(1), cuts[1][:-1].unsqueeze(0))
@@ -88,7 +87,7 @@ def _split_units(profit: Floats, common: int) -> Tensor:
 
 
 def _linear_program(profit: Floats) -> Tensor:
-    """Solve the program exactly by pricing: start with few pairs, and add pairs that gain in the dual solution."""
+    """Solve a transport problem by pricing: start with few pairs, and add pairs that gain in the dual solution."""
     n, m = profit.shape
     cost = -profit / (np.abs(profit).max() or 1.0)
     masses = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
@@ -125,7 +124,7 @@ def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
 
 
 def _marginals_corrected(plan: Tensor) -> Tensor:
-    """Scale the plan down until no marginal is too large, and add the missing mass as a product of marginals."""
+    """Scale a plan down until no marginal is too large, and add the missing mass as a product of marginals."""
     n, m = plan.shape
     plan = plan * (1 / (n * plan.sum(1, keepdim=True))).clamp_max(1)
     plan = plan * (1 / (m * plan.sum(0, keepdim=True))).clamp_max(1)

@@ -1,4 +1,4 @@
-"""Costs for coordinate ascent, computed from the activations of two networks."""
+"""Costs for coordinate ascent, computed from the activations of two networks on the same inputs."""
 
 import copy
 import math
@@ -22,20 +22,20 @@ from regauge.core.task import Task, arguments, largest_batch
 from regauge.discovery.activations import Activations, activations
 
 COPIED = 4
-"""The number of copies of the largest value while moments are updated: samples and centered samples of two networks."""
+"""The number of copies of the largest activation while statistics are updated: plain and centered, of two networks."""
 READING = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
-"""Parts of the names of operators that read values."""
+"""Parts of the names of operators through which layers read their inputs."""
 CONSTANT_ACTIVATION = 1e-6
-"""A unit counts as constant if its standard deviation is below this share of its mean."""
+"""The share of a unit's mean below which its standard deviation makes the unit count as constant."""
 
 
 @dataclass
 class CrossMoments:
     """Running means, variances and cross products of the units of two networks, accumulated over batches.
 
-    Batches are merged by the pairwise update of Chan et al. Products of centered activations have the precision of the
-    activations, and sums over batches are in float64. Up to rounding, the result does not depend on how the data are
-    split into batches. No batch is kept in memory after it was added.
+    Batches are merged by the pairwise update of Chan et al. (1983). Products of centered activations have the precision
+    of the activations, and sums over batches are in float64. Up to rounding, the result does not depend on how the data
+    are split into batches. No batch is kept in memory after it has been added.
 
     Attributes:
         count: The number of samples so far.
@@ -53,7 +53,7 @@ class CrossMoments:
     products: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
 
     def update(self, a: Tensor, b: Tensor) -> None:
-        """Add one batch of activations, `[units, samples]` for each network, computed from the same inputs."""
+        """Add one batch of activations, `[units, samples]` for each network; both networks need the same inputs."""
         samples = a.shape[1]
         if not samples:
             return
@@ -73,16 +73,16 @@ class CrossMoments:
         self.count = total
 
     def covariance(self) -> tuple[Tensor, Tensor]:
-        """Return the covariances of all pairs of units, and the variances, in the same form as `correlation`."""
+        """Return the covariances of all pairs of units, and the variances, in the form that `correlation` uses."""
         return self.products / self.count, (self.squares / self.count).cpu()
 
     def product(self) -> tuple[Tensor, Tensor]:
-        """Return the uncentered mean products of all pairs of units, and the mean squares, as in `correlation`."""
+        """Return the mean products of all pairs of units, without centering, and the mean squares of all units."""
         products = self.products / self.count + torch.outer(self.means[0], self.means[1])
         return products, (self.squares / self.count + self.means.square()).cpu()
 
     def correlation(self, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the correlations of all pairs of units. The correlation of a constant unit is zero.
+        """Return the correlations of all pairs of units. The correlation with a constant unit is zero.
 
         Args:
             classes: The class index of each unit. All units of a class are normalized by their mean variance. With one
@@ -106,15 +106,15 @@ Statistic = Literal["correlation", "covariance", "product"]
 
 @dataclass(frozen=True)
 class ValuePart:
-    """Groups that act jointly on part of an intermediate value.
+    """Part of an intermediate value, and the groups that act jointly on it.
 
     Attributes:
-        name: The name of the value.
+        name: The name of the intermediate value.
         axes: The axes on which the groups act, with the range of indices on each axis: first index and length.
         units: The indices of each unit's entries, `[units, m]`, if the groups act on a single axis and no group is
             nested.
-        groups: The names of the groups, with their placements on the joint axis. The joint axis is the unit axis, or
-            the product of the ranges.
+        groups: The names of the groups, with their placements on the joint axis. The joint axis is the axis of the
+            units or, for several axes, the product of their index ranges.
         size: The length of the joint axis.
     """
 
@@ -125,7 +125,7 @@ class ValuePart:
     size: int
 
     def samples(self, value: Tensor) -> Tensor:
-        """Return the value as `[joint axis, samples]`."""
+        """Return the part of an intermediate value as `[joint axis, samples]`."""
         axes = [axis for axis, _, _ in self.axes]
         for axis, start, length in self.axes:
             value = value.narrow(axis, start, length)
@@ -136,9 +136,9 @@ class ValuePart:
 
 @dataclass(frozen=True)
 class ActivationCosts:
-    """Activations as tensors on which groups act.
+    """Statistics of activations, as tensors on which groups act like on parameters.
 
-    The objective is the inner product of `a` and the transformed identity matrix `b`.
+    The objective is the inner product of `a` and the identity matrix `b` after an element has acted on `b`.
 
     Attributes:
         symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
@@ -146,7 +146,7 @@ class ActivationCosts:
             on which groups act in the same way are summed.
         b: The identity matrices on which elements act.
         reach: An upper bound of the objective. The objective reaches this bound if every unit has a perfectly
-            correlated partner.
+            correlated partner in the other network.
     """
 
     symmetry: Symmetry
@@ -162,12 +162,12 @@ def activation_costs(
     task: Task,
     statistic: Statistic = "correlation",
 ) -> ActivationCosts:
-    """Run both networks once over the data of a task. `traces` must have been made for the task's module.
+    """Run both networks once over the data of a task. The argument `traces` must have been made for the task's module.
 
     Raises:
         TraceError: The task's module cannot be traced.
-        ValueError: There are no batches, the module fails on one, the traces of batches with different shapes disagree,
-            or activations are not finite.
+        ValueError: There are no batches, the module fails on one, the traces for different batch shapes disagree, or
+            activations are not finite.
     """
     networks = [
         {name: t.detach().to(traces.dtype) if t.is_floating_point() else t for name, t in params.items()}
@@ -196,12 +196,12 @@ def activation_costs(
 
 
 class _ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of tensors that layers read: operands of products, convolutions, attention and recurrent layers.
+    """A mode that counts the bytes of tensors that layers read, such as operands of products and convolutions.
 
-    Views of one tensor count once.
+    Several views of one tensor count once.
 
     Attributes:
-        held: The bytes of all these tensors.
+        held: The bytes of all tensors that layers read.
         largest: The bytes of the largest tensor that any operator makes.
     """
 
@@ -225,10 +225,10 @@ class _ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def held_by_values(task: Task, params: Mapping[str, Tensor]) -> int:
-    """Return the bytes that comparing the values which layers read holds, for the batch with most inputs.
+    """Return the bytes that a comparison of activations holds, for the batch with the most inputs.
 
-    These are the values of two networks, and copies of the largest value: as samples of units, and centered. The model
-    runs once, without gradients.
+    Such a comparison holds the activations of two networks, and copies of the largest one. To count the bytes, the
+    model runs once, without gradients.
     """
     batch = largest_batch(task)
     if batch is None:
@@ -278,16 +278,16 @@ class Traces:
 
     @property
     def is_used(self) -> bool:
-        """Whether any batch was added."""
+        """Whether the traces were used for any batch."""
         return bool(self._known)
 
 
 def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
     """Return the parts of activations on which groups act jointly.
 
-    If groups act independently on several axes of an activation tensor, this tensor is left out. The cross products of
-    such a tensor would be too large for the information that they contain. Activations to which shifts add constants
-    are also left out.
+    An activation tensor is left out if groups act independently on several of its axes. The cross products of such a
+    tensor would be too large for the information that they contain. Activations to which shifts add constants are also
+    left out.
     """
     result: list[ValuePart] = []
     for name in names:
@@ -302,7 +302,11 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 
 
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
-    """Group sites into parts. Sites of one part share positions on an axis, or one is repeated within another."""
+    """Group the sites on an activation tensor into parts.
+
+    Sites belong to one part if they share positions on an axis, or if the group of one is repeated within that of
+    another.
+    """
 
     def is_linked(x: Site, y: Site) -> bool:
         if x.placement.axis == y.placement.axis:
@@ -345,9 +349,9 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart
 
 
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
-    """Return a placement on the joint axis.
+    """Return a placement on the joint axis of an activation part.
 
-    The placement has no scales, and a rotation replaces its inverse transpose because both are equal.
+    The placement has no scales, and a rotation replaces its inverse transpose, because both are equal.
     """
     scale = (0,) * len(place.scale)
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)
@@ -356,7 +360,7 @@ def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, i
 def _collect(
     symmetry: Symmetry, parts: Sequence[ValuePart], moments: list[CrossMoments], statistic: Statistic
 ) -> ActivationCosts:
-    """Combine values on which groups act in the same way into one tensor, and place the groups on this tensor."""
+    """Combine activations on which groups act in the same way into one tensor, and place the groups on this tensor."""
     names = {groups: f"%{k}" for k, groups in enumerate(dict.fromkeys(part.groups for part in parts))}
     more: dict[str, list[Placement]] = {group.name: [] for group in symmetry.groups}
     for places, name in names.items():
@@ -386,7 +390,7 @@ def _collect(
 
 
 def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
-    """Return the class of each index of a joint axis (one per matrix copy) and a mask of indices with an action."""
+    """Return the class of each index of a joint axis (one per matrix copy), and a mask of indices with a group."""
     classes, is_covered = torch.arange(size), torch.zeros(size, dtype=torch.bool)
     for site in sites:
         is_covered[site.positions] = True

@@ -1,19 +1,21 @@
-"""Coordinate ascent over the groups of a symmetry, for many pairs of networks at once. All methods use it.
+"""Coordinate ascent over the groups of a symmetry, for many pairs of networks at once.
 
-The inputs are two dictionaries of tensors and a symmetry that acts on the second. The ascent maximizes
+All alignment methods use this ascent.
+
+The inputs are two dictionaries of tensors, and a symmetry that acts on the second one. The ascent maximizes
 
     J(g) = <a, g b> - (|g b|^2 - |b|^2) / 2
 
-over one family of groups at a time. Each step is an exact `closest`. Permutations, signs and rotations keep the norm.
-For them, J is the inner product of the two networks. Half-period shifts change the norm. If there are shifts, J is
-minus half of the squared distance, up to a constant. Matching methods differ only in the tensors of the dictionaries:
-weights, activations, or means and standard deviations.
+over one family of groups at a time. Each step computes an exact optimum by `closest`. Permutations, signs and rotations
+do not change norms. For permutations, signs and rotations, J is therefore the inner product of the two networks.
+Half-period shifts change norms. If there are shifts, J is minus half of the squared distance, up to a constant.
+Matching methods differ only in the tensors of the dictionaries: weights, activations, or means and standard deviations.
 
-All tensors have one leading pair axis, whose length is one for a single pair. Every pair has its own order of families
-and its own list of families that must be searched. A step processes only the pairs that need it, so converged pairs
+All tensors have one leading pair axis, whose length is one for a single pair. Every pair of networks has its own order
+of families and its own list of families to search. A step processes only the pairs that need it, so converged pairs
 cost no time. The best element of a family does not depend on its current element: it is computed from second networks
-to which only the *other* families have been applied. Families with nested groups are an exception. Steps of such
-families are relative to their current element.
+to which only the *other* families have been applied. Families with nested groups are an exception: their steps are
+relative to their current element.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,14 +40,14 @@ if TYPE_CHECKING:
     from regauge.alignment.engine.searches import Launch
 
 ROUNDING = 16
-"""The gain that a step needs if it changes every unit, in units of the rounding error of the objective.
+"""The gain that a step needs if it changes every unit, as a multiple of the objective's rounding error.
 
-Steps that change fewer units need proportionally less gain.
+A step that changes fewer units needs proportionally less gain.
 """
 SLACK = 4
 """A permutation is replaced only if the objective rises by more than this multiple of its rounding error."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
-"""The damping strengths that are tried if a group acts on two axes of one tensor and the full step fails."""
+"""The damping strengths to try if a group acts on two axes of one tensor and a full step lowers the objective."""
 
 Solve = Callable[[Family, Tensors, Tensors], tuple[Element, Tensor]]
 """A function that returns the best element of one family for each pair, and its gain over the identity."""
@@ -55,12 +57,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """Families of groups, and the dependencies between the best elements of the families.
+    """Families of groups, and which families influence the best element of which other family.
 
     Attributes:
         families: The families to optimize.
         coupled: For each family, whether it acts on two axes of one tensor.
-        neighbors: For each family, the families whose best element depends on it.
+        neighbors: For each family, the families whose best element depends on its element.
         sign_pairs: Pairs of families whose signs are optimized jointly at the end.
         others: For the tensors of each family, the sites of other families on these tensors, by the index of the other
             family.
@@ -76,7 +78,10 @@ class Neighborhoods:
 
     @classmethod
     def of(cls, families: Sequence[Family]) -> "Neighborhoods":
-        """Find the dependencies between families. The sites of the families ignore the leading axis of the tensors."""
+        """Find the dependencies between families.
+
+        Axis numbers at the sites do not count the leading axis of the tensors.
+        """
         coupled = tuple(bool(coupled_tensors(family)) for family in families)
         neighbors = tuple(
             tuple(
@@ -97,9 +102,9 @@ class Ascent:
     """One coordinate ascent for each pair of networks. All tensors have one leading axis of pairs.
 
     Args:
-        around: The families to optimize, and the dependencies between them.
-        a: The first networks.
-        b: The second networks.
+        around: The families to optimize, and which family influences which other.
+        a: The tensors of the first networks.
+        b: The tensors of the second networks.
         solve: A function that optimizes a family with nested groups.
         start: A batch of initial elements without positive scales. Default: the identity.
         tolerance: A step is taken only if it gains more than this share of the pair's `sum |a| |b|`.
@@ -140,10 +145,12 @@ class Ascent:
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """For these pairs, search once every family with changed neighbors. Return which of the pairs changed.
+        """For the given pairs of networks, search every family once whose neighbors have changed.
 
-        Families that do not depend on one another are searched at the same time. Steps of the families are accepted in
-        the order of the families. So the result is the same as that of consecutive searches.
+        Return which of the pairs changed.
+
+        Families that do not depend on one another are searched at the same time. Steps are nevertheless accepted in the
+        order of the families. The result is therefore the same as that of consecutive searches.
         """
         before = self.gained[rows]
         waiting: dict[int, Callable[[], None]] = {}
@@ -167,7 +174,7 @@ class Ascent:
         return self.gained[rows] > before
 
     def _searching(self) -> AbstractContextManager["Launch"]:
-        """Start searches in threads within this context, or run each search immediately."""
+        """Start searches in threads within a `with` block, or run each search immediately."""
         if self._searches == 1 or not self.networks.a:
             return nullcontext(_at_once)
         from regauge.alignment.engine.searches import searching  # matching on a CPU does not need it
@@ -177,7 +184,7 @@ class Ascent:
     def climb(self, rows: Rows, max_sweeps: int) -> tuple[Rows, list[Tensor]]:
         """Sweep until no pair changes.
 
-        Return the pairs that changed in the last sweep, and `gained` after each sweep.
+        Return the pairs that changed in the last sweep, and the total gain after each sweep.
         """
         gained: list[Tensor] = []
         while len(rows) and len(gained) < max_sweeps:
@@ -189,19 +196,18 @@ class Ascent:
         return rows, gained
 
     def start_from_barycenter(self, first: Collection[str] = ()) -> None:
-        """Choose an element for every family once.
+        """Choose an element for every family once, as a start for later sweeps.
 
-        Families without an element are replaced by the average over all of their elements.
+        A family without a chosen element is replaced by the average over all of its elements.
 
         The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs or
-        rotations is zero. For each pair of networks, the first family is the one whose cost is known best. The known
-        part of a cost comes from inputs, outputs and families that already have an element. On residual networks,
-        coordinate ascent from the identity ends in poor local optima, because most of the first costs are noise.
-        Rotations are chosen before all other families, from tensors that no other family changes; see
-        `first_rotations`.
+        rotations is zero. For each pair of networks, the family whose cost is known best is chosen next. The known part
+        of a cost comes from inputs, outputs and families that already have an element. On residual networks, coordinate
+        ascent from the identity would end in poor local optima, because the first costs are mostly noise. Rotations are
+        chosen before all other families, from tensors that no other family changes; see `first_rotations`.
 
         Args:
-            first: The roots of families that are chosen before all others. These families also come first in later
+            first: The roots of families that are chosen before all others. The same families also come first in later
                 sweeps.
         """
         rows, numbers = torch.arange(self.pairs), {f.root.name: k for k, f in enumerate(self._families)}
@@ -240,9 +246,8 @@ class Ascent:
     def aim_at(self, a: Tensors) -> None:
         """Replace tensors of the first networks, and continue from the current element.
 
-        Tensors of the first networks whose names `a` lacks are not changed. Only families that act on the replaced
-        tensors are searched again, from the potentials of their last search. `gained` continues to count the gains of
-        all steps.
+        Tensors of the first networks that `a` lacks are not changed. Only families that act on replaced tensors are
+        searched again, from the potentials of their last search. The total gain in `gained` continues to grow.
         """
         self.networks.a |= a
         self._measure(a)
@@ -253,7 +258,7 @@ class Ascent:
                 self._costs[k].aim_at(a.keys())
 
     def objectives(self) -> Float64[Tensor, " pair"]:
-        """Return the objective, computed anew without accumulated rounding errors."""
+        """Return the objective, computed anew, without the rounding errors of accumulated gains."""
         return self.networks.objectives(self.networks.second())
 
     def _measure(self, a: Tensors) -> None:
@@ -265,11 +270,11 @@ class Ascent:
         self._rounding = sum((norm * eps[name] for name, norm in self._norms.items()), none)
 
     def _least(self, rows: Rows, roundings: float | Tensor) -> Float64[Tensor, " row"]:
-        """Return the gain that a step must exceed: the larger of the tolerance and the objective's rounding."""
+        """Return the gain that a step must exceed: the tolerance, or the objective's rounding error if it is larger."""
         return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search the best step of a family. Return a function that takes the step for the pairs in which it gains."""
+        """Search the best step of a family, and return a function that takes it for the pairs in which it gains."""
         cost, current, slack = self._costs[k].cost(rows), self._value(k, rows), self._least(rows, SLACK)
 
         def search() -> tuple[Value, Tensor]:
@@ -291,10 +296,10 @@ class Ascent:
     def _accept_coupled(
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
-        """Take a full or a shorter step if it raises the exact objective, which is quadratic in this group.
+        """Take a full or a shortened step of a group if it raises the exact objective, which is quadratic here.
 
-        The cost is the linear model of the objective at the current value. At the maximum of this model, the objective
-        may be lower. In this case, the step is shortened.
+        The cost is the linear model of the objective at the current value. At the maximum of the linear model, the
+        exact objective may be lower than before. In this case, a shorter step is tried.
         """
         family, least = self._families[k], self._least(rows, ROUNDING * _changed_share(current, found))
         before = self._objectives(family, rows) if bool(is_open.any()) else torch.zeros_like(least)
@@ -310,7 +315,7 @@ class Ascent:
             is_open &= ~self._accept(k, rows, value, gain, least)
 
     def _accept(self, k: int, rows: Rows, value: Value, gain: Tensor, least: Tensor) -> Bool[Tensor, " row"]:
-        """Set the value of a family for the pairs in which it gains enough. Return these pairs."""
+        """Set the value of a family for the pairs of networks in which it gains enough. Return these pairs."""
         better = gain > least
         if bool(better.all()):
             self._write(k, rows, value)
@@ -324,7 +329,7 @@ class Ascent:
         return self.networks.objectives(self.networks.moved(family.sites, rows), rows)
 
     def _improve_nested(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search a step of a nested family. Return a function that takes the step for pairs with a true gain."""
+        """Search a step of a family with nested groups; return a function that takes it for pairs in which it gains."""
         family = self._families[k]
         a = {name: at(self.networks.a[name], rows) for name in family.sites}
         b = self.networks.moved(family.sites, rows)
@@ -347,7 +352,10 @@ class Ascent:
         return accept
 
     def _join_signs(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """Optimize the signs of two families that share an axis jointly. Return which of the pairs gained."""
+        """Optimize the signs of two families that share an axis jointly.
+
+        Return which of the pairs of networks gained.
+        """
         before = self.gained[rows]
         for pair in self._around.sign_pairs:
             names = list(pair.sites)
@@ -361,7 +369,7 @@ class Ascent:
         return self.gained[rows] > before
 
     def _multiply(self, k: int, rows: Rows, sign: Tensor) -> None:
-        """Multiply the signs of a family's root by further signs."""
+        """Multiply the signs of a family's outermost group by further signs."""
         family, current = self._families[k], self.networks.value(self._families[k].root.name, rows)
         if k in self._costs:
             assert current.sign is not None
@@ -372,7 +380,7 @@ class Ascent:
         self._soil(k, rows)
 
     def _whole(self, family: Family, step: Element) -> Element:
-        """Return a step as a full element, with the identity for groups of the family that it lacks."""
+        """Return a step as an element for all groups of the family, with the identity for those that it lacks."""
         return complete(family, {group.name: step[group.name] for group in family.members}, step.batch)
 
     def _choose(self, k: int, rows: Rows, unknown: Sequence[int]) -> None:
@@ -400,7 +408,7 @@ class Ascent:
             self._soil(k, rows)
 
     def _hidden(self, k: int, name: str, unknown: Iterable[int]) -> list[Site]:
-        """Return the sites of unknown families on a tensor of family k."""
+        """Return the sites at which unknown families act on a tensor of family k."""
         others = self._around.others[k].get(name, {})
         return [site for number in unknown if number in others for site in others[number]]
 
@@ -446,7 +454,7 @@ def _at_once(work: Callable[[], T]) -> Callable[[], T]:
 
 
 def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
-    """Return the share of units that a step changes. A rotation changes all units."""
+    """Return the share of units that a step changes. If the group is rotated, all units count as changed."""
     changed: Tensor | None = None
     before = dict(old.items())
     for part, tensor in new.items():
@@ -460,9 +468,9 @@ def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
 
 
 def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
-    """Return the cost plus a bonus for the current value of each pair.
+    """Return the cost plus a bonus for the current value of the group in each pair of networks.
 
-    Steps are then smaller, and the linear model is better.
+    With the bonus, steps are smaller, so the linear model of the objective is more accurate.
     """
     # <g, C> + d <g, g_now>: all elements have one norm, so the second term is a penalty -d |g - g_now|^2 / 2.
     held: dict[Character, Tensor] = {}
@@ -482,21 +490,21 @@ def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
 
 
 MAX_SWEEPS = 20
-"""The maximal number of sweeps in each climb."""
+"""The maximal number of sweeps in each of the two climbs."""
 
 
 def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> tuple[Element, Tensor]:
-    """Find one element for each problem by two ascents, from the identity and from the barycenter.
+    """Find one element for each problem by two coordinate ascents, from the identity and from the barycenter.
 
     Args:
-        families: The families. The families act on common tensors, so the best value of one family depends on the
+        families: The families of groups. The families act on common tensors, so the best value of one depends on all
             others.
         a: The first networks, `[problem, ...]`.
         b: The second networks.
         solve: A function that optimizes a family with nested groups while the other families are fixed.
 
     Returns:
-        The better result for each problem, and its gain over the identity, which is never negative.
+        For each problem, the better of both results, and its gain over the identity, which is never negative.
     """
     around = Neighborhoods.of(families)
     ends = [Ascent(around, a, b, solve), Ascent(around, a, b, solve)]
@@ -509,7 +517,7 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
 
 
 def _other_sites(families: Sequence[Family], k: int) -> dict[str, dict[int, list[Site]]]:
-    """Return the sites of other families on the tensors of family k, by tensor name and family index."""
+    """Return the sites at which other families act on the tensors of family k, by tensor name and family index."""
     own = {group.name for group in (*families[k].members, *families[k].fixed)}
     result: dict[str, dict[int, list[Site]]] = {}
     for number, other in enumerate(families):

@@ -1,4 +1,4 @@
-"""Coordinate ascents ("climbs") for many pairs at once, in chunks, and the choice of the best climb for each pair."""
+"""Coordinate ascents ("climbs") for many pairs at once, in chunks, and the choice of the best one for each pair."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,11 +21,14 @@ from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 PORTION_PAIRS = 256
-"""The maximal number of pairs in a chunk. Larger chunks are not faster, because they exceed the caches."""
-PORTION_BYTES = 3 << 23
-"""The maximal number of bytes of both networks in a chunk, unless one pair needs more.
+"""The maximal number of pairs of networks in a chunk.
 
-The costs need several times as much memory.
+Larger chunks are not faster, because they exceed the processor's caches.
+"""
+PORTION_BYTES = 3 << 23
+"""The maximal number of bytes of all networks in a chunk, unless a single pair needs more.
+
+Costs need several times as much memory as the networks.
 """
 
 
@@ -34,12 +37,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Climbs:
-    """The results of one climb for each pair.
+    """The results of one coordinate ascent for each pair of networks.
 
     Attributes:
-        element: The element at the end of each climb, as a batch over all groups.
-        objective: The objective at this element.
-        history: The objective at the start and after each sweep. If a pair ended earlier, its last objective is
+        element: The element at the end of each ascent, as a batch over all groups.
+        objective: The objective of this element.
+        history: The objective at the start and after each sweep. For a pair that ended earlier, the last objective is
             repeated.
         is_converged: Whether no group changed in the last sweep.
         moved: Tensors of the second networks after `element` was applied, with the same bits as `Symmetry.act` returns.
@@ -52,7 +55,7 @@ class Climbs:
     moved: Mapping[str, Tensor] = field(default_factory=dict)
 
     def at(self, rows: Tensor) -> "Climbs":
-        """Return the climbs of some pairs."""
+        """Return the climbs of the selected pairs."""
         if len(rows) == len(self.objective):
             return self
         return Climbs(
@@ -64,7 +67,7 @@ class Climbs:
         )
 
     def but(self, rows: Tensor, other: "Climbs") -> "Climbs":
-        """Return these climbs, with the climbs of the pairs `rows` replaced by `other`."""
+        """Return these climbs, but with the climbs `other` for the pairs `rows`."""
         if len(rows) == len(self.objective):
             return other
         steps = max(len(self.history), len(other.history))
@@ -82,7 +85,7 @@ class Climbs:
 
 
 def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
-    """Yield slices of pairs that limit the memory. Every tensor has a leading pair axis."""
+    """Yield slices of pairs that are small enough for a limited memory. Every tensor must have a leading pair axis."""
     count = len(next(iter(networks[0].values())))
     each = sum(t.numel() * t.element_size() for params in networks for t in params.values()) // max(1, count)
     size = max(1, min(PORTION_PAIRS, PORTION_BYTES // max(1, each)))
@@ -92,10 +95,10 @@ def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
 
 
 def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
-    """Return the results of `work` on all parts, computed in parallel with one part per torch thread.
+    """Return the results of `work` on all parts, computed in parallel by as many threads as torch uses.
 
-    The operations of a climb are too small to be divided among threads. Climbing is faster if each thread processes
-    different pairs. Torch's number of threads is restored afterwards.
+    The operations of an ascent are too small to be divided among threads. It is therefore faster if each thread
+    processes other pairs. Torch's number of threads is restored afterwards.
     """
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
@@ -123,10 +126,10 @@ def climb(
     max_sweeps: int = 100,
     tolerance: float = 1e-9,
 ) -> Climbs:
-    """Run climbs for all pairs at once; see `Ascent` for the objective and the steps.
+    """Run one coordinate ascent for each pair; see `Ascent` for the objective and the steps.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of its groups must be known.
         a: The compared tensors of the first networks, `[pair, ...]`.
         b: The compared tensors of the second networks.
         start: A batch of initial elements without positive scales. Default: the identity.
@@ -153,7 +156,7 @@ def climb(
 def make_ascent(
     symmetry: Symmetry, a: Tensors, b: Tensors, *, start: Element | None = None, tolerance: float = 1e-9
 ) -> Ascent:
-    """Return an ascent over all families of a symmetry that act on given tensors, `[pair, ...]`."""
+    """Return an ascent over all families of a symmetry that act on the given tensors, `[pair, ...]`."""
     around, searches = _neighborhoods(symmetry, tuple(a)), 1
     if all(tensor.device.type != "cpu" for tensor in a.values()):
         from regauge.alignment.engine.searches import count_searches  # matching on a CPU does not need it
@@ -170,7 +173,7 @@ def _neighborhoods(symmetry: Symmetry, names: tuple[str, ...]) -> Neighborhoods:
 def is_exact(symmetry: Symmetry, name: str) -> bool:
     """Return whether a climb transforms a tensor to the same bits as `Symmetry.act`.
 
-    Shifts and rotations prevent this.
+    Shifts and rotations would be rounded differently.
     """
     return not any(site.group.matrix != "none" or any(site.placement.shift) for site in symmetry.sites[name])
 
@@ -178,9 +181,9 @@ def is_exact(symmetry: Symmetry, name: str) -> bool:
 class Pursuit:
     """A coordinate ascent for a single pair of networks whose first network changes between climbs.
 
-    Every climb begins at the end of the previous climb, with its potentials. It searches only groups on tensors of the
-    first network that have changed. The tensors are the compared tensors, without a leading axis. `start` may be any
-    element. `changed` contains the names of the second network's tensors that the last climb changed.
+    Every climb begins at the end of the previous climb, with its potentials. A climb searches only groups that act on
+    changed tensors of the first network. The tensors are the compared tensors, without a leading axis of pairs. `start`
+    may be any element. `changed` contains the names of the second network's tensors that the last climb changed.
     """
 
     def __init__(self, symmetry: Symmetry, a: Tensors, b: Tensors, start: Element, tolerance: float = 1e-9) -> None:
@@ -191,7 +194,7 @@ class Pursuit:
         self.changed: set[str] = set()
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace tensors of the first network. Names that `a` lacks are unchanged."""
+        """Replace tensors of the first network. Tensors of the first network that `a` lacks are not changed."""
         self._ascent.aim_at(batch_of_one(a))
 
     def climb(self, max_sweeps: int) -> float:
@@ -211,22 +214,22 @@ class Pursuit:
 
     @property
     def first(self) -> dict[str, Tensor]:
-        """The first network, as of the last `aim_at`."""
+        """The tensors of the first network, as of the last call of `aim_at`."""
         return {name: tensor[0] for name, tensor in self._ascent.networks.a.items()}
 
     @property
     def second(self) -> dict[str, Tensor]:
-        """The current second network. Later climbs may overwrite its tensors."""
+        """The current tensors of the second network. Later climbs may overwrite these tensors."""
         return {name: tensor[0] for name, tensor in self._ascent.networks.second().items()}
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """A climb from another initial element, for pairs whose previous climbs ended below the objective of this element.
+    """A climb from another initial element, for pairs whose climbs so far are worse than this element itself.
 
     Attributes:
-        worth: The objective of this initial element.
-        climb: A function that runs the climb for some pairs from this initial element.
+        worth: The objective of the other initial element.
+        climb: A function that runs the climb from this element for the selected pairs.
     """
 
     worth: Float64[Tensor, " pair"]
@@ -239,19 +242,19 @@ def ladder(
     initial: Float64[Tensor, " pair"],
     losses: Callable[[Element], Tensor] | None = None,
 ) -> tuple[Climbs, Float64[Tensor, "try pair"]]:
-    """Choose the best climb for each pair, after further climbs for pairs with too low an objective.
+    """Choose the best climb for each pair, after further climbs for pairs whose objective is too low.
 
     Args:
-        climbs: One climb for each pair from every start. Random starts come last.
-        fallbacks: Further climbs, which are tried in this order. The last one starts at the identity.
+        climbs: For every start, one climb for each pair. Random starts come last.
+        fallbacks: Further climbs, which are tried in this order. The last of the further climbs starts at the identity.
         initial: The objective at the identity.
-        losses: The task loss of each pair at the element of each climb. If losses are given and there are several
-            climbs, the loss selects among climbs whose objective is at least that of the identity. Otherwise, the
+        losses: A function that returns the task loss of each pair for the elements of climbs. If there are losses and
+            several climbs, the loss selects among climbs that are at least as good as the identity. Without losses, the
             objective selects.
 
     Returns:
-        The best climb of each pair, and the objective that every climb reached. If a pair did not need a climb, the
-        objective of this climb is NaN.
+        The best climb of each pair, and the objective that every climb reached. The objective is NaN for a climb that a
+        pair did not need.
     """
     ends, first = list(climbs), climbs[0]
     starts = [end.objective for end in ends]

@@ -1,6 +1,6 @@
-"""The cost of a family for many pairs at once.
+"""The cost of one family of groups in coordinate ascent, for many pairs of networks at once.
 
-Terms that do not change are summed once, and other terms are corrected.
+Terms of the cost that do not change are summed once, and changed terms are corrected.
 """
 
 import functools
@@ -21,10 +21,10 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 
 @dataclass
 class _Term:
-    """One site of a root on a tensor, and the other sites on this tensor, which may belong to the root on other axes.
+    """A term of a family's cost: one site of its outermost group on a tensor, and the other sites on this tensor.
 
-    The term is included in the stored sums (if `is_present`), or is computed anew every time. If one other group
-    permutes the tensor, `neighbor` corrects the term. If only the root acts on the tensor, the term may have a
+    A term is part of the stored sums if `is_present`, and is computed anew every time otherwise. If only one other
+    group permutes the tensor, `neighbor` corrects the term. If no other group acts on the tensor, the term may have a
     quadratic part, `shift`.
     """
 
@@ -40,9 +40,9 @@ class _Term:
 class FamilyCost:
     """The cost of one family without nested groups, for every pair.
 
-    The cost uses second networks to which only the *other* families have been applied. Therefore the best element does
-    not depend on the current element of the family. A tensor on which only this family acts is added once and never
-    transformed.
+    The cost is computed from second networks to which only the *other* families have been applied. Therefore the best
+    element does not depend on the current element of the family. A tensor on which no other family acts is added once
+    and never transformed.
     """
 
     def __init__(self, networks: PairedNetworks, family: Family) -> None:
@@ -62,7 +62,10 @@ class FamilyCost:
         self._dtype = functools.reduce(torch.promote_types, {networks.a[term.name].dtype for term in self._terms})
 
     def aim_at(self, names: Collection[str]) -> None:
-        """Mark the sums that use these tensors of the first networks for recomputation. The potentials are kept."""
+        """Mark the sums that use the named tensors of the first networks for recomputation.
+
+        Potentials of the assignments are kept.
+        """
         if not any(term.name in names for term in self._terms):
             return
         self._sums.clear()
@@ -72,9 +75,9 @@ class FamilyCost:
                 term.neighbor.aim()
 
     def closest(self, cost: Cost, rows: Tensor, current: Value, slack: Float64[Tensor, " row"]) -> Closest:
-        """Return the best elements for some pairs, starting from the last potentials.
+        """Return the best elements for the selected pairs, starting from the last potentials.
 
-        A permutation is kept if it is within `slack` of the best permutation.
+        A permutation is kept if no other one gains more than `slack`.
         """
         potentials = None if self._potentials is None else at(self._potentials, rows)
         found = closest(self._root, cost, current=current.perm, slack=slack, potentials=potentials, is_repeated=True)
@@ -85,7 +88,7 @@ class FamilyCost:
         return found
 
     def cost(self, rows: Tensor, unknown: Collection[str] = ()) -> Cost:
-        """Return the cost for some pairs, averaged over the groups `unknown`."""
+        """Return the cost for the selected pairs, averaged over the groups that are still unknown."""
         networks = self._networks
         every = None if len(rows) == networks.pairs else rows
         extra: dict[Character, Tensor] = {}
@@ -117,7 +120,7 @@ class FamilyCost:
         return Cost(matrices, tuple(shifts))
 
     def _keep(self, term: _Term, rows: Tensor) -> None:
-        """Update a term that is stored in the sums."""
+        """Update a cost term that is stored in the sums."""
         if term.neighbor is None and term.is_present:
             return
         networks, key = self._networks, character(term.site.placement)

@@ -1,11 +1,11 @@
-"""Initial rotations, computed from tensors that no other group changes and from products of two tensors.
+"""Initial rotations, computed from tensors that no other group changes, and from products of two tensors.
 
 Other groups also act on the tensors of a residual stream: permutations of hidden units and heads, and matrices within
-heads. The elements of these groups are unknown at first, but they cancel in certain products. One kind of product
-multiplies weights that read the stream by weights that write to it. Another kind multiplies query weights by key
-weights. A rotation of the stream acts on both sides of such a product. With products, the rotation is determined by the
-function of the layers. Without products, the first rotation would be computed from tensors with matched inner units,
-and would fit the noise in these matches.
+heads. The elements of all other groups are unknown at first, but they cancel in certain products of tensors. One kind
+of product multiplies weights that read the stream by weights that write to it. Another kind multiplies query weights by
+key weights. A rotation of the stream acts on both sides of such a product. A rotation found from products depends on
+the function of the layers. A rotation found from single tensors would depend on matched hidden units and would fit the
+noise of that matching.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,16 +24,16 @@ from regauge.core.groups import Group
 from regauge.core.products import matmul
 
 SHARE = 0.3
-"""The weight of all products together, relative to that of all tensors that no other group changes."""
+"""The weight of all products of tensors together, relative to that of all tensors that no other group changes."""
 STEPS = 8
-"""The maximal number of steps of a rotation towards the products."""
+"""The maximal number of steps that improve a rotation on products of tensors."""
 LEAST = 1e-9
-"""The smallest gain of a step, as a share of the objective."""
+"""The smallest gain of a rotation step, as a share of the objective."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """Part of a matrix: the axis on which the rotation acts, and the indices along the other axis with their sites."""
+    """Part of a matrix: the axis on which a rotation acts, and some indices along the other axis with their sites."""
 
     name: str
     axis: int
@@ -41,7 +41,7 @@ class Side:
     sites: Mapping[str, Site]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n m"]:
-        """Return the entries of this part. The first axis indexes the units of the rotation."""
+        """Return the entries of this part of a matrix. The first axis indexes the units of the rotation."""
         tensor = tensors[self.name] if self.axis == 0 else tensors[self.name].mT
         positions = self.positions.to(tensor.device)
         return tensor if len(positions) == tensor.shape[-1] else tensor.index_select(-1, positions)
@@ -49,10 +49,10 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two parts whose product only the rotation changes, because other groups act on both inner axes in the same way.
+    """Two matrix parts whose product only the rotation changes, because all other actions cancel along the inner axes.
 
-    For each index of the first part, `index` contains the index of the second part. Several heads may share keys and
-    values.
+    For each inner index of the first part, `index` contains the inner index of the second part. Indices can repeat,
+    because several heads may share keys and values.
     """
 
     first: Side
@@ -60,13 +60,13 @@ class TwoSided:
     index: Int64[Tensor, " m"]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n n"]:
-        """Return the product of the two parts, given tensors `[pair, ...]`."""
+        """Return the product of the two matrix parts, given tensors `[pair, ...]`."""
         second = self.second.of(tensors)
         return matmul(self.first.of(tensors), second.index_select(-1, self.index.to(second.device)).mT)
 
 
 def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
-    """Return the sites of groups that matching optimizes. Positive scales stay at one."""
+    """Return the sites of groups that matching optimizes. Groups with only positive scales stay at one."""
     return {name: [site for site in local if has_choice(site.group)] for name, local in sites.items()}
 
 
@@ -95,7 +95,7 @@ def _parts(name: str, tensor: str, local: Sequence[Site], shape: Sequence[int]) 
 
 
 def _product(first: Side, second: Side) -> TwoSided | None:
-    """Return the product of two parts if every index of the first has an index of the second with the same action."""
+    """Return the product of two matrix parts if each index of the first has a partner with the same action."""
     shared = [(first.sites.get(name), site) for name, site in second.sites.items()]
     alone = [site for name, site in first.sites.items() if name not in second.sites]
     if any(site.group.matrix != "none" or _turns(site) for site in alone):
@@ -129,7 +129,7 @@ def _turns(site: Site) -> bool:
 def _cancels(one: Site, other: Site) -> bool:
     """Return whether a group's actions at two sites cancel in a product.
 
-    Positive scales are balanced, and matching does not change them.
+    Positive scales count as cancelling, because they are balanced and matching does not change them.
     """
     x, y = one.placement, other.placement
     is_signed_alike = [e % 2 for e in x.sign] == [e % 2 for e in y.sign] and x.parity == y.parity
@@ -142,8 +142,8 @@ class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
-    square root of the product of both norms. Therefore large tensors do not dominate, because most of them stay near
-    their initialization. All products have equal weight.
+    square root of the product of both norms. Large tensors, most of which stay near their initialization, therefore do
+    not dominate. All products A and B have the same total weight.
 
     Attributes:
         group: The name of the group that rotates.
@@ -167,19 +167,19 @@ class FirstRotation:
         self._gained: Tensor | float = 0.0
 
     def add(self, cost: Float64[Tensor, "pair n n"], size: Float64[Tensor, " pair"]) -> None:
-        """Add the term of one tensor, given the inner products of its units and the product of the norms."""
+        """Add one tensor's term, given the inner products of its units in both networks and the product of norms."""
         self._cost = self._cost + cost * torch.where(size > 0, size, 1.0).rsqrt()[:, None, None].to(cost)
         self._reach = self._reach + size.sqrt()
 
     def start(self) -> bool:
-        """Choose the best rotation for the tensors alone, if any tensor has a term."""
+        """Choose the rotation that is best for single tensors, and return whether there was any such tensor."""
         if not (isinstance(self._cost, Tensor) and isinstance(self._reach, Tensor) and bool((self._reach > 0).all())):
             return False
         self.matrix = self.best = self._solve(self._cost)
         return True
 
     def see(self, a: Float[Tensor, "pair n n"], b: Float[Tensor, "pair n n"]) -> None:
-        """Add the term of one product, given for the first networks and for the second networks rotated by `matrix`."""
+        """Add the term of one product of tensors, of the first networks and of the second ones rotated by `matrix`."""
         size = norms(a) * norms(b)
         weight = SHARE / self.count * self._reach / torch.where(size > 0, size, 1.0)
         linear = (matmul(a, b.mT) + matmul(a.mT, b)).double()
@@ -187,9 +187,9 @@ class FirstRotation:
         self._gained = self._gained + weight * dots(a, b)
 
     def step(self) -> bool:
-        """Step to the best rotation for the linearized objective.
+        """Step to the rotation that maximizes the linearized objective.
 
-        Return whether the previous step raised the objective.
+        Return whether the previous step had raised the objective.
         """
         assert isinstance(self._cost, Tensor)
         assert isinstance(self._linear, Tensor)
@@ -211,7 +211,7 @@ class FirstRotation:
 def first_rotations(
     groups: Sequence[Group], sites: Mapping[str, Sequence[Site]], a: Tensors, b: Tensors
 ) -> dict[str, Value]:
-    """Return the initial rotations of those given groups that have products, for networks `[pair, ...]`."""
+    """Return initial rotations for the groups that have suitable products of tensors, for networks `[pair, ...]`."""
     result, sites = {}, chosen_sites(sites)
     for group in groups:
         own = {name: local for name, local in sites.items() if any(s.group.name == group.name for s in local)}

@@ -1,12 +1,11 @@
-"""Pairs of networks, each replaced by the network with the smallest norm on its orbit for the comparison.
+"""Pairs of networks, prepared for comparison: each network is replaced by the one of smallest norm on its orbit.
 
-If a filter before batch normalization is scaled, gamma can compensate for the scale without a change of the running
-variance. This changes the running mean but not the running variance. The stored statistics then no longer match the
-activations. The function stays the same as long as the stored statistics are used. Recomputed statistics undo a part of
-this transformation. Therefore the second network keeps its statistics, unless it is a transformed copy of the first
-network. In such a copy, the statistics were transformed as well. Copies are recognized by their running variances. In a
-copy, the running variances equal those of the first network. In a trained network, the running variances follow the
-scales of its filters.
+If a filter before batch normalization is scaled, its gain (gamma) can compensate for the scale. Such a scaling changes
+the running mean but not the running variance. The stored statistics then no longer match the activations. The function
+nevertheless stays the same as long as the stored statistics are used. Recomputing the statistics undoes part of the
+scaling. Therefore the second network keeps its statistics, unless it is a transformed copy of the first network. In a
+transformed copy, the statistics were transformed too. Copies are recognized by running variances that equal those of
+the first network. In an independently trained network, the running variances follow the scales of its filters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,22 +29,22 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 Scales = Literal["balance", "recompute", "keep"]
-"""Whether networks are compared after their positive scales and matrices are balanced, or as given.
+"""Whether networks are compared after balancing their positive scales and matrices, or as given.
 
-Scales that change running statistics are not balanced, except with "balance" in copies; see `match_frames`.
+With "balance", scales that change running statistics are balanced only in transformed copies; see `match_frames`.
 """
 EQUAL_TENSORS = 1e-5
-"""Tensors count as equal if their distance is below this share of their norm. Rounding in float32 causes a distance of
-this size."""
+"""The share of a tensor's norm below which a distance counts as zero.
+
+Rounding in float32 causes distances of this size."""
 MOVED = 0.25
-"""A second network counts as a transformed copy if, with the first network's statistics, less than this share of the
-difference remains."""
+"""The share of the difference between running statistics that may remain in a transformed copy."""
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try: none, without changes of running statistics, and (for copies) with changes.
+    """Return the kinds of balancing to try, in order: without and (for transformed copies) with changed buffers.
 
-    If a task recomputes statistics, balancing does not change the statistics of copies either.
+    If a task recomputes statistics, balancing never changes running statistics.
     """
     if scales == "keep" or not has_balance(symmetry):
         return ()
@@ -55,19 +54,20 @@ def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[
 
 @dataclass(frozen=True)
 class Frame:
-    """The compared tensors of pairs of networks, balanced or as given, and conversion back to the given networks.
+    """The compared tensors of pairs of networks, balanced or as given, and the conversion back to the given networks.
 
-    The first network is not changed. The second network gets the scales and invertible matrices of the first. If both
-    networks are balanced, only rotations of these matrices remain to be chosen, and rotations keep every norm. Linear
-    paths stay linear, because scales and matrices act linearly. Up to scales and matrices,
-    `(1 - t) a + t act(element, b)` equals the point t on the linear path between the balanced networks.
+    The first network of a pair is not changed. The second network of a pair gets the scales and invertible matrices of
+    the first. If both networks are balanced, only rotations of these matrices remain to be chosen, and rotations keep
+    every norm. Linear paths stay linear, because scales and matrices act linearly. Up to scales and matrices, `(1 - t)
+    a + t act(element, b)` equals the point t on the linear path between the balanced networks.
 
     Attributes:
-        symmetry: The symmetry of all networks. All its sizes are known.
+        symmetry: The symmetry of all networks. All sizes of its groups are known.
         a: The first networks, `[pair, ...]`.
         b: The second networks.
         given: The second networks before balancing.
-        sides: The elements that balance the first and the second networks. None if networks are compared as given.
+        sides: The elements that balance the first and the second networks. `sides` is None if networks are compared as
+            given.
         buffers: Whether balancing changes running statistics.
         rigid: For each group of invertible matrices, the pairs in which the group may only rotate, because Gram
             matrices are singular within rounding in one of the networks.
@@ -90,7 +90,7 @@ class Frame:
         scales: Scales,
         buffers: Buffers = "keep",
     ) -> "Frame":
-        """Return the frame for comparing networks `[pair, ...]` with the given options for scales and buffers."""
+        """Return the frame for comparing networks `[pair, ...]` with the given treatment of scales and buffers."""
         params_a, params_b, symmetry = symmetry.sums(params_a), symmetry.sums(params_b), symmetry.on_sums
         a, b = compared([params_a, params_b], symmetry)
         if scales == "keep" or not has_balance(symmetry):
@@ -101,7 +101,7 @@ class Frame:
         return cls(symmetry, *moved, b, (left, right), buffers, found[0].rigid)
 
     def under(self, symmetry: Symmetry) -> "Frame":
-        """Return this frame with another symmetry that has the same scales and invertible matrices."""
+        """Return this frame for another symmetry that has the same scales and invertible matrices."""
         a, b, given = ({n: t[n] for n in t if n in symmetry.sites} for t in (self.a, self.b, self.given))
         sides = self.sides
         if sides is not None:
@@ -126,12 +126,12 @@ class Frame:
     def original(self) -> Tensors:
         """Return the second networks, transformed by the element that balances the first networks.
 
-        They correspond to the identity between the given networks.
+        The result corresponds to the identity between the given networks.
         """
         return self.b if self.sides is None else move_by(self.symmetry, self.sides[0], self.given)
 
     def identity_objective(self) -> Float64[Tensor, " pair"]:
-        """Return `<a, x> - (|x|^2 - |b|^2) / 2` at x = `original()`: the objective of the identity."""
+        """Return the objective of the identity: `<a, x> - (|x|^2 - |b|^2) / 2` at x = `original()`."""
         if self.sides is None:
             return self.objective(self.b)
         total = torch.zeros(self.sides[0].batch, dtype=torch.float64)
@@ -144,11 +144,11 @@ class Frame:
         return total
 
     def objective(self, b: Tensors) -> Float64[Tensor, " pair"]:
-        """Return the inner product of each first network with another network."""
+        """Return the inner product of each first network with the given network."""
         return torch.stack([dots(self.a[name], b[name]) for name in self.a]).sum(0)
 
     def rows(self, rows: Tensor) -> "Frame":
-        """Return the frame of the selected pairs."""
+        """Return the frame of only the selected pairs."""
         a, b, given = ({n: at(t, rows) for n, t in tensors.items()} for tensors in (self.a, self.b, self.given))
         sides = None if self.sides is None else (self.sides[0].rows(rows), self.sides[1].rows(rows))
         rigid = {name: flags[rows] for name, flags in self.rigid.items()}
@@ -163,7 +163,7 @@ class Frame:
         return a, b
 
     def lead_back(self, climbs: Climbs, *, is_from_original: bool = False) -> Climbs:
-        """Convert climbs that began at `b` or at `original()` to climbs between the given networks."""
+        """Convert climbs that began at `b` or at `original()` to climbs between the networks as given."""
         if self.sides is None:
             return climbs
         left, right = self.sides
@@ -176,20 +176,20 @@ class FramedProblem(Problem):
     """Pairs of networks that are already balanced.
 
     Attributes:
-        frame: The balanced networks, where running statistics are kept.
+        frame: The balanced networks, for which running statistics were kept.
     """
 
     frame: Frame | None = None
 
     def __getitem__(self, rows: slice | Tensor) -> "FramedProblem":
-        """Return the problem of the selected pairs."""
+        """Return the problem of only the selected pairs."""
         chosen = torch.arange(self.pairs)[rows]
         frame = None if self.frame is None else self.frame.rows(chosen)
         return replace(self, a=select(self.a, rows), b=select(self.b, rows), frame=frame)
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether balanced networks can be equal up to permutations, signs and rotations, judged by invariants."""
+    """Return whether invariants allow balanced networks to be equal up to permutations, signs and rotations."""
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name, sites in symmetry.sites.items():
         is_rotated = any(site.group.matrix != "none" for site in sites)
@@ -200,7 +200,7 @@ def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " 
 
 
 def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Return a message about each group whose matrices `Balance` left unchanged in some pairs."""
+    """Return a message about each group whose matrices balancing left unchanged in some pairs."""
     result = []
     for name, flags in rigid.items():
         where = f" in {int(flags.sum())} of {len(flags)} pairs" if len(flags) > 1 else ""
@@ -219,7 +219,7 @@ def is_stretched(symmetry: Symmetry, name: str) -> bool:
 
 
 def move_by(symmetry: Symmetry, balance: Element, tensors: Tensors) -> dict[str, Tensor]:
-    """Apply the positive factors and invertible matrices of an element that balances a network to tensors."""
+    """Apply the positive factors and invertible matrices of a balancing element to tensors."""
     return _moved(symmetry, _act.ReadValues(stretching(symmetry, balance)), tensors)
 
 
@@ -229,7 +229,7 @@ def _moved(symmetry: Symmetry, read: _act.ReadValues, tensors: Tensors) -> dict[
 
 
 def stretching(symmetry: Symmetry, element: Element) -> Element:
-    """Return an element that has only the positive factors and invertible matrices of the given element."""
+    """Return an element with only the positive factors and invertible matrices of the given element."""
     linear = _linear(symmetry)
     values = {n: Value(scale=v.scale, matrix=v.matrix if n in linear else None) for n, v in element.items()}
     return Element(values, element.batch)
@@ -240,14 +240,14 @@ def _linear(symmetry: Symmetry) -> frozenset[str]:
 
 
 def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Results]) -> Results:
-    """Match pairs without changing running statistics.
+    """Match pairs of networks without changing running statistics.
 
-    For copies, also match with changed running statistics, as balancing changes them.
+    Pairs that are transformed copies are also matched with running statistics that balancing may change.
 
     Args:
         problem: The pairs of networks.
         scales: The treatment of scales, as in `WeightMatching`.
-        match: A function that matches the pairs in a frame.
+        match: A function that matches the pairs of a frame.
     """
     symmetry = problem.symmetry
     known = problem.frame if isinstance(problem, FramedProblem) and scales != "keep" else None
@@ -265,20 +265,20 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
 def are_moved_copies(
     symmetry: Symmetry, a: Mapping[str, Tensor], kept: Mapping[str, Tensor], moved: Mapping[str, Tensor]
 ) -> Bool[Tensor, " pair"]:
-    """Return whether each second network has the first network's statistics, which no longer match its own activations.
+    """Return whether each second network has transformed statistics of the first network, like a transformed copy.
 
     Args:
         symmetry: The symmetry of all networks.
         a: The first networks, `[pair, ...]`.
-        kept: The second networks, aligned while their statistics are kept.
-        moved: The second networks, aligned while their statistics are changed to those of the first networks.
+        kept: The second networks, aligned without changing their statistics.
+        moved: The second networks, aligned with their statistics changed to those of the first networks.
     """
     before, after = (statistics_gap(symmetry, a, other) for other in (kept, moved))
     return (after < MOVED * before) | are_equal(a, moved)
 
 
 def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, " pair"]:
-    """Return whether running variances nearly equal those of the first networks, up to a permutation."""
+    """Return whether running variances of both networks of each pair are nearly equal, up to a permutation."""
     moved = {p.parameter for group in symmetry.groups for p in group.placements if any((*p.scale, *p.sign))}
     kept = [name for name in symmetry.buffers if name in symmetry.sites and name not in moved]
     ordered = [{name: one[name].flatten(1).sort(1).values for name in kept} for one in (a, b)]
@@ -286,13 +286,13 @@ def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping
 
 
 def statistics_gap(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """Return the distance of running statistics to those of the first networks, relative to the norm of the latter."""
+    """Return the distance between the running statistics of each pair, relative to the norm of the first network's."""
     names = [name for name in symmetry.buffers if name in symmetry.sites]
     return _measure_gap(*({name: one[name] for name in names} for one in (a, b)))
 
 
 def _measure_gap(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """Return the root mean square distance of tensors `[pair, ...]`, each relative to the first tensor's norm."""
+    """Return the root mean square distance of tensors `[pair, ...]`, each relative to the first network's norm."""
     shares = [torch.zeros(1, dtype=torch.float64)] * (not a)
     for name, tensor in a.items():
         x, y = (one.detach().cpu().double().flatten(1) for one in (tensor, b[name]))
@@ -314,5 +314,5 @@ def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, 
 
 
 def share_of_rounding(dtypes: Iterable[torch.dtype]) -> float:
-    """Return the share of a tensor's norm that rounding may change, for the coarsest of the given dtypes."""
+    """Return the share of a tensor's norm that rounding may change, for the coarsest of several dtypes."""
     return max(EQUAL_TENSORS, *(2 * torch.finfo(dtype).eps for dtype in dtypes))

@@ -1,10 +1,10 @@
 """Signs of two groups whose units share the entries of one axis, such as heads and rotary pairs within heads.
 
-The entry of head h and pair j is multiplied by `s_h t_j`. All signs s together determine the best signs t, and all t
-together determine the best s. If the algorithm only alternated between s and t, it would end in a local optimum. The
-reason is that wrong head signs cancel the evidence of the heads about the pairs. If only one head is used, no evidence
-cancels. Therefore the alternation is run once from each head alone. If there are few heads, the alternation is run from
-all combinations of their signs.
+The entry of head h and pair j is multiplied by the signs `s_h t_j`. All signs s together determine the best signs t,
+and all signs t determine the best signs s. If the algorithm only alternated between s and t, it would end in a local
+optimum. The reason is that wrong head signs cancel the evidence of the heads about the pairs. The evidence of a single
+head is never cancelled. Therefore the alternation is run once from each single head. If there are few heads, the
+alternation is run from all combinations of their signs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,18 @@ from regauge.core.groups import Group
 from regauge.core.signs import SignCode
 
 MOST_UNITS = 64
-"""The smaller group may have at most this many units. The alternation starts once from each unit."""
+"""The number of units up to which the smaller group is used as a start of the alternation, one unit at a time."""
 MOST_VALUES = 1 << 21
-"""All sign combinations of the smaller group are tried, which is exact, if at most this many entries must be
-computed."""
+"""The number of entries up to which all sign combinations of the smaller group are tried, which is exact."""
 TURNS = 8
-"""The maximal number of alternations from each start."""
+"""The maximal number of alternations between the signs of two groups from each start."""
 
 Signs = Int8[Tensor, "family row unit"]
 
 
 @dataclass(frozen=True)
 class SignPair:
-    """Indices of two families whose roots have signs on one axis of a tensor.
+    """A pair of families whose outermost groups have signs on one axis of a tensor, given by their indices.
 
     The family with fewer units comes first.
     """
@@ -46,7 +45,7 @@ class SignPair:
     sites: Mapping[str, Sequence[Site]]
 
     def closest(self, a: Tensors, b: Tensors) -> tuple[Signs, Signs, Float64[Tensor, " row"]]:
-        """Return the best signs of both families relative to the current ones in `b`, and their gain."""
+        """Return the best signs of both families relative to the current signs in `b`, and their gain."""
         terms = self._terms(a, b)
         total = torch.stack([term.sum((-1, -2)) for term in terms.values()]).sum(0)
         rows, (left, right) = len(total), self.groups
@@ -83,9 +82,9 @@ class SignPair:
         return *signs, torch.maximum(value - best, torch.zeros_like(best))
 
     def _terms(self, a: Tensors, b: Tensors) -> dict[tuple[Character, Character], Float64[Tensor, "row first second"]]:
-        """Return inner products by the characters of both groups.
+        """Return inner products of both networks, sorted by the sign products (characters) of both groups.
 
-        Entries outside a group are assigned to its first unit.
+        Entries on which a group does not act are assigned to its first unit.
         """
         left, right = self.groups
         terms: dict[tuple[Character, Character], Tensor] = {}
@@ -120,7 +119,7 @@ class SignPair:
         return terms
 
     def _second(self, terms: Mapping[tuple[Character, Character], Tensor], s: Signs, share: Tensor) -> Signs:
-        """Return the second group's best signs, `[family, start, row, unit]`, given some units of the first group."""
+        """Return the second group's best signs `[family, start, row, unit]`, given some signs of the first group."""
         costs: dict[Character, Tensor] = {}
         for (left, right), term in terms.items():
             weight = share * _factor(left, s) if any(left) else _factor(left, s)
@@ -144,7 +143,7 @@ class SignPair:
 
 
 def find_sign_pairs(families: Sequence[Family]) -> list[SignPair]:
-    """Return the pairs of families whose roots have signs for the same entries of an axis."""
+    """Return the pairs of families whose outermost groups have signs for the same entries of an axis."""
     pairs = []
     signed = [k for k, one in enumerate(families) if one.root.signs and not one.root.shifts]
     for k, other in combinations(signed, 2):
@@ -162,7 +161,7 @@ def find_sign_pairs(families: Sequence[Family]) -> list[SignPair]:
 
 
 def _meet(one: Family, other: Family) -> bool:
-    """Return whether the roots of two families multiply the same entries of an axis by signs."""
+    """Return whether the outermost groups of two families multiply the same entries of an axis by signs."""
     for name in one.sites.keys() & other.sites.keys():
         left, right = (
             [s for s in f.sites[name] if s.group.name == f.root.name and any(s.placement.sign)] for f in (one, other)
@@ -180,6 +179,6 @@ def _acts_across(sites: Sequence[Site]) -> bool:
 
 
 def _factor(key: Character, signs: Signs) -> Tensor:
-    """Return the sign of a character for each unit, `[..., unit]`."""
+    """Return the product of signs that a character selects, for each unit, `[..., unit]`."""
     factor = unit_signs(key, Value(sign=signs.movedim(0, -2)))
     return torch.ones(signs.shape[1:], dtype=torch.float64) if factor is None else factor

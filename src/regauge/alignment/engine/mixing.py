@@ -19,9 +19,9 @@ from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
 
 MAX_SWEEPS = 20
-"""The maximal number of sweeps over the groups with responses, if no sweeps over the mixture follow."""
+"""The maximal number of sweeps over groups that act on activations, if no sweeps over the mixture follow."""
 LEAST_GAIN = 1e-11
-"""A step is taken only if it gains more than this share of the norms of its tensors."""
+"""The share of its tensors' norms that a step must gain at least."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Responses:
         symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
         a: The tensors of the first networks, `[pair, ...]`.
         b: The tensors of the second networks.
-        reach: An upper bound on the inner product of these tensors.
+        reach: An upper bound on the inner product of `a` and `b` after any element has acted on `b`.
     """
 
     symmetry: Symmetry
@@ -52,13 +52,13 @@ def match_mixture(
 ) -> Results:
     """Match pairs by `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
 
-    The responses term is maximized first. If groups act on the responses independently, each group has one exact
-    solution. Ascent on the mixture then continues from the resulting element, or from the identity if it is better. If
-    `max_sweeps` is zero, the initial element is the result.
+    The first term, of the responses, is maximized first. If groups act independently on the responses, each group has
+    one exact solution. Ascent on both terms then continues from this solution, or from the identity if that is better.
+    If `max_sweeps` is zero, there is no further ascent.
 
     The responses may not determine rotations and some signs. If `is_completed`, the parameters first determine
-    rotations and signs, given the permutations of units. As in weight matching, groups whose cost is known best come
-    first, and unknown groups are averaged.
+    rotations and signs, while permutations of units stay fixed. As in weight matching, groups with the best-known cost
+    come first, and unknown groups are averaged.
     """
     norm = sum((norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
     norm = torch.where(norm == 0, 1.0, norm)
@@ -121,7 +121,7 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
 
 
 def _turns(site: Site) -> bool:
-    """Return whether a group does more than permute entries."""
+    """Return whether a group does more than permute the entries at a site."""
     place = site.placement
     return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
 

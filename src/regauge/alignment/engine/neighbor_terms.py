@@ -1,4 +1,4 @@
-"""Two groups on one tensor: the cost of one group is corrected when the value of the other changes."""
+"""A correction for two groups on one tensor: the cost of one group changes with the value of the other."""
 
 import torch
 from jaxtyping import Float, Int, Int8
@@ -10,18 +10,18 @@ from regauge.core.closest import character
 from regauge.core.families import inner_products, unfold
 
 SHARES = (1 / 16, 1 / 4, 1.0)
-"""Pairs of networks in which at most this share of the neighbor's units changed are corrected together."""
+"""The shares of changed units by which pairs of networks are sorted and then corrected together."""
 
 
 class NeighborTerm:
-    """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost; another group's element h acts on u.
+    """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where another group's element h acts on the index u.
 
-    `update` adds the changes since the last update to the cost. These changes are products with the units that h
-    changed. The group to which the cost belongs acts at the site `own` of the tensor. The other group acts at
-    `neighbor`, on another axis.
+    The method `update` adds the changes since the last update to the cost. The changes are products with those units
+    that h changed. The group to which the cost belongs acts on the tensor at the site `own`. The other group acts on
+    another axis, at the site `neighbor`.
 
     Elements are stored on the CPU, where the changed units are determined. Therefore the code never waits for the
-    device of the tensors.
+    device on which the tensors lie.
     """
 
     def __init__(self, networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> None:
@@ -36,7 +36,7 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Return whether the neighbor only permutes and flips units, along a whole axis that is not the group's."""
+        """Return whether the neighbor only permutes and flips units, along a whole axis without the group itself."""
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
         is_more = any(neighbor.placement.shift) or any(own.placement.shift) or neighbor.group.matrix != "none"
@@ -45,17 +45,17 @@ class NeighborTerm:
 
     @property
     def group(self) -> str:
-        """The name of the other group."""
+        """The name of the neighboring group."""
         return self._neighbor.group.name
 
     def aim(self) -> None:
-        """Use the current first networks from now on. The next update adds the whole term."""
+        """Use the current first networks from now on. The next update then adds the whole term."""
         self._a = self._by_unit(self._networks.a[self._name])
         self._factor.zero_()
         self._seen = -1
 
     def update(self, sums: Float[Tensor, "pair target source"], rows: Tensor) -> None:
-        """Update the `sums` of the pairs `rows` to the current value of the other group."""
+        """Update the cost `sums` of the pairs `rows` to the current value of the neighboring group."""
         writes = self._networks.writes[self.group]
         if writes == self._seen:
             return
@@ -71,7 +71,7 @@ class NeighborTerm:
         put(self._factor, rows, factor)
 
     def _add_changes(self, sums: Tensor, rows: Tensor, perm: Tensor, factor: Tensor) -> None:
-        """Correct every pair, using about as many units as changed in it."""
+        """Correct the cost of every pair, with work in proportion to the number of changed units."""
         changed = (perm != at(self._perm, rows)) | (factor != at(self._factor, rows))
         if len(sums) == 1:
             units = changed[0].nonzero().T
@@ -109,7 +109,7 @@ class NeighborTerm:
         perm: Int[Tensor, "row all_units"],
         factor: Int8[Tensor, "row all_units"],
     ) -> None:
-        """Add the products with some units of the neighbor, or with all of its units."""
+        """Add the products with some or all units of the neighboring group."""
         before = at(self._factor, rows)
         new = self._take(self._b, rows, perm, units, factor if self._is_signed else None)
         if bool(before.any()):
@@ -123,9 +123,9 @@ class NeighborTerm:
             sums.index_add_(0, _send(rows, sums), change.to(sums.dtype))
 
     def _by_unit(self, tensor: Tensor) -> Tensor:
-        """Return the tensor of several pairs, contiguous, as `[pair, unit of the neighbor, rest, unit of the group]`.
+        """Return the tensors of several pairs as a contiguous `[pair, unit of the neighbor, rest, unit of the group]`.
 
-        For a single pair, the tensor may be large and is not copied.
+        The tensor of a single pair may be large and is not copied.
         """
         if len(tensor) == 1:
             return tensor
@@ -138,7 +138,10 @@ class NeighborTerm:
     def _take(
         self, tensor: Tensor, rows: Tensor, perm: Tensor | None, units: Tensor | None, factor: Tensor | None
     ) -> Tensor:
-        """Return `factor * tensor[rows, perm]` at some of the neighbor's units. If permuted, the result is a copy."""
+        """Return `factor * tensor[rows, perm]` at some of the neighbor's units.
+
+        If units are permuted, the result is a copy.
+        """
         if units is not None:
             perm = units if perm is None else perm.gather(1, units)
             factor = None if factor is None else factor.gather(1, units)
@@ -154,7 +157,7 @@ class NeighborTerm:
         return taken
 
     def _unfold(self, taken: Tensor) -> Float[Tensor, "row target rest"]:
-        """Return the selected entries, arranged by unit of the group."""
+        """Return selected entries, arranged by the unit of the group."""
         return unfold(taken, self._own, 1) if len(self._perm) == 1 else taken.flatten(1, 2).mT
 
     def _take_single(self, tensor: Tensor, perm: Tensor | None, factor: Tensor | None) -> Tensor:
@@ -172,7 +175,7 @@ class NeighborTerm:
 
 
 def _in_order(tensor: Tensor, site: Site) -> Tensor:
-    """Return the entries of a tensor `[pair, ...]` that units of a site own, in the order of the units."""
+    """Return the entries of a tensor `[pair, ...]` at a site, in the order of the units."""
     axis = 1 + site.placement.axis
     if site.is_sorted and site.positions.numel() == tensor.shape[axis]:
         return tensor

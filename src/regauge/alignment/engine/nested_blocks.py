@@ -1,11 +1,11 @@
-"""Nested groups: each pair of blocks is a separate problem, and an assignment of blocks selects among the pairs.
+"""Matching of nested groups: each pair of blocks is a separate problem, and an assignment selects among the pairs.
 
 A block permutation with groups inside the blocks (attention heads, experts, normalization groups) is solved on two
-levels. First, for each pair of blocks (u, v), the best inner elements are found. The best inner elements bring block v
-of the second network closest to block u of the first. Second, the objectives of these elements are the profits of an
-assignment between blocks. If no inner groups share a tensor, the inner problems are solved exactly. Then the whole
-solution is exact. If inner groups share tensors, coordinate ascent from two initial elements solves each pair. For
-deeper nesting, the two levels are repeated within each pair.
+levels. First, for each pair of blocks (u, v), the best inner elements are found. These inner elements bring block v of
+the second network closest to block u of the first. Second, the objectives of the inner elements are the profits of an
+assignment between blocks. If no inner groups share a tensor, the inner problems are solved exactly. In that case, the
+whole solution is exact. If inner groups share tensors, coordinate ascent from two initial elements solves each pair of
+blocks. For deeper nesting, both levels are repeated within each pair of blocks.
 
 All tensors in this module have one leading axis of independent problems.
 """
@@ -39,7 +39,7 @@ from regauge.core.products import matmul
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a root: tensors `[problem, block, ...]`, and the sites of the inner groups on one block."""
+    """The blocks of an outer group: tensors `[problem, block, ...]`, and the sites of inner groups on one block."""
 
     a: dict[str, Tensor]
     b: dict[str, Tensor]
@@ -48,7 +48,7 @@ class Blocks:
 
 
 def split(family: Family, a: Tensors, b: Tensors) -> Blocks:
-    """Return one tensor per site of the root with blocks along axis 1, and the sites of the inner groups on a block."""
+    """Return one tensor per site of the outer group, with blocks along axis 1, and inner groups' sites on a block."""
     root = family.root
     inner = {group.name: _outside(group, root) for group in (*family.members[1:], *family.fixed)}
     blocks = Blocks({}, {}, {}, [])
@@ -75,7 +75,7 @@ def _outside(group: Group, root: Group) -> Group:
 
 
 def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[str, Group]) -> Site | None:
-    """Return an inner group's site in the coordinates of one block; None if its copies are along another axis."""
+    """Return an inner group's site in the coordinates of one block, or None if its copies lie along another axis."""
     within = site.group.within
     if root.name in within:
         where = site.bases[within.index(root.name)][0]
@@ -103,14 +103,14 @@ def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[st
 
 
 COMPRESSED = 1 << 22
-"""If all pairs of blocks have more entries than this, the inner products of the blocks' rows are compared instead."""
+"""The number of entries of all block pairs above which inner products of rows are compared instead of blocks."""
 SIGN_FAMILIES = 4
-"""If a group has more sign families than this, its signs stay plus one."""
+"""The number of sign families above which all signs of a group stay plus one."""
 
 
 @dataclass(frozen=True)
 class _Inner:
-    """The gain of the inner groups over the identity for each pair of blocks, `[problem, u, v]`, and their values."""
+    """The gain of inner groups over the identity for each pair of blocks, `[problem, u, v]`, and their values."""
 
     gain: Tensor
     values: dict[str, Value]
@@ -120,9 +120,9 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     """Return the best element of a family while all other groups are fixed.
 
     Args:
-        family: The family. The sites of the family ignore the leading axis of the tensors.
+        family: The family of groups. Axis numbers at its sites do not count the leading axis of the tensors.
         a: The first networks, `[problem, ...]`.
-        b: The second networks, to which the fixed groups have been applied.
+        b: The second networks, after the fixed groups have been applied.
 
     Returns:
         One element for each problem, and its gain over the identity in the linear objective.
@@ -178,14 +178,14 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
 def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
     """Return the inner products of all pairs of blocks, `[problem, u, v]`.
 
-    If the root does not permute blocks, only the inner product of each block with itself is returned.
+    If the outer group does not permute blocks, each block is compared only with itself.
     """
     terms = [inner_products(root, a[key].flatten(2), b[key].flatten(2)).double() for key in a]
     return torch.stack(terms).sum(0).cpu()
 
 
 def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
-    """Optimize inner families that share tensors jointly, and each of the other families alone."""
+    """Optimize inner families that share tensors jointly, and every other family alone."""
     parts: list[tuple[set[str], list[Family]]] = []
     for family in blocks.families:
         keys, together = set(family.sites), [family]
@@ -218,11 +218,11 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
 
 
 def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
-    """Return the blocks `[problem, block, ...]` of both networks for all pairs, `[problem * u * v, ...]`.
+    """Return the blocks `[problem, block, ...]` of both networks, arranged by pairs: `[problem * u * v, ...]`.
 
-    For large blocks, only the inner products of their rows are needed. The products sum over the axes on which no inner
-    group acts. These products replace the first block, and an identity matrix replaces the second:
-    `<A, g B> = <A B^T, g I>`.
+    For large blocks, only the inner products of their rows are needed. These products sum over the axes on which no
+    inner group acts. Inner products replace the first block, and an identity matrix replaces the second: `<A, g B> = <A
+    B^T, g I>`.
 
     Args:
         a: The blocks of the first network.
@@ -254,12 +254,12 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
 
 
 def is_compressed(pairs: int, rows: int, rest: int) -> bool:
-    """Return whether inner products of rows replace blocks that have `rows` times `rest` entries."""
+    """Return whether inner products of rows replace blocks, each with `rows` times `rest` entries."""
     return rest > rows and pairs * rows * rest > COMPRESSED
 
 
 def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
-    """Optimize one inner group alone. One matrix product per site gives the costs of all pairs of blocks."""
+    """Optimize one inner group by itself. One matrix product per site gives the costs of all pairs of blocks."""
     group, blocks = family.root, root.size
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
@@ -287,13 +287,13 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
 
 
 def _move_base(family: Family, group: Group, value: Value) -> Value:
-    """Return an inner value `[problem, block, *other bases, ...]` after moving the block axis to its position."""
+    """Return an inner group's value `[problem, block, *other bases, ...]` with the block axis moved to its position."""
     place = 1 + group.within.index(family.root.name)
     return value.map(lambda t: t.movedim(1, place))
 
 
 def _pick(value: Value, columns: Tensor) -> Value:
-    """Return the entries `[problem, u, columns[problem, u], ...]` of `[problem, u, v, ...]`."""
+    """Return, for each u, the entries of `[problem, u, v, ...]` at `v = columns[problem, u]`."""
     problems = torch.arange(columns.shape[0]).unsqueeze(-1)
     units = torch.arange(columns.shape[1])
     return value.map(lambda t: t[problems, units, columns])

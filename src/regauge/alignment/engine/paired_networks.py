@@ -1,4 +1,4 @@
-"""Pairs of networks along a leading axis, and the current element for the second network of each pair."""
+"""Pairs of networks along a leading axis, and the current element that acts on the second network of each pair."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,18 +16,24 @@ from regauge.core.families import Family, Tensors
 from regauge.core.groups import Group
 
 IN_PLACE = 0.6
-"""If at most this share of units changes, a tensor is updated in place. Otherwise a new tensor is cheaper."""
+"""The share of changed units up to which a tensor is updated in place.
+
+If more units change, a new tensor is cheaper.
+"""
 PerPair = Float64[Tensor, " pair"]
 
 
 class PairedNetworks:
-    """Both networks of each pair, and one element for each pair. The transformed tensors are computed on access.
+    """Both networks of each pair, and one element for each pair.
+
+    The transformed tensors of the second networks are computed on access.
 
     Tensors stay on their device, and the costs for comparisons are computed there. Elements and numbers for each pair
     are on the CPU.
 
     Args:
-        families: The families to optimize. The sites of the families ignore the leading axis of the tensors.
+        families: The families of groups to optimize. Axis numbers at their sites do not count the leading axis of the
+            tensors.
         a: The first networks, `[pair, ...]`.
         b: The second networks.
         start: A batch of initial elements without positive scales. Default: the identity.
@@ -35,8 +41,8 @@ class PairedNetworks:
     Attributes:
         pairs: The number of pairs.
         sites: For each tensor, the sites of all groups that are optimized.
-        writes: How often the value of each group was set. This count is zero if the value was never set and is the
-            identity.
+        writes: How often the value of each group was set. The count is zero for a group that is at the identity and was
+            never set.
     """
 
     def __init__(self, families: Sequence[Family], a: Tensors, b: Tensors, start: Element | None = None) -> None:
@@ -60,15 +66,15 @@ class PairedNetworks:
 
     @property
     def element(self) -> Element:
-        """Return the current element of each pair, without groups outside the families."""
+        """Return the current element of each pair, without groups that are not optimized."""
         return Element(self.values, (self.pairs,))
 
     def value(self, name: str, rows: Tensor | None = None) -> Value:
-        """Return the value of one group, for some pairs."""
+        """Return the current value of one group, for the selected pairs."""
         return self.values[name] if self._is_every(rows) else self.values[name].map(lambda t: t[rows])
 
     def write(self, name: str, rows: Tensor, value: Value) -> None:
-        """Set the value of one group for some pairs."""
+        """Set the current value of one group for the selected pairs."""
         known = dict(self.values[name].items())
         if self._is_every(rows):
             self.values[name] = replace(self.values[name], **{p: new.to(known[p].dtype) for p, new in value.items()})
@@ -82,9 +88,9 @@ class PairedNetworks:
 
         Args:
             family: The family whose groups take the step.
-            rows: The pairs.
+            rows: The selected pairs of networks.
             relative: The step, relative to the current values.
-            moved: The tensors of these pairs after the step, if they are already known.
+            moved: The tensors of the selected pairs after the step, if they are already known.
         """
         groups = (*family.members, *family.fixed)
         current = Element({group.name: self.value(group.name, rows) for group in groups}, (len(rows),))
@@ -95,10 +101,10 @@ class PairedNetworks:
             self._keep(moved)
 
     def moved(self, names: Iterable[str] | None = None, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the second networks' tensors on which optimized groups act, after the current element was applied.
+        """Return tensors of the second networks after the current element was applied.
 
         For a single pair, the tensors are cached, and the next call updates them in place. If all groups are at the
-        identity, the given tensors themselves are returned, not copies.
+        identity, the given tensors themselves are returned, without a copy.
         """
         names = self.sites if names is None else names
         if self.pairs > 1:
@@ -111,9 +117,9 @@ class PairedNetworks:
         return {name: moved.get(name, tensor) for name, tensor in self.b.items()}
 
     def _follow(self, name: str) -> Tensor:
-        """Update and return a cached tensor of a single second network.
+        """Return a cached tensor of a single second network, after bringing it up to date.
 
-        Only changes since the last call are written.
+        Only units that changed since the last call are written.
         """
         sites, kept = self.sites[name], self._kept.get(name, self._given)
         stale = [site for site in sites if any(kept.writes[group] != self.writes[group] for group in _names(site))]
@@ -130,14 +136,14 @@ class PairedNetworks:
         return tensor
 
     def _keep(self, tensors: Tensors) -> None:
-        """Cache tensors of a single second network after the current values were applied."""
+        """Cache tensors of a single second network, to which the current values have been applied."""
         now = _Kept(tensors, dict(self.values), dict(self.writes))
         self._kept |= dict.fromkeys(tensors, now)
 
     def moved_by(self, name: str, sites: Sequence[Site], rows: Tensor | None = None) -> Tensor:
-        """Return a tensor of the second networks after the current values were applied at the given sites only.
+        """Return a tensor of the second networks after the current values were applied at only the given sites.
 
-        If all groups are at the identity, the given tensor itself is returned, not a copy.
+        If all groups are at the identity, the given tensor itself is returned, without a copy.
         """
         tensor = at(self.b[name], rows)
         sites = [site for site in sites if any(self.writes.get(group, 1) for group in _names(site))]
@@ -148,9 +154,9 @@ class PairedNetworks:
         return act_on(self._groups, {name: sites}, element, {name: tensor})[name]
 
     def objectives(self, moved: Tensors, rows: Tensor | None = None) -> PerPair:
-        """Return `<a, moved> - (|moved|^2 - |b|^2) / 2` over the tensors in `moved`.
+        """Return the objective `<a, moved> - (|moved|^2 - |b|^2) / 2`, summed over the tensors in `moved`.
 
-        Only shifts change the second term.
+        Only half-period shifts make the second term nonzero.
         """
         total = torch.zeros(self.pairs if rows is None else len(rows), dtype=torch.float64)
         for name, y in moved.items():
@@ -166,7 +172,7 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The cached tensors of a second network, the applied values, and how often each value had been set."""
+    """Cached tensors of a second network, the values applied to them, and how often each value had been set."""
 
     tensors: Tensors
     values: Mapping[str, Value]
@@ -179,7 +185,7 @@ def _names(site: Site) -> tuple[str, ...]:
 
 
 def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: bool) -> Tensor:
-    """Return a tensor `[1, ...]` with the action of `before` at a site replaced by `now`, if possible in place."""
+    """Return a tensor `[1, ...]` in which the value `now` acts at a site instead of `before`, if possible in place."""
     units = torch.arange(site.group.size)
     # Unit i of the tensor is b[before[i]] and shall be b[now[i]], which is unit before^-1[now[i]] of the tensor. Signs
     # are their own inverses, so those of both values multiply.
@@ -204,7 +210,7 @@ def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: 
 
 
 def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair unit"]:
-    """Return the signs that values of `count` pairs multiply the units by at a site."""
+    """Return the signs by which `count` values of a group multiply units at a site."""
     factor = torch.ones(count, site.group.size, dtype=torch.int8)
     signs = 0 if value.sign is None else value.sign.shape[-2]
     for k, exponent in enumerate(character(site.placement)):
@@ -236,7 +242,7 @@ def at(tensor: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
-    """Overwrite the selected pairs of a tensor."""
+    """Overwrite the entries of the selected pairs in a tensor."""
     if rows.shape[0] == into.shape[0]:
         into.copy_(new)
     else:
@@ -244,9 +250,9 @@ def put(into: Tensor, rows: Tensor, new: Tensor) -> None:
 
 
 def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -> PerPair:
-    """Return the inner product of each pair of networks.
+    """Return the inner product of the two tensors for each pair.
 
-    Rows are summed in their own precision, and the sum over rows in float64.
+    Each row is summed in its own precision, and the row sums are added in float64.
     """
     if x.ndim > 3:
         x, y = x.flatten(2), y.flatten(2)
@@ -255,6 +261,6 @@ def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -
 
 
 def norms(x: Float64[Tensor, "pair *shape"]) -> PerPair:
-    """Return the norm of a tensor in each pair."""
+    """Return the norm of a tensor, separately for each pair of networks."""
     found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
     return found.double().cpu()

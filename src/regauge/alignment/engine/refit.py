@@ -1,9 +1,9 @@
 """Fitting of scales and matrices to the first network after units are matched, for networks that are nearly copies.
 
-If a network is balanced without the other network, a gain with one entry has as much weight as all entries of a filter.
-If the gain is small compared with its noise, balancing fixes the scale of the unit inaccurately. The same problem
-arises for small singular values of a product of matrices. After units are matched, scales and matrices can be fitted to
-the first network instead. Signs are then optimized once more between the fitted networks.
+If each network is balanced alone, a gain with one entry counts as much as all entries of a filter. If such a gain is
+small compared with its noise, balancing determines the scale of its unit inaccurately. Small singular values of a
+product of matrices cause the same problem. Once units are matched, scales and matrices can be fitted to the first
+network instead. Signs are then optimized once more between the fitted networks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,29 +26,30 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05
-"""Networks count as nearly equal if their squared distance is below this share of their squared norm."""
+"""The share of their squared norm below which the squared distance of two networks makes them nearly equal."""
 EXACT = {4: 1e-13, 8: 1e-26}
-"""Below this share, the networks are equal up to a few units in the last place, and nothing is fitted. The keys are
-bytes per entry. By bytes per entry."""
+"""The share of the squared norm below which networks count as equal up to rounding, and nothing is fitted.
+
+The keys are the bytes per entry."""
 SWEEPS = 100
-"""The maximal number of rounds over all groups."""
+"""The maximal number of rounds of the fit over all groups."""
 SETTLED = 1e-5
-"""The fit ends after a round that lowers the squared distance by less than this share."""
+"""The share by which a round must lower the squared distance; otherwise, the fit ends."""
 REMEMBERED = 5
-"""The number of earlier rounds that are used to extrapolate the next one."""
+"""The number of earlier rounds from which the next round is extrapolated."""
 LONGEST_STEP = 1.0
-"""The norm of the longest step, in the logarithms of a unit's factors or in the entries of a matrix."""
+"""The norm of the longest fitting step, in the logarithms of a unit's factors or in the entries of a matrix."""
 FLAT = 1e-11
-"""A direction counts as flat, and stays unchanged, if its curvature is below this share of the largest one."""
+"""The share of the largest curvature below which a direction counts as flat and stays unchanged."""
 
 HALVINGS = 40
-"""The number of times that the interval for the damping of a long step is halved."""
+"""The number of times that the search interval for the damping of a long step is halved."""
 
 PerPair = Float64[Tensor, " pair"]
 
 
 def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results:
-    """Fit second networks that nearly equal their first networks, if the fit brings them closer."""
+    """Fit second networks that nearly equal their first networks, and keep the fit where it brings them closer."""
     if frame.sides is None or not frame.a:
         return found
     symmetry = problem.symmetry
@@ -65,7 +66,7 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
 def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Tensors) -> tuple[Element, Tensor]:
     """Return elements that bring nearly equal second networks closer to the first ones, and a mask of these pairs.
 
-    All tensors have shape `[pair, ...]`. For all other pairs, the element is the identity.
+    All tensors have shape `[pair, ...]`. For all pairs outside the mask, the element is the identity.
     """
     symmetry = count_frozen_gains(symmetry, buffers)
     a, b = compared([params_a, params_b], symmetry)
@@ -104,15 +105,18 @@ def is_near_copy(square: Tensor, norm: Tensor, *, is_double: bool = False) -> Te
 
 
 def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]:
-    """Optimize permutations, signs and rotations once more. Return them and the remaining squared distances."""
+    """Optimize permutations, signs and rotations once more.
+
+    Return the optimized element and the remaining squared distances.
+    """
     element = climb(symmetry, a, b).element
     return element, squared_distances(a, _move(symmetry, element, b))
 
 
 def _fit_parts(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """Fit one independent part after the other, as for networks on disk.
+    """Fit one independent set of tensors after the other, as for networks on disk.
 
-    Rounds of one part do not extrapolate another.
+    Rounds of one set do not influence the extrapolation of another.
     """
     total, left = symmetry.identity((len(next(iter(a.values()))),)), squared_distances(a, b)
     for part in fitted_parts(symmetry, groups, a):
@@ -131,12 +135,12 @@ def _move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, T
 class GroupFit:
     """A Gauss-Newton step of one group's scales or matrices, computed from sums over the tensors on which it acts.
 
-    The step X of second networks y towards first networks x minimizes `sum |x - y - X y|^2` over the sites of the
-    group. For scales, X multiplies each unit by factors: the exponents of its families times their steps t. The steps t
-    solve the normal equations of the unit. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where
-    its inverse acts. So X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with the Gram matrices F and G of both
-    kinds of sites. If a group acts on several axes of one tensor, the curvatures are multiplied by a factor. Then their
-    sum is never below the true curvature.
+    The step X of the second networks y towards the first networks x minimizes `sum |x - y - X y|^2` over the group's
+    sites. For scales, X multiplies each unit by factors: the exponents of its families times their steps t. The steps t
+    of a unit solve its normal equations. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where
+    its inverse acts. Hence X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with Gram matrices F and G of both
+    kinds of sites. If a group acts on several axes of one tensor, the curvatures are enlarged by a factor. Their sum is
+    then never below the true curvature.
 
     Attributes:
         sites: The sites of the group on compared tensors.
@@ -174,7 +178,7 @@ class GroupFit:
         self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
 
     def step(self) -> tuple[Value, PerPair]:
-        """Return the step and its first-order decrease of the squared distance, and reset all sums."""
+        """Return the step and the decrease of the squared distance to first order, and reset all sums."""
         sums, self._sums = self._sums, {}
         right = sums["right"]
         if self.group.matrix == "linear":
@@ -188,19 +192,19 @@ class GroupFit:
 
 
 def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """Fit scales and matrices of each pair so that B is as close as possible to A; return them and the distances.
+    """Fit scales and matrices that bring B as close as possible to A in each pair; return them and the distances.
 
     All computations are in double precision. Small tensors are updated step by step. Large tensors are transformed from
-    their given entries each time. This needs no memory for transformed copies.
+    their given entries each time, which needs no memory for copies.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of its groups must be known.
         groups: The groups whose scales or matrices are fitted; see `fitted_groups`.
         a: The compared tensors of the first networks, `[pair, ...]`.
         b: The compared tensors of the second networks.
 
     Returns:
-        The element, and the remaining squared distances.
+        The fitted element, and the remaining squared distances.
 
     References:
         Nocedal and Wright (2006), Numerical Optimization, section 10.3, for Gauss-Newton steps; Bartels and Stewart
@@ -250,10 +254,10 @@ def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b:
 
 
 class Extrapolation:
-    """Anderson acceleration of rounds of steps: a linear extrapolation of the latest rounds to their limit.
+    """Anderson acceleration: a linear extrapolation of the latest rounds of steps to their limit.
 
-    Each round changes the logarithms of scales and the entries of matrices. Among the linear combinations of the latest
-    rounds, the method chooses the one with the smallest change.
+    Each round changes the logarithms of scales and the entries of matrices. The extrapolation chooses the linear
+    combination of the latest rounds with the smallest change.
 
     Args:
         groups: The names of the groups that the rounds change.
@@ -270,7 +274,7 @@ class Extrapolation:
     def extrapolate(self, start: Element, end: Element) -> Element:
         """Return the element from which the next round continues.
 
-        After the first round, this element is the result of that round.
+        After the first round, the result of that round is returned.
         """
         last = self._flat(end)
         self._ends = [*self._ends[-REMEMBERED:], last]
@@ -298,7 +302,7 @@ class Extrapolation:
 
 
 def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
-    """Return the groups to fit.
+    """Return the groups whose scales or matrices are fitted.
 
     Scales that change running statistics are included only if balancing may change running statistics.
     """
@@ -307,7 +311,7 @@ def fitted_groups(symmetry: Symmetry, buffers: Buffers) -> list[Group]:
 
 
 def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collection[str]) -> list[frozenset[str]]:
-    """Return the named tensors that `fit_continuous` uses, as sets that do not depend on one another."""
+    """Return the tensors that `fit_continuous` uses, as sets that can be fitted independently."""
     moved: dict[tuple[str, int], set[str]] = {}
     for group in groups:
         for place in (place for place in group.placements if place.parameter in names):
@@ -318,10 +322,7 @@ def fitted_parts(symmetry: Symmetry, groups: Collection[Group], names: Collectio
 
 
 def join(known: Element, found: Mapping[str, Value]) -> Element:
-    """Return the element that combines two parts.
-
-    Each part changes scales and matrices that the other does not change.
-    """
+    """Return the element that combines two fits of different scales and matrices."""
     for name, value in found.items():
         here = known[name]
         scale = None if here.scale is None or value.scale is None else here.scale * value.scale
@@ -339,7 +340,7 @@ def squared_distances(a: Tensors, b: Tensors) -> PerPair:
 def _sylvester(
     forward: Float64[Tensor, "*lead n n"], inverse: Float64[Tensor, "*lead n n"], right: Float64[Tensor, "*lead n n"]
 ) -> Float64[Tensor, "*lead n n"]:
-    """Return the smallest X with `X F + G X = R`, or the least-squares solution, for positive semidefinite F and G."""
+    """Return the smallest solution X of `X F + G X = R`, or the least-squares solution, for semidefinite F and G."""
     # In the eigenvectors of F and G the equation is diagonal: (g_i + f_j) X_ij = R_ij.
     f, columns = torch.linalg.eigh(forward)
     g, rows = torch.linalg.eigh(inverse)
@@ -350,10 +351,9 @@ def _sylvester(
 
 
 def _solve(curvature: Float64[Tensor, "*lead k"], right: Float64[Tensor, "*lead k"]) -> Float64[Tensor, "*lead k"]:
-    """Return `right / (curvature + d)` with the smallest d >= 0 that limits its length; zero in flat directions.
+    """Return `right / (curvature + d)` with the smallest d >= 0 that limits the length, and zero in flat directions.
 
-    Therefore poorly determined directions do not slow down the others. That would happen if all directions were
-    shortened equally.
+    Poorly determined directions therefore do not slow down the steps in well-determined directions.
     """
     is_flat = curvature <= FLAT * curvature.amax(-1, keepdim=True)
     right, curvature = torch.where(is_flat, 0.0, right), torch.where(is_flat, 1.0, curvature)

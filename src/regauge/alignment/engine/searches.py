@@ -10,7 +10,7 @@ import torch
 
 T = TypeVar("T")
 MOST_SEARCHES = 16
-"""The maximal number of simultaneous searches. Each search stores its costs twice."""
+"""The maximal number of searches that run at the same time. Each search stores its costs twice."""
 
 
 class Launch(Protocol):
@@ -20,7 +20,7 @@ class Launch(Protocol):
 
 
 def count_searches() -> int:
-    """Return the number of simultaneous searches, which is one for each core."""
+    """Return the number of searches to run at the same time, which is one for each core."""
     return min(MOST_SEARCHES, os.cpu_count() or 1)
 
 
@@ -28,8 +28,8 @@ def count_searches() -> int:
 def searching(count: int, device: torch.device) -> Iterator[Launch]:
     """Start work in up to `count` threads at a time.
 
-    Exact assignments release the interpreter lock. A thread uses the stream and the gradient mode of the thread that
-    starts it. So the order of operations on the device stays the same.
+    Exact assignments release the interpreter lock. A thread uses the device stream and the gradient mode of the thread
+    that starts it. Therefore operations on the device keep their order.
     """
     has_gradients = torch.is_grad_enabled()
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -22,9 +22,9 @@ from regauge.core.params import batch_of_one
 from regauge.core.task import Task
 
 RESPONSES = 13
-"""The bytes that matrices of responses take in all, as a multiple of the bytes of the costs of weight matching."""
+"""The bytes that all matrices of activation statistics take, as a multiple of the bytes of weight matching's costs."""
 TIES = 1e-4
-"""The weight of the parameters in the objective of activation matching, which breaks ties."""
+"""The weight of parameters in the objective of activation matching, which decides between equally good elements."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,23 @@ class ActivationMatching(Method):
     mean product) with the signed unit of the second network that the element assigns to it. All groups that discovery
     finds are optimized, through their action on the values that layers read. These values include outputs of activation
     functions, all states of a residual stream, and queries, keys and values of attention heads. Values on which a group
-    acts in the same way are summed. Entries along all other axes (images, positions, tokens) are samples. In
-    correlations, units that a rotation mixes share their mean variance. Therefore the result does not depend on the
-    basis of these units.
+    acts in the same way are summed. Entries along all other axes (images, positions, tokens) are samples. For
+    correlations, units that a rotation mixes share their mean variance. Therefore the matched element does not depend
+    on the basis in which a rotation sees these units.
 
-    The data are read once, for all networks and groups. For each activation tensor, memory holds one matrix with one
-    entry for each pair of units. In this method, the groups do not depend on one another, so their order has no effect.
+    The data are read once, for all networks and groups. For each activation tensor, memory holds one matrix with an
+    entry for each pair of units. Groups do not depend on one another in activation matching, so their order has no
+    effect.
 
     The papers maximize the mean product of activations without centering, and do not change scales. For permutations,
-    this minimizes the squared distance between the activations of both networks.
-    `ActivationMatching(statistic="product", scales="keep")` is the published method. The defaults differ from the
-    published method.
+    maximizing this product minimizes the squared distance between the activations of both networks. With
+    `ActivationMatching(statistic="product", scales="keep")`, the method is the published one. The defaults differ from
+    the published method.
 
-    For every statistic, this method departs from the papers: parameters have a weight of 1e-4 in the objective, and
-    decide where activations do not. Without this term, the result would be arbitrary for units that are always zero,
-    and between a sign and a half-period shift of a sine unit. Arbitrary results raise the loss at the midpoint between
-    the networks.
+    For every statistic, the method departs from the papers: parameters have a weight of 1e-4 in the objective, and
+    decide where activations do not. Without the weight of parameters, the choice would be arbitrary for units that are
+    always zero, and between a sign and a half-period shift of a sine unit. Arbitrary choices raise the loss at the
+    midpoint between the networks.
 
     Attributes:
         statistic: "correlation" (Pearson's) gives all units equal weight. "covariance" weights units by how much they
@@ -58,8 +59,9 @@ class ActivationMatching(Method):
         max_sweeps: The maximal number of sweeps over the groups.
         outputs: The outputs of the module to use, as passed to `discover`.
         scales: The treatment of scales, as in `WeightMatching`. "balance" gives the second network the scales of the
-            first, except scales that change running statistics. With "recompute", these scales also stay unchanged in
-            copies of the first network. With "keep", elements only permute entries and multiply them by signs.
+            first, except scales that change running statistics. With "recompute", scales that change running statistics
+            also stay unchanged in copies of the first network. With "keep", elements only permute entries and multiply
+            them by signs.
 
     References:
         Li et al. (2016), Convergent learning, section 3 (correlations); Ainsworth et al. (2023), Git Re-Basin,
@@ -88,13 +90,13 @@ class ActivationMatching(Method):
         return [(self.copies, batch + RESPONSES * job.costs + job.searching)]
 
     def match(self, problem: Problem) -> Results:
-        """See `align`. The module is traced once for all pairs."""
+        """Match each pair of networks; see `align`. The module is traced once for all pairs."""
         task = problem.require_task(self)
         traces = Traces(problem.symmetry, task.module, precision_of(problem.a, problem.b), self.outputs)
         return match_each(problem, lambda pair: self._match_pair(pair, task, traces))
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
-        """Ascend on the mixture, from the identity or, if it is better, the best element for activations alone."""
+        """Ascend on activations and parameters, from the identity or a better element for activations alone."""
 
         def match(frame: Frame) -> Results:
             costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
@@ -116,16 +118,16 @@ class MixedMatching(ActivationMatching):
     The first term is the objective of `ActivationMatching` divided by its largest possible value, where every unit has
     a perfectly correlated partner. The second term is the objective of `WeightMatching` divided by its largest possible
     value, where every tensor of the second network is parallel to that of the first. Activations are matched first,
-    because this problem has no local optima. Coordinate ascent on the sum continues from the result. Parameters are
-    compared after the positive scales of both networks are balanced, as in `WeightMatching`. The element gives the
-    second network the scales of the first.
+    because this problem has no local optima. Coordinate ascent on the sum of both terms continues from the element for
+    activations. Parameters are compared after the positive scales of both networks are balanced, as in
+    `WeightMatching`. The element gives the second network the scales of the first.
 
     If networks learn the same function with different features, weights alone match units poorly, especially in
-    residual networks. Activations alone ignore how units are connected. The sum gives better matches than either term
-    alone.
+    residual networks. Activations alone ignore how units are connected. The sum of both terms gives better matches than
+    either term alone.
 
     Attributes:
-        share: The weight of the activations, from 0 to 1. Other settings are those of `ActivationMatching`.
+        share: The weight of the activations, from 0 to 1. All other settings are those of `ActivationMatching`.
     """
 
     share: float = 0.5

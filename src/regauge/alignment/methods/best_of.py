@@ -14,15 +14,15 @@ class BestOf(Method):
     """A method that tries several methods and keeps the element with the lowest task loss at the midpoint.
 
     The objectives of different methods are not comparable. The inner product of the weights does not predict the
-    barrier. On residual networks, a larger inner product can even come with a higher barrier. The midpoint loss is
-    comparable between methods. The objective of this method is minus the midpoint loss, on examples that no method has
-    seen. The identity is also a candidate. Therefore the result is never worse than no alignment.
+    barrier. On residual networks, a larger inner product can even come with a higher barrier. The task loss at the
+    midpoint is comparable between methods. The objective of `BestOf` is minus the midpoint loss, on examples that no
+    method has seen. The identity is also a candidate. The result is therefore never worse than no alignment.
 
     Attributes:
         methods: The methods, in the order in which they are tried. If several methods are equally good, the first of
             them is kept.
-        kept: The share of the examples that no method sees and that select the element. If 0, all examples are used for
-            both.
+        kept: The share of the examples that no method sees and that select the element. If 0, all examples are used
+            both by the methods and for the selection.
     """
 
     methods: tuple[Method, ...] = (WeightMatching(), MixedMatching())
@@ -34,7 +34,7 @@ class BestOf(Method):
             raise ValueError("there is no method to choose from; give at least one")
 
     def match(self, problem: Problem) -> Results:
-        """See `align`."""
+        """Match each pair of networks; see `align`."""
         problem.require_task(self)
         problem, notes = problem.divided(self.kept)
         candidates = Candidates(problem, notes=notes)

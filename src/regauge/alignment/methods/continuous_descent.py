@@ -23,34 +23,35 @@ from regauge.core.task import Batch
 from regauge.training import Adam, PlainProgram, differentiate
 
 CHANGE = 1e-3
-"""The descent has converged if the loss changed by less than this share between the last two evaluations."""
+"""The share by which the loss must change between evaluations; if it changes less, the descent has converged."""
 
 
 @dataclass(frozen=True)
 class ContinuousDescent(DescentMethod):
     """Gradient descent on the continuous part of the symmetry.
 
-    The descent minimizes the task loss between the two networks. The initial element g is applied to the second network
-    first, and `h = exp(X)` is applied to the result. X is a skew-symmetric matrix for every orthogonal group, and an
-    arbitrary matrix for every linear group. For families of positive scales, X contains the logarithms of the factors.
-    Factors that would change running statistics are excluded. X starts at zero, and Adam minimizes the task loss of `(1
-    - t) a + t h g b` on one batch after another.
+    The descent minimizes the task loss between the two networks. The initial element g is applied to the second
+    network, and `h = exp(X)` is applied to the transformed network. X is a skew-symmetric matrix for every orthogonal
+    group, and an arbitrary matrix for every linear group. For families of positive scales, X contains the logarithms of
+    the factors. Factors that would change running statistics are not optimized. X starts at zero, and Adam minimizes
+    the task loss of `(1 - t) a + t h g b` on one batch after another.
 
-    Permutations, signs and half periods are not changed from the initial element. To choose them, pass another method
-    as `init`. To alternate methods, pass this method as `init` of `Sinkhorn` or `StraightThrough`. The mean of X over
-    the latest steps is evaluated on held-out examples (`DescentMethod`). The objective is minus the loss on these
-    examples. This is the midpoint loss or, with random points, the mean loss at t = 1/4, 1/2, 3/4. The cost of a batch
-    is proportional to its size. Every evaluation takes one or three passes over the held-out examples.
+    Permutations, signs and half periods stay as in the initial element. To choose permutations and signs, pass another
+    method as `init`. To alternate methods, pass `ContinuousDescent` as `init` of `Sinkhorn` or `StraightThrough`. The
+    mean of X over the latest steps is evaluated on held-out examples (`DescentMethod`). The objective is minus the loss
+    on the held-out examples. This loss is taken at the midpoint or, with random points, as the mean at t = 1/4, 1/2,
+    3/4. The cost of a batch is proportional to its size. Every evaluation takes one or three passes over the held-out
+    examples.
 
-    In a transformer with folded gains, any rotation may act on the residual stream. In this case, the closest
-    parameters do not give the lowest midpoint loss. For such networks, the descent makes the linear path nearly free of
+    In a transformer with folded gains, any rotation may act on the residual stream. The closest parameters then do not
+    give the lowest midpoint loss. For transformers with folded gains, the descent makes the linear path nearly free of
     a barrier. In ReLU networks, the descent changes the scales. Activations shrink at the midpoint between different
-    units. A factor s on one side of a unit and 1/s on the other side compensates for the shrinkage:
+    units. A factor s on the incoming weights of a unit and 1/s on its outgoing weights compensate for the shrinkage:
     `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.
-        init: The initial element: an element, a method whose result is used, or None for the identity.
+        init: The initial element: an element, a method that finds it, or None for the identity.
         lr: Adam's learning rate for rotations (in radians) and for matrices.
         scale_lr: Adam's learning rate for the logarithms of scales, which may change much more.
 
@@ -73,11 +74,11 @@ class ContinuousDescent(DescentMethod):
             raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return False also if representatives would leave no scales to optimize, because their gains are one.
+        """Return False also if representatives, whose gains are one, would leave no scales to optimize.
 
-        Behind batch normalization, for example, only the gains have scales that do not change running statistics. The
-        descent then optimizes the networks themselves. Networks whose stream may be rotated are still passed as
-        representatives, and so are networks with translations other than those of running statistics.
+        For example, if all layers have batch normalization, only gains have scales that leave running statistics
+        unchanged. In that case, the descent optimizes the networks themselves. Networks whose stream may be rotated are
+        still passed as representatives, and so are networks with translations other than those of running statistics.
         """
         behind = symmetry.on_data.on_representatives()
         is_lost = any(kept_scales(symmetry, g) and not kept_scales(behind, behind[g.name]) for g in symmetry.groups)
@@ -86,7 +87,10 @@ class ContinuousDescent(DescentMethod):
         return super().reads_representatives(symmetry, has_task=has_task) and not is_lost
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """See `DescentMethod`. One optimization minimizes the losses of many pairs."""
+        """Learn one element for each pair; see `DescentMethod`.
+
+        A single optimization minimizes the losses of many pairs.
+        """
         symmetry, count = problem.symmetry, problem.pairs
         candidates = Candidates(problem, start, line_measure(problem, self.loss), notes)
         generators = {group.name: _generators(group, symmetry, count) for group in symmetry.groups}
@@ -114,8 +118,8 @@ class ContinuousDescent(DescentMethod):
     def _exponential(self, symmetry: Symmetry, freedom: Mapping[str, Tensor], pairs: int) -> Element:
         """Return `exp(X)` for each pair: rotations, invertible matrices and positive factors.
 
-        Other values are the identity. Adam uses one learning rate for all coordinates. Therefore the coordinates of
-        scales are in units of `scale_lr`.
+        All other values of the returned element are the identity. Adam uses one learning rate for all coordinates of X.
+        Therefore the coordinates of scales are in units of `scale_lr`.
         """
         element = symmetry.identity((pairs,))
         for name, x in freedom.items():

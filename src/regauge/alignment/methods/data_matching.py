@@ -13,19 +13,19 @@ from regauge.alignment.result import Results
 
 @dataclass(frozen=True)
 class DataMatching(MixedMatching):
-    """The best of `MixedMatching`, `ActivationMatching` and `WeightMatching` by the midpoint loss.
+    """The best of `MixedMatching`, `ActivationMatching` and `WeightMatching`, selected by the midpoint loss.
 
-    On transformers, comparing weights helps. On convolutional networks with batch normalization, activations alone are
-    often better. If there are few examples, weights alone can be better. Only data can show which method is best.
-    Therefore a share of the examples is held out from all methods and selects among their elements. The objective is
-    the objective of the selected method. Therefore the objectives of different pairs may have different units.
+    On transformers, it helps to compare weights. On convolutional networks with batch normalization, activations alone
+    are often better. If there are few examples, weights alone can be better. Only data can show which method is best.
+    Therefore a share of the examples is held out from all three methods and selects among their elements. The reported
+    objective is that of the selected method. The objectives of different pairs may therefore have different units.
 
-    If the examples of a task cannot be split (`Task.split`), the selection uses the examples that the methods have
-    seen. In this case, the result has a note.
+    If the examples of a task cannot be split (`Task.split`), the selection uses examples that the methods have seen. In
+    this case, a note of the result says so.
 
     Attributes:
-        kept: The share of the examples that are held out for the selection. If 0, all examples are used for both
-            purposes. Other settings are those of `MixedMatching`.
+        kept: The share of the examples that are held out for the selection. If 0, all examples are used both for
+            matching and for the selection. All other settings are those of `MixedMatching`.
     """
 
     kept: float = KEPT
@@ -35,7 +35,7 @@ class DataMatching(MixedMatching):
         require_kept(self.kept)
 
     def match(self, problem: Problem) -> Results:
-        """See `align`. Every pair gets the element that is best for this pair."""
+        """Match each pair of networks; see `align`. Every pair gets the element that is best for this pair."""
         problem.require_task(self)
         problem, told = problem.divided(self.kept)
         settings = {one.name: getattr(self, one.name) for one in fields(ActivationMatching)}

@@ -24,33 +24,33 @@ from regauge.core.symmetry import Symmetry
 class FrankWolfe(ManyMethod):
     """The Frank-Wolfe method over relaxed elements of all groups at once, for two or more networks.
 
-    It maximizes the objective of `WeightMatching`, summed over all pairs if there are many networks
-    (`universe_objective`). Elements are relaxed to convex combinations of elements. For permutations, these are doubly
+    The method maximizes the objective of `WeightMatching`, summed over all pairs of networks (`universe_objective`).
+    Elements are relaxed to convex combinations of elements. For permutations, the convex combinations are doubly
     stochastic matrices. Signed permutations, rotations and nested groups are relaxed in the same way. Each step goes
-    from the current point towards the hard elements that maximize the gradient. Finding them takes one exact `closest`
-    for each group and network. The step size maximizes the objective, which is a polynomial in the step size with
-    exactly known coefficients. At the end, the groups are rounded to hard elements one after the other. Rounding never
-    lowers the objective if it is linear in each group. Coordinate ascent (the rounds of `MergeMany`) then improves the
-    elements until no single group of a network can be improved.
+    from the current relaxed elements towards the hard elements that maximize the gradient. Finding the hard elements
+    takes one exact `closest` for each group and network. The step size maximizes the objective, which is a polynomial
+    in the step size with exactly known coefficients. At the end, relaxed elements are rounded to hard elements, one
+    group after the other. Rounding never lowers the objective if it is linear in each group. Coordinate ascent (the
+    rounds of `MergeMany`) then improves the elements until no single group of a network can be improved.
 
     All groups change a little in each step, which avoids some local optima of coordinate ascent. In an experiment,
-    planted permutations of a residual MLP are found in 20 of 20 trials. The stream has width 64, there are six blocks,
-    the noise is as large as the weights, and only three inputs and outputs are fixed. From its default start, the
-    barycenter, `WeightMatching` also finds them in all trials; from the identity, it never finds them. Frank-Wolfe
-    takes about three to eight times as long as `WeightMatching`.
+    planted permutations of a residual MLP were found in 20 of 20 trials. In this experiment, the stream has width 64,
+    there are six blocks, the noise is as large as the weights, and only three inputs and outputs are fixed. From its
+    default start, the barycenter, `WeightMatching` also finds the planted permutations in all trials; from the
+    identity, it never does. Frank-Wolfe takes about three to eight times as long as `WeightMatching`.
 
-    This method departs from the paper: the line search is exact. Relaxed elements start at the barycenter. The first
-    network stays unchanged, because applying one element to all networks would only give an equivalent universe.
-    Coordinate ascent improves the result. Positive scales are treated as in `WeightMatching`. A group may be nested in
-    two other groups that are not nested in each other. In this case, all three groups are optimized only in the final
-    coordinate ascent.
+    `FrankWolfe` departs from the paper in its line search, which is exact. It also departs in the start: relaxed
+    elements begin at the barycenter. The first network stays unchanged, because applying one common element to all
+    networks would only give an equivalent universe. Coordinate ascent improves the elements after rounding. Positive
+    scales are treated as in `WeightMatching`. A group may be nested in two other groups that are not nested in each
+    other. Such a group, and the two groups around it, are optimized only in the final coordinate ascent.
 
     Attributes:
         start: The initial element: the "barycenter", or the "identity" as published. With either start, the identity is
             returned if it is better than the result.
         restarts: The number of further climbs, from points halfway between the start and random elements. The climb
-            with the largest objective is kept. If there is a task, the climb whose mean network has the smallest loss
-            is kept.
+            with the largest objective is kept. If there is a task, the climb with the lowest loss of the mean network
+            is kept instead.
         max_steps: The maximal number of steps in each climb.
         tolerance: A step is taken only if it gains more than this share of the sum of `|a| |b|` over pairs.
         scales: "balance", "recompute" or "keep", as in `WeightMatching`.
@@ -74,7 +74,7 @@ class FrankWolfe(ManyMethod):
             )
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """See `align_many`. If there is a task, it selects among restarts."""
+        """Align the networks with one another; see `align_many`. If there is a task, it selects among restarts."""
         symmetry = problem.symmetry
 
         def climbs(tensors: Sequence[Tensors]) -> list[Climbs]:
@@ -121,6 +121,6 @@ class FrankWolfe(ManyMethod):
 
 
 def _join(symmetry: Symmetry, vertex: Vertex) -> Element:
-    """Return the elements of all families as one element."""
+    """Return the elements of all families of groups as one element."""
     values = {name: value for element in vertex.values() for name, value in element.items()}
     return Element(values).fill(symmetry.identity())

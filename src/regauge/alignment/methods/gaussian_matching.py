@@ -26,8 +26,8 @@ ROLES: tuple[Role, ...] = ("parameters", "magnitudes")
 class GaussianMatching(Method):
     """A method that matches two diagonal Gaussians over parameters, given as pairs (means, standard deviations).
 
-    Let g be the element that acts on the second Gaussian N(m_b, s_b^2). Let |g| permute and scale in the same way as g,
-    but without signs and shifts. The cost is one of the following:
+    Let g be the element that acts on the second Gaussian N(m_b, s_b^2). Let |g| be the element that permutes and scales
+    like g, but without signs and shifts. The cost is one of the following:
 
     | cost | what is made small | what is maximized, up to constants |
     | --- | --- | --- |
@@ -41,25 +41,26 @@ class GaussianMatching(Method):
     If W2^2 decreases, the objective increases by half this amount.
 
     This method departs from the paper. Appendix B of the paper states that the divergence reduces to a distance between
-    means, because no other term depends on the permutation. This is wrong. The trace `sum abs(g) s_b^2 / s_a^2` depends
-    on the permutation, and the distance between means is weighted by precisions. This method includes both terms. On
-    trained networks, the divergences did not give lower barriers than the Wasserstein cost. The Wasserstein cost did
-    not give lower barriers than means alone. Equation 16 of the paper prints covariances in place of their square
-    roots. Equation 17, with standard deviations, is correct.
+    means, because no other term depends on the permutation. The paper's statement is wrong. The trace term `sum abs(g)
+    s_b^2 / s_a^2` depends on the permutation, and the distance between means is weighted by precisions.
+    `GaussianMatching` includes both the trace term and the weights. On trained networks, the divergences did not give
+    lower barriers than the Wasserstein cost. The Wasserstein cost did not give lower barriers than means alone.
+    Equation 16 of the paper prints covariances in place of their square roots. Equation 17, with standard deviations,
+    is correct.
 
     Orthogonal and linear groups stay at the identity, because a rotated diagonal Gaussian is not diagonal. A divergence
-    is linear only in elements that keep all magnitudes. So if the cost is a divergence, positive scales and shifts also
-    stay at the identity. The means are a complete network, including buffers. Standard deviations can be omitted for
-    parameters that are certain, and are not needed for buffers. A divergence needs standard deviations for all
-    parameters, because it is infinite between parameters without uncertainty.
+    is linear only in elements that keep all magnitudes. Therefore positive scales and shifts also stay at the identity
+    if the cost is a divergence. The dictionary of means is a complete network, including buffers. Standard deviations
+    can be omitted for parameters that are certain, and are not needed for buffers. A divergence needs standard
+    deviations for all parameters, because it is infinite between parameters without uncertainty.
 
     Attributes:
         cost: The cost to minimize.
         std_weight: The weight of standard deviations in the Wasserstein cost. The weight of means is 1.
-        method: The method that matches the Gaussians. This method must compare parameters and use no data. Default:
-            weight matching for two networks, and `MergeMany` for more, which matches each one to the Wasserstein
-            barycenter of the others. Both default methods leave positive scales unchanged and therefore minimize the
-            distance itself. With `WeightMatching()`, the result does not depend on how the posteriors are scaled.
+        method: The method that matches the Gaussians. The method must compare parameters and use no data. Default:
+            weight matching for two networks, and `MergeMany` for more, which matches each network to the Wasserstein
+            barycenter of the others. Both defaults leave positive scales unchanged and therefore minimize the distance
+            itself. With `WeightMatching()`, the result does not depend on how the posteriors are scaled.
 
     Raises:
         ValueError: The cost is unknown, or the weight is negative, not finite, or given for a cost that does not use
@@ -89,7 +90,7 @@ class GaussianMatching(Method):
         return ROLES
 
     def match(self, problem: Problem) -> Results:
-        """See `align`. The task is not used.
+        """Match each pair of Gaussians; see `align`. A task, if there is one, is not used.
 
         Raises:
             ValueError: A standard deviation is negative, or it is zero or missing although the cost is a divergence.
@@ -106,7 +107,7 @@ class GaussianMatching(Method):
         return replace(found, symmetry=problem.symmetry, element=element, params=problem.move(element))
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """See `align_many`. The task is not used.
+        """Align several Gaussians with one another; see `align_many`. A task, if there is one, is not used.
 
         Raises:
             ValueError: A standard deviation is negative, or the cost is a divergence.
@@ -129,9 +130,9 @@ class GaussianMatching(Method):
 def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
     """Return two dictionaries (four for both directions) whose inner products are negative divergences.
 
-    `-KL(g q_b, q_a)` is linear in g. The coefficients of this function are dictionaries of the first network, which are
-    multiplied with dictionaries of the second network. The divergence is linear only for elements without scales and
-    shifts, because only these elements keep all magnitudes.
+    The negative divergence `-KL(g q_b, q_a)` is linear in g. The coefficients of this linear function are dictionaries
+    of the first network, which are multiplied by dictionaries of the second. The divergence is linear only for elements
+    without scales and shifts, because they keep all magnitudes.
     """
     # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes.
     # The second product holds the trace and the squares of the means, which depend on the permutation, too.
@@ -173,7 +174,7 @@ def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmet
 
 
 def _further(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dictionaries 0 and 1, renamed to dictionaries 2 and 3."""
+    """Return dictionaries 0 and 1 of a network, renamed to dictionaries 2 and 3."""
     split = ((*dictionary_of(joint), value) for joint, value in names.items())
     return {joint_name(k + 2, name): value for k, name, value in split}
 

@@ -22,7 +22,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class JointMatching(Method):
-    """A method for tuples of parameter dictionaries.
+    """A method for networks that are given as tuples of parameter dictionaries.
 
     One element acts on all dictionaries of a tuple, and each dictionary has a weight.
 
@@ -37,17 +37,17 @@ class JointMatching(Method):
     diagonal Gaussian has correlations, which standard deviations cannot represent.
 
     The first dictionary is complete and includes buffers. The other dictionaries may lack some names of the first
-    dictionary. Missing names contribute nothing to the cost. A task is not used, because a task evaluates networks, not
-    tuples of dictionaries.
+    dictionary. Names that a dictionary lacks contribute nothing to the cost. A task is not used, because it evaluates
+    networks, not tuples of dictionaries.
 
     Attributes:
         roles: The role of each dictionary, in order. The first role must be "parameters".
-        weights: The nonnegative weight of each dictionary. Default: 1. The element also acts on dictionaries of weight
-            0, but they do not contribute to the objective.
-        method: The method that matches the dictionaries. This method must compare parameters and use no data. Default:
+        weights: The nonnegative weight of each dictionary. Default: all dictionaries have weight 1. The element also
+            acts on dictionaries of weight 0, which do not contribute to the objective.
+        method: The method that matches the dictionaries. The method must compare parameters and use no data. Default:
             weight matching for two networks and, for more, matching of each network to the mean of the others
-            (`MergeMany`). Both default methods leave positive scales unchanged. A method for pairs aligns all networks
-            to the first one.
+            (`MergeMany`). Both defaults leave positive scales unchanged. A method for pairs aligns all networks to the
+            first one.
 
     Raises:
         ValueError: A role is unknown, the first role is not "parameters", or the number of weights differs from the
@@ -76,7 +76,7 @@ class JointMatching(Method):
         return self.roles
 
     def match(self, problem: Problem) -> Results:
-        """See `align`.
+        """Match each pair of tuples; see `align`.
 
         Raises:
             ValueError: A dictionary of magnitudes contains a negative number.
@@ -91,7 +91,7 @@ class JointMatching(Method):
         )
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """See `align_many`.
+        """Align several tuples with one another; see `align_many`.
 
         Raises:
             ValueError: A dictionary of magnitudes contains a negative number.
@@ -114,7 +114,7 @@ class JointMatching(Method):
     def _weigh(self, params: Mapping[str, Tensor]) -> Params:
         """Multiply dictionaries by the square roots of their weights.
 
-        The two networks of a pair then share each weight evenly.
+        Both networks of a pair then contribute the square root of each weight.
         """
         result = {}
         for name, tensor in params.items():
@@ -125,7 +125,10 @@ class JointMatching(Method):
         return result
 
     def _weigh_symmetry(self, symmetry: Symmetry) -> Symmetry:
-        """Return the symmetry of weighted dictionaries. Dictionaries of weight 0 are treated like buffers."""
+        """Return the symmetry for dictionaries that are multiplied by their weights.
+
+        Dictionaries of weight 0 are treated like buffers.
+        """
         buffers = dict.fromkeys((*symmetry.buffers, *(name for name in symmetry.shapes if not self._weight(name))))
         groups = []
         for group in symmetry.groups:
@@ -135,7 +138,7 @@ class JointMatching(Method):
         return replace(symmetry, groups=tuple(groups), buffers=tuple(buffers))
 
     def _as_given(self, params: Mapping[str, Tensor]) -> Params:
-        """Return the tensors of dictionaries with weight 1, which were matched without a factor."""
+        """Return the original tensors of dictionaries with weight 1, which were not multiplied by a factor."""
         return {name: tensor for name, tensor in params.items() if self._weight(name) == 1}
 
 
@@ -143,7 +146,7 @@ def require_magnitudes(params: Mapping[str, Tensor], symmetry: Symmetry, roles: 
     """Raise an error if a dictionary of magnitudes contains negative numbers.
 
     Raises:
-        ValueError: A number is negative. The message contains `of`, the name of the network.
+        ValueError: A magnitude is negative. The message contains `of`, the name of the network.
     """
     for joint, tensor in params.items():
         k, name = dictionary_of(joint)

@@ -1,4 +1,4 @@
-"""Coordinate ascent that maps many networks into one universe: each network is matched to the mean of the others."""
+"""Coordinate ascent for many networks, which matches each network to the mean of the others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,32 +26,33 @@ NETWORKS_AT_ONCE = 512
 class MergeMany(ManyMethod):
     """A method that matches each network to the mean of the others, until no element changes.
 
-    It maximizes the sum of the inner products between all pairs of transformed networks (`universe_objective`). If a
+    The method maximizes the sum of inner products over all pairs of transformed networks (`universe_objective`). If a
     step raises one network's inner product with the mean of the others, the objective rises by K - 1 times this amount,
-    for K networks. Therefore the objective never decreases. The result is a local optimum: changing a single group of a
-    single network cannot improve it.
+    for K networks. Therefore the objective never decreases. The result is a local optimum: changing one group of one
+    network cannot improve it.
 
-    This method departs from the paper. First, the networks are placed in the universe one after the other. Each network
-    is matched to the mean of the networks that are already placed. The mean of unaligned networks would be a poor
-    target. Then all networks are visited in a fixed order. A network is visited again only if other networks changed.
+    `MergeMany` departs from the paper in the following ways. First, the networks are placed in the universe one after
+    the other. Each network is matched to the mean of the networks that were placed before it. In contrast, a mean of
+    unaligned networks would be a poor target. After placement, all networks are visited in a fixed order. A network is
+    visited again only if other networks changed.
 
-    If there are more than `core` networks, only the first `core` networks are visited one by one. All other networks
-    are then matched at once to the mean of these core networks. Further rounds match all networks to the mean of all
-    networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their mean
-    is nearly the same as the mean without one network. Rounds over all networks are many times faster than visits. The
-    result is only close to a local optimum, because the rounds end at `tolerance`.
+    Of more than `core` networks, only the first `core` are visited one by one. All further networks are then matched at
+    once to the mean of these core networks. Later rounds match all networks to the mean of all networks, which lowers
+    the mean squared distance from this mean (`gather`). If there are many networks, their mean is nearly the same as
+    the mean without one network. Rounds over all networks are many times faster than visits. The result of rounds is
+    only close to a local optimum, because the rounds end at `tolerance`.
 
     Attributes:
-        inner: The method that places a network. The `max_sweeps` and `tolerance` of this method also apply to the later
-            rounds, and its `scales` to the whole of `MergeMany`.
+        inner: The method that places a network. The `max_sweeps` and `tolerance` of the inner method also apply to
+            later rounds, and its `scales` to the whole of `MergeMany`.
         start: Whether to place the networks in "sequence", or to start at the "identity" as published. With either
-            start, the identities are returned if they are better than the result.
+            start, identity elements are returned if they are better than the result.
         restarts: The number of further climbs, with the networks in random order. The climb with the largest objective
-            is kept. If there is a task, the climb whose mean network has the smallest loss is kept.
+            is kept. If there is a task, the climb with the lowest loss of the mean network is kept instead.
         max_rounds: The maximal number of rounds over the networks in each climb.
         core: The maximal number of networks that are visited one by one.
-        tolerance: If there are more than `core` networks, the last round is the one that lowers the mean squared
-            distance from the mean by less than this share.
+        tolerance: The share by which a round must lower the mean squared distance from the mean, if there are more than
+            `core` networks.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, appendix A.10, algorithm 2 (MergeMany).
@@ -79,7 +80,7 @@ class MergeMany(ManyMethod):
             raise ValueError("inner.init is an element for one pair of networks; leave it out to align many")
 
     def match_many(self, problem: ManyProblem) -> ManyResult:
-        """See `align_many`. If there is a task, it selects among restarts."""
+        """Align the networks with one another; see `align_many`. If there is a task, it selects among restarts."""
         count = len(problem.networks)
 
         def climbs(tensors: Sequence[Tensors]) -> list[Climbs]:
@@ -126,9 +127,9 @@ class MergeMany(ManyMethod):
 
 @dataclass(frozen=True)
 class Gathered:
-    """A population in one universe after some rounds: a batch of elements, the transformed networks, and their mean.
+    """The networks of a population in one universe after some rounds: elements, transformed networks, and their mean.
 
-    The spread is the mean squared distance from this mean, over all parameters.
+    The spread is the mean squared distance of the networks from their mean, over all parameters.
     """
 
     element: Element
@@ -158,21 +159,23 @@ def gather(
 ) -> Iterator[Gathered]:
     """Map a population of any size into one universe, in rounds that transform all networks at once.
 
-    Let x_i be the transformed networks and m their mean. The rounds lower the spread 1/n sum_i |x_i - m|^2. This spread
-    is half the mean squared distance over all ordered pairs. Matching every network to m lowers each term, and the new
-    mean minimizes the sum. Therefore the spread never increases.
+    Let x_i be the transformed networks and m their mean. The rounds lower the spread, which is `1/n sum_i |x_i - m|^2`.
+    The spread is half the mean squared distance over all ordered pairs of networks. Matching every network to m lowers
+    each term of the spread, and the new mean minimizes the sum. Therefore the spread never increases.
 
     Args:
         params: The population, with a leading model axis on every tensor.
-        symmetry: The symmetry of all networks. All its sizes must be known.
-        settings: The settings. `inner` matches networks, and their positive scales are kept.
-        order: The order of the networks. The first `settings.core` networks in this order are aligned with one another
-            first.
-        is_placed: Whether these first networks are aligned first. If not, all networks start at the identity.
+        symmetry: The symmetry of all networks. All sizes of its groups must be known.
+        settings: The settings of `MergeMany`. Their `inner` method matches networks, while positive scales stay
+            unchanged.
+        order: The order in which the networks are placed. The first `settings.core` networks in this order are aligned
+            with one another first.
+        is_placed: Whether the first networks are aligned with one another before all rounds. If False, all networks
+            start at the identity.
         generator: The random number generator, for a method with restarts.
 
     Yields:
-        The population before the first round and after each round. The spread never exceeds the spread of the given
+        The population before the first round and after each round. The spread never exceeds that of the given
         population.
     """
     count = count_models(params)
@@ -206,7 +209,7 @@ def gather(
 
 
 def _squares(tensor: Tensor, mean: Tensor) -> float:
-    """Return the sum of squared distances of `[n, ...]` from their mean, computed in chunks."""
+    """Return the sum of squared distances of tensors `[n, ...]` from their mean, computed in chunks."""
     parts = torch.split(tensor, NETWORKS_AT_ONCE)
     return sum(float(torch.linalg.vector_norm(part - mean, dtype=torch.float64)) ** 2 for part in parts)
 
@@ -220,8 +223,8 @@ def improve(
 ) -> Climbs:
     """Run rounds in which each network climbs towards the mean of the others, starting from given elements.
 
-    Every network has a `Pursuit` that is kept between visits. Therefore a later visit searches only groups whose target
-    tensors have changed, and starts from the potentials of the previous visit.
+    Every network has a `Pursuit`, which is kept between visits. A later visit therefore searches only groups whose
+    target tensors have changed, from the potentials of the previous visit.
     """
     others, inner = len(tensors) - 1, settings.inner
     placed = [move(symmetry, element, network) for element, network in zip(elements, tensors, strict=True)]

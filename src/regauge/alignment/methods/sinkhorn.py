@@ -27,8 +27,8 @@ from regauge.training import Adam, PlainProgram, differentiate
 class Sinkhorn(DescentMethod):
     """Gradient descent on relaxed permutations and signs, which minimizes a loss between the two networks.
 
-    The initial element g is applied to the second network first. Doubly stochastic plans P and soft signs are then
-    applied to the result: `P(g b)`. Adam changes the logits of plans and signs to minimize a loss:
+    The initial element g is first applied to the second network b. Doubly stochastic plans P and soft signs are then
+    applied to g b, which gives `P(g b)`. Adam changes the logits of plans and signs to minimize a loss:
 
     | loss | what it is | needs |
     | --- | --- | --- |
@@ -36,24 +36,24 @@ class Sinkhorn(DescentMethod):
     | "midpoint" | the task loss of `(a + P(g b)) / 2` on one batch after the other | a task |
     | "random" | the task loss of `(1 - t) a + t P(g b)`, t uniform in (0, 1) at every step | a task |
 
-    After every `every` steps, the plans are rounded to the closest permutations. The hard elements are evaluated with
-    the same loss. A task loss is evaluated on held-out examples (`DescentMethod`). For the loss "random", this is the
-    mean loss at t = 1/4, 1/2, 3/4. The method returns the best of these elements, the initial element and the identity.
-    If `keeps` is "last", it returns the last element. The objective is minus the loss, and is maximized. The cost of a
-    batch is proportional to its size, and every evaluation takes one pass over all held-out examples. Therefore a task
-    with a few thousand examples, in batches of some hundred, is best.
+    After every `every` steps, the plans are rounded to the closest permutations. The rounded elements are evaluated
+    with the same loss. A task loss is evaluated on held-out examples (`DescentMethod`). For the loss "random", held-out
+    examples give the mean loss at t = 1/4, 1/2, 3/4. The method returns the best of all rounded elements, the initial
+    element and the identity. If `keeps` is "last", the method returns the last rounded element. The objective, which is
+    maximized, is minus the loss. The cost of a batch is proportional to its size, and every evaluation takes one pass
+    over all held-out examples. A task with a few thousand examples, in batches of some hundred, is therefore best.
 
-    This method departs from the paper. The descent starts near the result of weight matching. The learning rate is ten
-    times larger than in the paper, and a quarter of the steps is enough. With `init=None, confidence=0.02, lr=0.3,
-    steps=100, keeps="last"`, it starts at the identity, as published. Computing the gradient solves a positive definite
-    linear system of half the published size. Positive scales, shifts and rotations are not changed from the initial
-    element.
+    `Sinkhorn` departs from the paper in the following ways. The descent starts near the result of weight matching. The
+    learning rate is ten times the published one, and a quarter of the published steps is enough. With `init=None,
+    confidence=0.02, lr=0.3, steps=100, keeps="last"`, the method starts at the identity, as published. To compute the
+    gradient, the method solves a positive definite linear system of half the published size. Positive scales, shifts
+    and rotations stay as in the initial element.
 
     Attributes:
-        loss: The loss to minimize.
-        init: The initial element: an element, a method whose result is used, or None for the identity.
+        loss: The loss to minimize: "l2", "midpoint" or "random".
+        init: The initial element: an element, a method that finds it, or None for the identity.
         lr: Adam's learning rate, for logits in units of the temperature.
-        temperature: The temperature of the Sinkhorn operator.
+        temperature: The temperature of the Sinkhorn operator, which makes plans softer the higher it is.
         confidence: The share of each row of a plan that the initial plan gives to the initial element.
         keeps: "best" returns the best of all evaluated elements. "last", as published, returns the last element, which
             may be worse than the initial element.
@@ -86,7 +86,10 @@ class Sinkhorn(DescentMethod):
         return self.loss != "l2"
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """See `DescentMethod`. One optimization minimizes the losses of all pairs."""
+        """Learn one element for each pair; see `DescentMethod`.
+
+        A single optimization minimizes the losses of all pairs.
+        """
         params_a, params_b, symmetry, count = problem.a, problem.b, problem.symmetry, problem.pairs
         task = None if self.loss == "l2" else problem.task
         candidates = Candidates(problem, start, self._measure(problem), notes)
@@ -123,7 +126,7 @@ class Sinkhorn(DescentMethod):
         return candidates.result(is_converged)
 
     def _measure(self, problem: Problem) -> Measure | None:
-        """Return the objective that evaluates rounded plans; None for the default, the midpoint loss."""
+        """Return the objective that evaluates rounded plans, or None for the default: minus the midpoint loss."""
 
         def squares(params: Params) -> Tensor:
             a, b = compared([problem.a, params], problem.symmetry)

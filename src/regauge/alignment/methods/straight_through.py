@@ -21,21 +21,21 @@ from regauge.training import SGD, PlainProgram
 
 @dataclass(frozen=True)
 class StraightThrough(DescentMethod):
-    """Matching to a target that gradient descent changes.
+    """A method that matches the second network to a target, which gradient descent changes.
 
     Gradients pass straight through the matching step, as if it were the identity.
 
     The target theta starts at the first network. At every step, the second network is matched to theta by coordinate
     ascent on `<theta, g b>`, starting from the last element. The loss of `(a + g b) / 2` on the next batch is
-    differentiated with respect to g b, and the gradient step is applied to theta. The objective is minus the midpoint
-    loss on held-out examples (`DescentMethod`).
+    differentiated with respect to g b, and the gradient step is applied to the target theta. The objective is minus the
+    midpoint loss on held-out examples (`DescentMethod`).
 
-    This method departs from the paper. Every group of the symmetry is matched to theta. The learning rate is thirty
-    times larger. The last element is preferred to the element with the best single batch. On MNIST, these changes gave
-    lower barriers.
+    `StraightThrough` departs from the paper in the following ways. Every group of the symmetry is matched to theta. The
+    learning rate is thirty times the published one. The last element is preferred to the one with the best single
+    batch. On MNIST, these departures gave lower barriers.
 
     Attributes:
-        init: The initial element: an element, a method whose result is used, or None for the identity.
+        init: The initial element: an element, a method that finds it, or None for the identity.
         lr: The learning rate of gradient descent with momentum.
         momentum: The momentum of gradient descent.
         sweeps: The maximal number of coordinate ascent sweeps in each step.
@@ -60,11 +60,11 @@ class StraightThrough(DescentMethod):
 
     @property
     def _size(self) -> int:
-        """Return a size for which pairs are processed one after the other."""
+        """Return the size of a chunk of pairs, chosen such that pairs are processed one after the other."""
         return 1
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:
-        """See `DescentMethod`."""
+        """Learn one element for each pair; see `DescentMethod`."""
         symmetry = problem.symmetry
         params_a, params_b = problem.pair(0)
         candidates = Candidates(problem, start, notes=notes)

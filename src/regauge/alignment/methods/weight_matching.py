@@ -21,11 +21,11 @@ from regauge.core.groups import class_labels
 from regauge.core.symmetry import Symmetry
 
 TRIES = 32
-"""The maximal number of further climbs for a copy of the first network that the first climb did not recognize."""
+"""The maximal number of further climbs if the second network may be a copy of the first that was not recognized."""
 MISSED = 1e-4
-"""A copy counts as not recognized if its objective falls short of the largest possible value by more than this share.
+"""The share by which the objective of a copy may fall short of the largest possible value.
 
-Rounding to 16 bits causes a smaller shortfall.
+Rounding to 16 bits causes a smaller shortfall than this share.
 """
 
 
@@ -35,24 +35,24 @@ class WeightMatching(Method):
 
     The method maximizes `<a, g b>` over permutations, signs, half-period shifts and rotations. Equivalently, it
     minimizes `|a - g b|`. Each step finds the exact optimum of one group and of the groups nested in it, while all
-    others are fixed. The result is a local optimum. The optimum is global if there is only one group.
+    others are fixed. The result is a local optimum. The optimum is global if the symmetry has only one group.
 
-    Positive scales and invertible matrices are not optimized. If a symmetry has them, both networks are first balanced:
-    a and b are the networks of smallest norm on their orbits (`regauge.core.balance`). For each invertible matrix, only
-    a rotation then remains to be chosen. The second network gets the scales and matrices of the first network.
-    Therefore the result does not depend on the scales of the given networks. Scales are not chosen together with the
-    permutation to minimize the distance. Scales chosen in this way would shrink the weights of units that agree little,
-    and would depend on the scales of the first network. If the two networks are nearly equal, scales and matrices are
-    fitted by least squares, provided that the fit brings the networks closer. The fit helps because balancing
-    determines a unit's scale poorly if a gain is near zero.
+    Positive scales and invertible matrices are not optimized. If a symmetry has scales or matrices, both networks are
+    first balanced: a and b are the networks of smallest norm on their orbits (`regauge.core.balance`). After balancing,
+    only a rotation remains to be chosen for each invertible matrix. The second network gets the scales and matrices of
+    the first network. The matched element therefore does not depend on the scales of the given networks. It would also
+    be possible to choose scales and permutations together, to minimize the distance. Scales chosen in this way would
+    shrink the weights of units that agree little, and would depend on the scales of the first network. If the two
+    networks are nearly equal, scales and matrices are fitted by least squares, provided that the fit brings the
+    networks closer. The fit helps because balancing determines a unit's scale poorly if a gain is near zero.
 
-    This method departs from the paper. The first costs are averages over groups without an element (the barycenter).
-    The group whose cost is known best is chosen first. Thus the method recovers planted permutations of residual
-    networks; from the identity, it does not. Rotations come first, computed from tensors that no other group changes
-    (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed order, and only if a neighboring group
-    changed. Elements act on buffers, but buffers do not contribute to the objective. Norms and fourth powers show
-    whether the second network can be a copy of the first. For copies, further climbs start from random elements until
-    the copy is recognized.
+    `WeightMatching` departs from the paper in the following ways. The first costs are averages over groups that have no
+    element yet (the barycenter). The group whose cost is known best is chosen first. From the barycenter, the method
+    recovers planted permutations of residual networks; from the identity, it does not. Rotations come first, computed
+    from tensors that no other group changes (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed
+    order, and only if a neighboring group changed. Elements act on buffers, but buffers do not contribute to the
+    objective. Norms and fourth powers of parameters show whether the second network can be a copy of the first. If it
+    can, further climbs start from random elements until the copy is recognized.
 
     Attributes:
         start: The start of the ascent: the "barycenter", or the "identity" as published. The identity is returned if it
@@ -60,21 +60,22 @@ class WeightMatching(Method):
         restarts: The number of further climbs from random elements, which run as one batch. Without a task, the climb
             with the largest objective is kept. With a task, the climb with the smallest midpoint loss is kept, among
             climbs whose objective is at least that of the identity. The objective hardly predicts the midpoint loss.
-            The reported objective is the objective of the kept climb, and is never below the objective of the identity.
-            The loss only selects among climbs.
-        init: The initial element of the first climb, which replaces `start`. This element may come from another method
-            or an earlier result. Parts that matching does not choose are ignored: positive factors, and for an
-            invertible matrix all but its nearest rotation. For `align_pairs`, this is a single element or one element
-            for each pair.
+            The reported objective is that of the kept climb, and never below that of the identity. The task loss only
+            selects among climbs.
+        init: The initial element of the first climb, which replaces `start`. The initial element may come from another
+            method or from an earlier result. Parts of it that matching does not choose are ignored: positive factors,
+            and for an invertible matrix all but its nearest rotation. For `align_pairs`, `init` is a single element or
+            one element for each pair.
         max_sweeps: The maximal number of sweeps over the groups in each climb.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
-        scales: With "balance", networks are balanced as described above. The second network keeps its running
-            statistics, and the scales of filters before batch normalization. With the scales of the first network, its
-            statistics would no longer match its activations. Recomputed statistics would undo part of the
-            transformation. Exception: a copy of the first network with transformed statistics gets these scales. With
-            "recompute", or with a task that recomputes statistics (`prepare`), copies do not get these scales either.
-            "keep" compares the networks without balancing, leaves all factors at one, and restricts invertible matrices
-            to orthogonal matrices.
+        scales: How scales and matrices are treated: with "balance", both networks are balanced before they are
+            compared. The second network keeps its running statistics, and the scales of filters before batch
+            normalization. If it took the scales of these filters from the first network, its statistics would no longer
+            match its activations. Recomputing the statistics would then undo part of the transformation. As an
+            exception, a copy of the first network with transformed statistics does take these scales. With "recompute",
+            or with a task that recomputes statistics (`prepare`), copies do not take these scales either. "keep"
+            compares the networks without balancing, leaves all factors at one, and restricts invertible matrices to
+            orthogonal matrices.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.
@@ -96,7 +97,7 @@ class WeightMatching(Method):
             )
 
     def match(self, problem: Problem) -> Results:
-        """See `align` and `align_pairs`. If there is a task, it selects among restarts."""
+        """Match the pairs of networks; see `align` and `align_pairs`. If there is a task, it selects among restarts."""
         symmetry, pairs = problem.symmetry, problem.pairs
         init = None if self.init is None else _isometric(symmetry, self.init, pairs)
         restarts = []
@@ -171,7 +172,10 @@ class WeightMatching(Method):
         return found
 
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
-        """Return one climb from each start. For a single pair, all climbs run as one batch."""
+        """Return one climb from each start for each pair of networks.
+
+        For a single pair, all climbs run as one batch.
+        """
         if not starts or starts[0].batch[0] > 1:
             return [self._climb(frame, frame.a, frame.b, start) for start in starts]
         count, all_starts, climbs = len(starts), concatenate(starts), []
@@ -214,7 +218,7 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
 
 
 def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
-    """Restrict an element to the parts that matching chooses: scales become one, and matrices the nearest rotations."""
+    """Restrict an element to what matching chooses: scales become one, and matrices the nearest rotations."""
     init = materialize(init, symmetry.groups)
     if init.batch not in ((), (pairs,)):
         raise ValueError(

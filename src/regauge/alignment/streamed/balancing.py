@@ -1,7 +1,7 @@
 """Balancing of networks on disk, and fitting of the scales of nearly equal networks, in independent parts.
 
-If the scales of several tensors depend on one another, these tensors form a part and are read one after another. Memory
-holds only the sums of the tensors over axes on which no scales act.
+Tensors whose scales depend on one another form a part and are read one after another. Memory holds only sums of these
+tensors over the axes on which no scales act.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from regauge.core.symmetry import Symmetry
 def balance_streamed(
     checkpoints: Sequence[Checkpoint], symmetry: Symmetry, buffers: Buffers, passes: Passes
 ) -> tuple[list[Element], tuple[str, ...]]:
-    """Return the element that balances each network, and messages on unbalanced groups; see `balance_alike`."""
+    """Return the element that balances each network, and messages about groups that could not be balanced."""
     symmetry = count_frozen_gains(symmetry, buffers)
     sides, notes = [symmetry.identity()] * len(checkpoints), list[str]()
 
@@ -56,16 +56,16 @@ def fit_streamed(
     parts: Iterable[Collection[str]],
     passes: Passes,
 ) -> tuple[Element, bool]:
-    """Return the scales and matrices that bring the second network closest to the first, and whether it gets closer.
+    """Return scales and matrices that bring the second network closest to the first, and whether it gets closer.
 
     Args:
         a: The first network.
         b: The second network, already aligned to the first.
-        symmetry: The symmetry. All its sizes must be known, and gains of frozen normalization must be treated as
+        symmetry: The symmetry. All sizes must be known, and gains of frozen normalization must be treated as
             parameters.
-        groups: The groups to fit; see `fitted_groups`.
+        groups: The groups whose scales and matrices are fitted; see `fitted_groups`.
         parts: The sets of tensors that are fitted together; see `fitted_parts`.
-        passes: Counts the bytes that are read.
+        passes: The counter of the bytes that are read.
     """
     total, gained, chosen = symmetry.identity(), 0.0, {group.name for group in groups}
 
@@ -87,13 +87,13 @@ def fit_streamed(
 
 
 def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]) -> Params:
-    """Read the data that `balance` needs from some tensors, and all running statistics."""
+    """Read what `balance` needs of some tensors, which may be sums over axes, and all running statistics."""
     params = {name: checkpoint.read(name) for name in sorted(set(symmetry.buffers) & symmetry.sites.keys())}
     return params | {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
 
 
 def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
-    """Return the symmetry restricted to some parameters with these shapes, without actions on summed axes."""
+    """Return the symmetry restricted to some parameters of these shapes, without actions on summed axes."""
     shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
 
     def is_kept(place: Placement) -> bool:
@@ -123,9 +123,9 @@ def _is_mixed(symmetry: Symmetry, name: str) -> bool:
 
 
 def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
-    """Return a tensor, or a smaller tensor that has the same sums over the axes that can be summed.
+    """Return a tensor after products were summed over axes on which no scales act, to make it smaller.
 
-    These are sums of squares or, if matrices act, the inner products of all columns.
+    These products are squares or, if matrices act, the inner products of all columns.
     """
     axes = summed_axes(symmetry, name)
     if not axes:
@@ -144,10 +144,10 @@ def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
 
 
 def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
-    """Return both networks' tensors with this name as a batch of one pair.
+    """Return both networks' tensors with this name as a batch of one pair, made smaller where possible.
 
-    If axes can be summed, smaller tensors replace them. The smaller tensors have the same sums of squares and products
-    (or, if matrices act, the same products of all columns), and so give the same fit.
+    If axes can be summed, smaller tensors replace the stored ones. The smaller tensors have the same sums of squares
+    and products (or, if matrices act, the same products of all columns), and so give the same fit.
     """
     dtype = work_dtype(a.stored[name].dtype, b.stored[name].dtype)
     axes, sums = summed_axes(symmetry, name), _Sums(symmetry, name)
@@ -169,10 +169,10 @@ def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> t
 
 
 class _Sums:
-    """Sums of products of some tensors over axes that can be summed, in float64, accumulated over chunks of rows.
+    """Sums of products of several tensors over axes that can be summed, in float64, accumulated over chunks of rows.
 
-    The products are those of each tensor with itself and with later tensors, entry by entry. If matrices act, one
-    matrix contains the products of all columns of all tensors.
+    Each tensor is multiplied by itself and by all later tensors, entry by entry. If matrices act, one matrix contains
+    the products of all columns of all tensors.
     """
 
     def __init__(self, symmetry: Symmetry, name: str) -> None:

@@ -1,9 +1,12 @@
-"""Coordinate ascent in a working set whose tensors are read one after another. Memory holds only the cost of one group.
+"""Coordinate ascent in a working set that is too large for memory: its tensors are read one after another.
 
-A cost is a sum over tensors. So each tensor can be released before the next one is read. One matrix in the dtype of the
-tensors accumulates the profits under the best signs. The assignment is computed in the memory of this matrix. The steps
-are those of `Ascent`. First, the signs of the families are chosen, while unknown groups are averaged. Then the
-permutation of the group is chosen. These two steps are repeated until no step gains.
+Memory holds only the cost of one group.
+
+A group's cost is a sum over tensors. Each tensor can therefore be released before the next one is read. One matrix in
+the dtype of the tensors accumulates the profits of all pairs of units under the best signs. The assignment is computed
+in the memory of this matrix. The steps of the ascent are those of `Ascent`. First, the signs of the families are
+chosen, while unknown groups are averaged. Then the permutation of the group is chosen. Choosing signs and choosing a
+permutation are repeated until no step gains.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -32,8 +35,8 @@ class BlockedClimb:
 
     Attributes:
         source: Both networks, where the second one has been transformed by the element of the climb.
-        symmetry: The symmetry. All its sizes must be known.
-        one: The working set.
+        symmetry: The symmetry. All sizes of its groups must be known.
+        one: The working set on which the ascent runs.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|` over the tensors of its
             family.
     """
@@ -52,7 +55,7 @@ class BlockedClimb:
         self._norms: dict[str, float] = {}
 
     def run(self, max_sweeps: int, *, is_first: bool) -> bool:
-        """Repeat steps until no step gains. Return whether this happened within `max_sweeps`."""
+        """Repeat steps until no step raises the objective. Return whether this was reached within `max_sweeps`."""
         waiting = set(range(len(self._families)))
         if is_first:
             for k, family in enumerate(self._families):
@@ -72,7 +75,10 @@ class BlockedClimb:
         return bool(self._families[j].sites.keys() & self._families[k].sites.keys())
 
     def _improve(self, family: Family, unknown: Collection[str] = (), *, is_first: bool = False) -> bool:
-        """Set a family to its best value if this gains enough or is the first value. Return whether it was set."""
+        """Set a family to its best value if this gains enough or is the first value.
+
+        Return whether the family was set.
+        """
         given, root = self.source.place, family.root
         if root.is_permuted:
             profits, before = self._profits(family)
@@ -104,7 +110,8 @@ class BlockedClimb:
     def _profits(self, family: Family) -> tuple[Tensor, float]:
         """Return the largest profit of each pair of units over signs, and the total profit without a permutation.
 
-        Characters are independent. So each character contributes the absolute value of its sum.
+        The characters (products of signs) are independent. Each character therefore contributes the absolute value of
+        its sum.
         """
         terms: dict[Character, list[tuple[str, Site]]] = {}
         for name, local in family.own_sites.items():
@@ -132,7 +139,7 @@ class BlockedClimb:
                 add_matmul(total[first : first + step], left[first : first + step].to(total.dtype), right.mT)
 
     def _cost(self, group: Group, unknown: Collection[str] = ()) -> Cost:
-        """Return the cost of a group without a permutation of its units, averaged over the values of unknown groups."""
+        """Return the cost of a group whose units are not permuted, averaged over the values of unknown groups."""
         cost = Cost({})
         for name, local in self._sites.items():
             own = [replace(site, group=group) for site in local if site.group.name == group.name]
@@ -150,7 +157,7 @@ class BlockedClimb:
         return Cost(matrices)
 
     def _pairs(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield both networks' tensors with a name, in chunks if no group acts on the first axis."""
+        """Yield the tensors with a name from both networks, in chunks if no group acts on the first axis."""
         squares = torch.zeros(2, dtype=torch.float64)
         for rows in row_ranges(self.symmetry, name):
             x, y = self.source.pair(name, rows)

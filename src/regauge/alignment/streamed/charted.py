@@ -1,8 +1,8 @@
-"""Checkpoints on disk that are matched by their representatives and mapped to the coordinates of the first checkpoint.
+"""Matching of checkpoints on disk by their representatives, in the coordinates of the first checkpoint.
 
-The steps are those of `regauge.alignment.representatives`. A match by permutations determines whether residual streams
-are rotated. Near copies are also matched without representatives. For copies, symmetries that hold only with the stored
-statistics are applied last.
+The steps of this matching are those of `regauge.alignment.representatives`. A match by permutations decides whether
+residual streams are rotated. Near copies are also matched without representatives. For copies, elements that keep the
+function only with the stored statistics are applied last.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -49,12 +49,11 @@ class ChartPlans:
     """The plans of the stages in which representatives are matched.
 
     Attributes:
-        symmetry: The symmetry of the networks. All its sizes must be known.
+        symmetry: The symmetry of the networks. All sizes of its groups must be known.
         method: The alignment method.
-        rotate: The caller's option for rotations.
-        plans: The plan of each stage. The stage "orders" determines whether to rotate. The stages "reordered" and
-            "rotated" match with the method. For near copies, the stage "given" matches
-            the stored networks.
+        rotate: The caller's choice for rotations: "auto", "always" or "never".
+        plans: The plan of each stage. The stage "orders" decides whether to rotate. The stages "reordered" and
+            "rotated" match with the chosen method. For near copies, the stage "given" matches the stored networks.
     """
 
     symmetry: Symmetry
@@ -66,7 +65,7 @@ class ChartPlans:
     def make(
         cls, symmetry: Symmetry, method: WeightMatching, rotate: Rotate, plan: Callable[..., Plan]
     ) -> "ChartPlans":
-        """Plan all stages that may be needed, by calling `plan(symmetry, method, chart)`."""
+        """Plan all stages of matching that may be needed, by calling `plan(symmetry, method, chart)`."""
         data, is_open = on_matched(symmetry), rotate != "never" and bool(symmetry.rotatable)
         behind = data.on_representatives()
         plans = {"given": plan(data, _as_given(method), data), "reordered": plan(behind, method, data)}
@@ -77,14 +76,14 @@ class ChartPlans:
 
     @property
     def first(self) -> Plan:
-        """The plan of the first stage. This plan has the largest memory bound of all stages."""
+        """The plan of the first stage, which has the largest memory bound of all stages."""
         stage = "rotated" if self.rotate == "always" and "rotated" in self.plans else "orders"
         return replace(self.plans[stage], peak=max(plan.peak for plan in self.plans.values()))
 
     def match(
         self, checkpoints: Iterable[Checkpoint], runs: Iterable[Run], progress: Progress, crew: Crew = ALONE
     ) -> list[StreamedResult]:
-        """Match all further checkpoints to the first one. Either all of them are rotated or none."""
+        """Match all further checkpoints to the first one. Either all networks are rotated, or none."""
         first, *others = checkpoints
         pairs = [_ChartedPair(self, first, other, run, progress, crew) for other, run in zip(others, runs, strict=True)]
         choices = [pair.choose() for pair in pairs]
@@ -93,7 +92,7 @@ class ChartPlans:
 
 
 def _as_given(method: WeightMatching) -> WeightMatching:
-    """Return the method that matches near copies as given."""
+    """Return the method for matching near copies in the coordinates in which they are stored."""
     return WeightMatching(scales=method.scales)
 
 
@@ -118,11 +117,11 @@ class _ChartedPair:
         return RepresentativeCheckpoint(self.a, self._data), RepresentativeCheckpoint(self.b, self._data)
 
     def choose(self) -> RotationChoice[StreamedResult]:
-        """Choose between rotations and permutations."""
+        """Choose between rotations and permutations of the residual streams."""
         return RotationChoice.of(self._data, self._behind, self.chart.rotate, self._explain)
 
     def match(self, choice: RotationChoice[StreamedResult], is_rotated: bool) -> StreamedResult:
-        """Match the second network to the first one, and map it to the coordinates of the first one."""
+        """Match the second network to the first, and map it to the coordinates of the first."""
         method, names = self.chart.method, self._data.rotatable if is_rotated else ()
         found = choice.known
         if found is None or is_rotated or method != WeightMatching():
@@ -142,7 +141,7 @@ class _ChartedPair:
         return found
 
     def _explain(self) -> tuple[tuple[Tensor, Tensor, Tensor], StreamedResult]:
-        """Match by permutations, and measure how much of the networks this match explains; see `RotationChoice.of`."""
+        """Match by permutations, and measure how much of the networks they explain; see `RotationChoice.of`."""
         a, b = self._behind
         known = self._run("orders", a, b, WeightMatching())
         symmetry, plan = known.symmetry.on_sums, self.chart.plans["orders"]
@@ -176,7 +175,7 @@ class _ChartedPair:
         return move_tensor(symmetry, element, name, self._data.sums({name: tensor})[name])
 
     def _distance(self, a: Checkpoint, b: Checkpoint) -> tuple[float, float]:
-        """Return the squared distance of the compared tensors, and their squared norm in the first network."""
+        """Return the squared distance of two networks' compared tensors, and the first network's squared norm."""
         plan = self.chart.plans["given"]
         with self._passes.timed("distances", plan.sweep_bytes):
             return measure_square(a, b, plan.symmetry, plan.names, self._passes)
@@ -185,7 +184,7 @@ class _ChartedPair:
         return MovedCheckpoint(self.b, self._data, element)
 
     def _settle(self, there: Element) -> Element:
-        """If the networks are near copies, return the element with the smallest remaining distance."""
+        """Return the element with the smallest remaining distance, if the networks are near copies."""
         left, norm = self._distance(self.a, self._moved(there))
         if not bool(is_near_copy(torch.tensor(left), torch.tensor(norm))):
             return there
@@ -198,7 +197,7 @@ class _ChartedPair:
         return further if self._distance(self.a, self._moved(further))[0] < left else there
 
     def _take_over_statistics(self, element: Element) -> Element:
-        """Return the element. For copies, extend it by symmetries that hold only with the stored statistics."""
+        """Extend an element, for copies only, by symmetries that hold only with the stored statistics."""
         whole = self.chart.symmetry
         if element.translation:
             moves = element.translated({}).rotated({}), element

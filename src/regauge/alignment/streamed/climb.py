@@ -1,4 +1,4 @@
-"""A climb between two checkpoints on disk. The engine optimizes one working set after the other."""
+"""A coordinate ascent between two checkpoints on disk, one working set after the other."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,21 +28,21 @@ from regauge.core.params import batch_of_one
 from regauge.core.products import matmul
 
 SAVE_SECONDS = 20.0
-"""The time in seconds after which the state is saved, once a working set is complete."""
+"""The number of seconds after which the state is saved, as soon as a working set is complete."""
 
 
 @dataclass
 class StreamedAscent:
-    """One ascent: repeated sweeps, each of which reads both networks.
+    """A coordinate ascent in repeated sweeps, each of which reads both networks.
 
     Attributes:
-        source: Both networks, in the frame of their comparison.
+        source: Both networks, prepared for comparison.
         plan: The plan for both networks.
         method: The method, without restarts and `init`.
         state: The state of the climb.
         keep: A function that stores the state for a later run.
         passes: The counter of the bytes that are read.
-        label: The label of the climb if there are several climbs.
+        label: The label of this ascent if there are several.
     """
 
     source: Source
@@ -57,7 +57,10 @@ class StreamedAscent:
         self._symmetry, self._saved, self._crew = self.plan.symmetry, time.monotonic(), self.passes.crew
 
     def run(self) -> None:
-        """Climb until no step gains. If the result is worse than the identity, climb again from the identity."""
+        """Climb until no step raises the objective.
+
+        If the result is worse than the identity, climb again from the identity.
+        """
         state, is_from_barycenter = self.state, self.method.start == "barycenter"
         if not state.is_anchored:
             if is_from_barycenter:
@@ -79,7 +82,7 @@ class StreamedAscent:
         self.keep()
 
     def _anchor(self) -> Element:
-        """Choose the initial values of the spread groups, and return the element.
+        """Choose the initial values of spread groups, whose tensors do not fit in memory together; return the element.
 
         The group whose tensors depend least on unknown groups comes first.
         """
@@ -101,7 +104,10 @@ class StreamedAscent:
         return self.state.element
 
     def _turn(self, name: str) -> bool:
-        """Choose the initial rotation of a spread group as `first_rotations` does. Return whether there is one."""
+        """Choose the initial rotation of a spread group as `first_rotations` does.
+
+        Return whether the group has such a rotation.
+        """
         group, parts = self._symmetry[name], [names for names, _ in self.plan.parts(name)]
         if group.matrix != "orthogonal":
             return False
@@ -140,7 +146,7 @@ class StreamedAscent:
         self.source.refresh()
 
     def _climb(self) -> bool:
-        """Sweep until no step gains. Return whether this was reached."""
+        """Sweep until no step raises the objective. Return whether this was reached."""
         state, rounds = self.state, self.plan.rounds
         while len(state.history) < self.method.max_sweeps:
             totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}
@@ -168,7 +174,10 @@ class StreamedAscent:
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in every working set. Return the objective, and whether all of these climbs converged."""
+        """Climb in every working set, one after the other.
+
+        Return the objective, and whether all of these climbs converged.
+        """
         self.source.refresh()
         crew, is_alone, element = self._crew, self._crew.size == 1, self.state.element
 
@@ -205,7 +214,7 @@ class StreamedAscent:
         return sum(gains), all(is_done for _, is_done, *_ in found)
 
     def _visit(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in one working set, and add its tensors to the costs of spread groups."""
+        """Climb in one working set, and add its tensors to the costs of groups that act on several working sets."""
         if one.is_blocked:
             return self._visit_blocks(k, one, totals)
         a, b, norms = {}, {}, {}
@@ -226,7 +235,7 @@ class StreamedAscent:
         return gained, not len(moving)
 
     def _visit_blocks(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in one working set with one tensor in memory at a time, and add its tensors to the costs."""
+        """Climb in one working set with one tensor in memory at a time, and add it to the costs of spread groups."""
         climb = BlockedClimb(self.source, self._symmetry, one, self.method.tolerance)
         is_settled = climb.run(self.method.max_sweeps, is_first=k >= self.state.matched)
         self.state.matched = max(self.state.matched, k + 1)
@@ -239,7 +248,10 @@ class StreamedAscent:
         return gained, is_settled
 
     def _sum_up(self, name: str, rows: Rows, totals: Mapping[str, Total], costs: dict[str, Cost]) -> float:
-        """Return the objective of a tensor or of some rows. Add the tensor to the costs and release it."""
+        """Return the objective of a tensor or of some of its rows.
+
+        Add the tensor to the costs of spread groups and release it.
+        """
         x, y, norm = self.source.load(name, rows)
         for spread, total in totals.items():
             costs[spread] += part_cost(total.group, {name: self._symmetry.sites[name]}, {name: (x, y)}.__getitem__)
@@ -260,7 +272,10 @@ class StreamedAscent:
     def _add(
         self, totals: Mapping[str, Total], a: Tensors, b: Tensors, signs: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
-        """Add tensors of both networks to the costs of spread groups. `signs` were chosen with these tensors."""
+        """Add tensors of both networks to the costs of spread groups, which act on several working sets.
+
+        `signs` lists the sign families that were chosen with these tensors.
+        """
         sites = {name: self._symmetry.sites[name] for name in a}
         for name, total in totals.items():
             total.add(part_cost(total.group, sites, lambda n: (a[n], b[n])), (signs or {}).get(name, ()))
@@ -270,22 +285,22 @@ class StreamedAscent:
         return Total(group, self.plan.shared_signs(group))
 
     def _compose(self, values: Mapping[str, Value]) -> None:
-        """Multiply the current values of some groups by relative values."""
+        """Multiply the current values of some groups by further values."""
         relative = Element(values).fill(self._symmetry.identity())
         self.state.element = self._symmetry.compose(relative, self.state.element)
 
     def _known_share(self, name: str, unknown: set[str]) -> float:
-        """Return the share of a spread group's entries on which no other unknown group acts."""
+        """Return the share of a spread group's entries on which no unknown group acts, apart from the group itself."""
         own, sizes = self.plan.spread[name].sites, self.plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 
     def _is_telling(self, group: str, name: str, unknown: set[str]) -> bool:
-        """Return whether a tensor still depends on a group after averaging over other unknown groups."""
+        """Return whether a tensor still depends on a group after it is averaged over all other unknown groups."""
         hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]
         return barycenter(torch.empty(self._symmetry.shapes[name], device="meta"), hidden) is not None
 
 
 def _solve(totals: Mapping[str, Total]) -> dict[str, tuple[Value, float]]:
-    """Return the best value of every spread group, and its gain."""
+    """Return the best value of every spread group, each with its gain."""
     return {name: total.closest() for name, total in totals.items()}

@@ -1,4 +1,4 @@
-"""Streamed alignment: checkpoints on disk, their plan, and an output that an interrupted run can resume."""
+"""Streamed alignment: checkpoints on disk, a plan for reading them, and an output that a later run can resume."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,10 +34,10 @@ class StreamedJob:
     """Checkpoints on disk that are aligned to the first checkpoint.
 
     Attributes:
-        job: The checkpoints.
-        method: The method.
-        symmetry: The symmetry of the networks. All its sizes must be known.
-        plan: The plan of the first matching, including the memory for all steps.
+        job: The checkpoints, the output, and the memory limit.
+        method: The alignment method.
+        symmetry: The symmetry of the networks. All sizes of its groups must be known.
+        plan: The plan of the first matching, with the memory for all steps.
         chart: The plans for matching representatives, if networks can differ from their representatives.
         rotate: Whether residual streams are rotated, as in `rg.align`.
     """
@@ -64,10 +64,12 @@ class StreamedJob:
         return replace(self, plan=replace(self.plan, peak=max(self.plan.peak, peak)))
 
     def begin(self, settings: Mapping[str, Any]) -> Staging:
-        """Return the folder for the output. A run is resumed only if the inputs and settings are the same.
+        """Return the folder in which the output is prepared.
+
+        An earlier run is resumed only if its inputs and settings are the same.
 
         Raises:
-            ValueError: There is no output, or the run to resume had other inputs.
+            ValueError: There is no output, or the earlier run had other inputs.
         """
         files = {
             str(file.resolve()): [file.stat().st_size, file.stat().st_mtime_ns]
@@ -111,9 +113,9 @@ def plan_job(
     *,
     chart: Symmetry | None = None,
 ) -> StreamedJob:
-    """Check the checkpoints, and plan reading and memory before anything is written.
+    """Check the checkpoints, and plan how they are read and how much memory is needed, before anything is written.
 
-    For representatives, `chart` is the whole symmetry, and `symmetry` is the symmetry of the representatives.
+    If representatives are matched, `chart` is the whole symmetry, and `symmetry` is that of the representatives.
 
     Raises:
         ValueError: The checkpoints differ in their tensors, the method needs networks in memory, there is a task, or no
@@ -157,7 +159,7 @@ def plan_job(
 def align_job(
     streamed: StreamedJob, progress: Progress = no_progress, *, make: Callable[[Element], Pieces] | None = None
 ) -> StreamedResult:
-    """Align the second checkpoint to the first one, and write it together with its alignment.
+    """Align the second checkpoint to the first, and write it together with its alignment.
 
     If `make` is given, it makes another output from the element, and the aligned checkpoint is not written.
     """

@@ -65,26 +65,28 @@ def align_streamed(
 ) -> StreamedResult:
     """Match the weights of two checkpoints that do not fit in memory.
 
-    Each sweep reads both checkpoints once. To each working set, the known elements are applied, and then the set's own
-    groups are optimized as in memory. The terms of the working set are added to the costs of the spread groups. At the
-    end of the sweep, the spread groups are set to their best values. Therefore the groups are optimized one after the
-    other as in memory, and the objective rises with every sweep. The initial values of the spread groups are computed
-    from embeddings, heads, gains and other tensors on which unknown groups have no effect (`barycenter`). Initial
-    values of rotations also use products within working sets, which take a few passes. Without spread groups, there is
-    only one sweep, and the result equals the result of `align`.
+    Each sweep reads both checkpoints once. Known elements are applied to each working set, and then the set's own
+    groups are optimized as in memory. The tensors of a working set also contribute to the costs of the spread groups,
+    which act on several working sets. At the end of the sweep, the spread groups are set to their best values. As in
+    memory, the groups are therefore optimized one after the other, and the objective rises with every sweep. The
+    initial values of the spread groups are computed from embeddings, heads, gains and other tensors on which unknown
+    groups have no effect (`barycenter`). Initial values of rotations also use products of tensors within working sets,
+    which take a few passes. Without spread groups, there is only one sweep, and the result equals the result of
+    `align`.
 
     If a spread group acts on two axes of one tensor, it takes a linearized step. If the objective decreases in the next
-    sweep, this step is undone and the climb ends.
+    sweep, the linearized step is undone and the climb ends.
 
-    If scales change running statistics, two climbs are run, as in memory. The second climb recognizes copies with
-    transformed statistics. If the networks are nearly equal, the scales of the second are fitted to those of the first.
+    If scales change running statistics, two climbs are run: with the statistics kept and with the statistics changed.
+    The second climb recognizes copies with transformed statistics. If the networks are nearly equal, the scales of the
+    second network are fitted to those of the first.
 
     Args:
         a: The first network, which stays unchanged.
         b: The second network, which is aligned.
-        plan: The plan for both networks.
-        method: The method, without restarts and `init`.
-        state: The state of an earlier run. Later states are passed to `keep`.
+        plan: The plan for reading both networks.
+        method: The alignment method, without restarts and `init`.
+        state: The state of an earlier run. Every later state is passed to `keep`.
         keep: A function that stores a state for a later run.
         progress: A function that shows the progress in bytes.
         crew: The processes that share the work of each pass. The costs of spread groups are summed over the processes,
@@ -116,7 +118,7 @@ def align_streamed(
 
 @dataclass
 class _Matching:
-    """The passes over both networks that complete a state."""
+    """The passes over both networks that complete the state of an alignment."""
 
     a: Checkpoint
     b: Checkpoint
@@ -175,7 +177,7 @@ class _Matching:
         StreamedAscent(source, self.plan, method or self.method, climb, keep, self.passes, label).run()
 
     def _choose(self) -> Element:
-        """Return the element of the best climb. Scales are fitted only if the networks are nearly equal."""
+        """Return the element of the best climb, after fitting scales if the networks are nearly equal."""
         state, symmetry = self.state, self._symmetry
         elements = [climb.found(symmetry) for climb in state.climbs]
         state.fits = FITS
@@ -206,7 +208,7 @@ class _Matching:
         return after < MOVED * before or self._are_equal(moved)
 
     def _are_equal(self, element: Element) -> bool:
-        """Return whether an element makes all transformed tensors equal to the first network's within rounding."""
+        """Return whether an element makes the tensors on which it acts equal to the first network's up to rounding."""
         for name in (name for name in self._symmetry.sites if self.a.stored[name].dtype.is_floating_point):
             square, norm = measure_square(self.a, self._moved(element), self._symmetry, [name], self.passes)
             share = share_of_rounding(one.stored[name].dtype for one in (self.a, self.b))
@@ -221,7 +223,7 @@ class _Matching:
         return a, b
 
     def _fit(self, moved: Moved) -> tuple[Element, bool]:
-        """Return the element of one `refit_near_copies` step, and whether it brings the networks closer."""
+        """Return the element of one step of `refit_near_copies`, and whether it brings the networks closer."""
         symmetry = self._symmetry
         if self.state.fits != 1:
             with self.passes.timed("fitting scales", self.plan.sweep_bytes):

@@ -15,35 +15,35 @@ from regauge.core.symmetry import Symmetry
 SLACK = 1.1
 """A factor for memory that the allocator reserves without using it. Large blocks are returned to the system."""
 BASE = 96 << 20
-"""Memory for buffers (including those of matrix products in every thread), indices, and the graph of the symmetry."""
+"""Bytes for buffers (including those of matrix products in every thread), indices, and the graph of the symmetry."""
 
 ASSIGNING = 3.5
-"""The number of matrices that an assignment needs in addition to its costs."""
+"""The number of matrices of the size of the costs that an assignment needs in addition."""
 ROTATING = 10.0
-"""The number of matrices that a singular value decomposition needs."""
+"""The number of copies of a matrix that its singular value decomposition needs."""
 MOVED = 5
 """The number of float64 copies of a tensor that balancing its matrices needs."""
 FITTED = 4
-"""The number of float64 copies of a tensor that fitting it needs, in addition to those of all tensors."""
+"""The number of float64 copies of a tensor that fitting its scales needs, in addition to those of all tensors."""
 GRAMS = 5
 """The number of copies of a matrix of inner products that computing its root needs."""
 PAIRED = 4.25
 """The number of copies of a nested group's blocks, for all pairs of blocks, that its exact step needs."""
 CHARTED, SCALED = 4, 2.5
-"""The number of copies of a tensor, in the next wider dtype, for removing translations, or only gains, from it."""
+"""The number of copies of a tensor, in the next wider dtype, for removing translations or only gains from it."""
 TRANSLATED = 5
 """The number of float64 copies of a tensor for applying translations and rotations to it."""
 ROTATED = 2.5, 1
 """The numbers of copies, in the next wider dtype and in float64, of a tensor that is rotated but not translated."""
 ROTATIONS = 6
-"""The number of elements with group matrices that a climb keeps."""
+"""The number of elements with matrices that a climb keeps in memory."""
 WRITTEN = 4
-"""The number of such elements while one of them acts on tensors."""
+"""The number of elements with matrices in memory while one of them acts on tensors."""
 TURNED = 4
 """The number of additional matrices that computing a spread group's initial rotation needs."""
 
 Part = tuple[Sequence[str], Sequence[Family], bool]
-"""A working set: its tensors, its families, and whether its tensors are read one after another."""
+"""A working set: its tensors, its families of groups, and whether its tensors are read one after another."""
 
 
 class Sizes:
@@ -87,7 +87,7 @@ class Sizes:
         balanced: Iterable[Collection[str]],
         fitted: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
-        """Return the memory bound of a whole plan, and the index of the working set that determines it, if any.
+        """Return the memory bound of a whole plan, and the index of the working set that needs most, if one does.
 
         Args:
             sets: The working sets.
@@ -122,7 +122,7 @@ class Sizes:
         return max(climbing, 2 * own + self._summing(names, inside), 2 * own + self._reading(names))
 
     def _blocked_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
-        """Return the bytes while a working set is read tensor by tensor: two tensors, and one or two matrices."""
+        """Return the bytes while a working set is read tensor by tensor: two tensors, and one or two cost matrices."""
         largest, profits = max(map(self._piece, names)), 0
         for root in (family.root for family in families):
             own = [p for p in root.placements if self.has(p.parameter)]
@@ -135,19 +135,19 @@ class Sizes:
         return max(climbing, 5 * largest + max(self._summing(names, inside), reading))
 
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
-        """Return the bytes of a spread group's sums, and the bytes that are needed to choose its value from them."""
+        """Return the bytes of a spread group's cost sums, and the bytes for choosing its value from them."""
         sums = (2**shared if group.signs and not group.shifts else _characters(group)) * _matrix(group)
         return sums, int((ROTATING if group.matrix != "none" else ASSIGNING) * _matrix(group))
 
     def loose_peak(self, name: str) -> int:
-        """Return the bytes while a tensor outside all working sets is read."""
+        """Return the bytes while a tensor that belongs to no working set is read."""
         return 6 * self._piece(name) + self._summing([name]) + self._reading([name])
 
     def balance_peak(self, part: Collection[str]) -> int:
         """Return the bytes while some tensors are balanced: squares in float64, and a second copy of one tensor.
 
-        Tensors on which matrices act are also stored in float64. One of these tensors is also transformed, scaled and
-        unfolded.
+        Tensors on which matrices act are also stored in float64. In addition, one such tensor is transformed, scaled
+        and unfolded.
         """
         mixed = [n for n in part if self._is_mixed(n)]
         squares = [8 * self._kept(n) for n in part]
@@ -156,7 +156,7 @@ class Sizes:
         return sum(squares) + 2 * max(squares) + reading + self._reading(part) + moving
 
     def fit_peak(self, part: Collection[str]) -> int:
-        """Return the bytes while scales and matrices are fitted on tensors: both networks, and a transformed copy."""
+        """Return the bytes while scales and matrices are fitted: both networks' tensors, and a transformed copy."""
         kept, widest, reading = 0, 0, 0
         for name in part:
             if summed_axes(self.symmetry, name):  # Two values stand for each sum, or twice as many rows as columns.
@@ -193,7 +193,7 @@ class Sizes:
         return int(max((k * self._wider.get(n, 8) * self._at_once(n) for n, k in copies.items()), default=0))
 
     def _products(self, name: str) -> int:
-        """Return the bytes of the products that are summed at once."""
+        """Return the bytes of the products of a tensor that are summed at once."""
         return min(2 * CHUNK, 24 * self.numel(name)) if summed_axes(self.symmetry, name) else 0
 
     def _piece(self, name: str) -> int:
@@ -205,7 +205,7 @@ class Sizes:
         return min(self.numel(name), CHUNK // 4) if self.is_pieced(name) else self.numel(name)
 
     def _kept(self, name: str) -> int:
-        """Return the number of entries that balancing keeps for a tensor."""
+        """Return the number of sums that balancing keeps for a tensor."""
         axes, shape = summed_axes(self.symmetry, name), self.symmetry.shapes[name]
         values = math.prod(length for axis, length in enumerate(shape) if axis not in axes)
         return values * (values if axes and self._is_mixed(name) else 1)
@@ -214,7 +214,7 @@ class Sizes:
         return any(site.group.matrix == "linear" for site in self.symmetry.sites[name])
 
     def _summing(self, names: Collection[str], inside: Collection[str] = ()) -> int:
-        """Return the bytes while the costs of a group outside `inside` are summed over some tensors."""
+        """Return the bytes while the costs of a group that is not in `inside` are summed over some tensors."""
         groups = {site.group.name: site.group for name in names for site in self.symmetry.sites[name]}
         counts = {
             name: len({character(p) for p in group.placements if p.parameter in names})
@@ -224,7 +224,7 @@ class Sizes:
         return max(((count + 4) * _matrix(groups[name]) for name, count in counts.items()), default=0)
 
     def _solving(self, family: Family) -> int:
-        """Return the bytes that the exact step of a family needs."""
+        """Return the bytes that an exact step of a family of groups needs."""
         root = family.root
         if not family.is_nested:
             return self.spread_peak(root, 0)[1]
@@ -243,7 +243,7 @@ class Sizes:
 
 
 def _matrix(group: Group) -> int:
-    """Return the bytes of a float64 matrix of inner products."""
+    """Return the bytes of a group's float64 matrix of inner products."""
     return 8 * group.size * (group.size if group.is_permuted or group.matrix != "none" else 1)
 
 

@@ -1,4 +1,4 @@
-"""Passes over two files, which show progress in bytes and record the duration of each pass."""
+"""Passes over two checkpoints, which show progress in bytes and record the duration of each pass."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class Passes:
 
     @contextmanager
     def timed(self, label: str, nbytes: int) -> Iterator[None]:
-        """Show and time a pass that reads at most `nbytes` bytes."""
+        """Show the progress of a pass that reads at most `nbytes` bytes, and record its duration."""
         self._left, self._show = nbytes, self._progress(label, nbytes)
         before = self.bytes_and_seconds
         start, busy = time.perf_counter(), time.process_time()

@@ -1,10 +1,10 @@
 """The plan of a streamed alignment: memory bounds and the order of reading.
 
-If all tensors of a group together exceed the memory limit, the group is *spread*. An example is a transformer's
-residual stream. Without the spread groups, the other groups form components that share no tensor. These components are
-the *working sets*, for example a layer's attention or its MLP. Working sets are read one after the other. Some sign
-families of a spread group act within a single working set, such as the signs of one norm's gain. The signs of such a
-family are chosen when this working set is in memory.
+A group is *spread* if all tensors on which it acts together exceed the memory limit. For example, the group of a
+transformer's residual stream is spread. All groups that are not spread form components that share no tensor. These
+components are the *working sets*, for example a layer's attention or its MLP. Working sets are read one after the
+other. Some sign families of a spread group act within a single working set, such as the signs of one norm's gain. The
+signs of such a family are chosen while its working set is in memory.
 """
 
 import math
@@ -28,15 +28,17 @@ from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 
 MAX_SHARED = 4
-"""The maximal number of chosen sign families that act in several working sets. Other families keep their signs."""
+"""The maximal number of sign families of a spread group that act in several working sets and are chosen.
+
+All further families keep their signs.
+"""
 MARGIN = 1.1
-"""Signs of a spread group join working sets as long as no working set becomes larger than this factor times the largest
-set."""
+"""The factor by which a working set may exceed the largest one after signs of a spread group joined it."""
 
 
 @dataclass(frozen=True)
 class WorkingSet:
-    """Tensors in memory together, with the groups, and the signs of spread groups, that act only on these tensors.
+    """Tensors that are in memory together, with the groups and the signs of spread groups that act only on them.
 
     If `is_blocked`, there is at most one group, and the tensors are read one after another; see `BlockedClimb`.
     """
@@ -47,12 +49,12 @@ class WorkingSet:
     is_blocked: bool = False
 
     def sign_families(self, symmetry: Symmetry) -> list[Family]:
-        """Return the spread groups of `signs`, restricted to these signs and without permutations."""
+        """Return the spread groups whose signs belong to this working set, restricted to these signs."""
         groups = tuple(_keep_signs(symmetry[name], chosen, self.names) for name, chosen in self.signs.items())
         return families(groups, {name: resolve(groups, name, symmetry.shapes[name]) for name in self.names})
 
     def whole_value(self, symmetry: Symmetry, name: str, value: Value) -> Value:
-        """Return the complete value of a group, given a value that has only the signs of this working set.
+        """Return the complete value of a group, given a value with only the signs that belong to this working set.
 
         The value of a group that is not spread is returned unchanged.
         """
@@ -64,14 +66,14 @@ class WorkingSet:
         return Value(sign=sign.index_copy(0, torch.tensor(self.signs[name]), value.sign))
 
     def own_values(self, element: Element) -> dict[str, Value]:
-        """Return the values of groups that act only on this working set, and the spread groups' signs that do."""
+        """Return the values of groups and of spread groups' signs that act only on this working set."""
         names = {group.name for family in self.families for group in family.members}
         return {name: element[name] for name in (*names, *self.signs)}
 
     def take_over(self, element: Element, values: Mapping[str, Value]) -> Element:
-        """Return an element with the values that this working set has chosen.
+        """Return an element with the values that were chosen in this working set.
 
-        These are the `own_values` of another element.
+        These values are `own_values` of another element.
         """
         for name, value in values.items():
             if name in self.signs:
@@ -88,13 +90,13 @@ class Plan:
     """The plan of a streamed alignment: working sets, spread families, and memory bounds.
 
     Attributes:
-        symmetry: The symmetry, with the tensor names of the checkpoints. All its sizes are known.
+        symmetry: The symmetry, with the tensor names of the checkpoints. All sizes of its groups are known.
         sizes: The sizes of the compared tensors.
         sets: The working sets, in the order of their parameters.
         loose: Tensors on which only spread groups act. Loose tensors are read in chunks.
-        spread: The families that are chosen after a sweep from the summed costs, by the names of their roots.
-        rounds: The names of the spread families, in rounds of families that share no tensor. Each sweep chooses one
-            round.
+        spread: The families that are chosen from summed costs after each sweep, by the names of their outermost groups.
+        rounds: The names of the spread families, in rounds; families of one round share no tensor. Each sweep chooses
+            the values of one round.
         fitted: The sets of tensors whose scales and matrices are fitted together, including gains of frozen
             normalization.
         sweep_bytes: The number of bytes that one sweep reads from both checkpoints.
@@ -120,7 +122,7 @@ class Plan:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A table of the working sets. Working sets with the same sizes share a row."""
+        """A table of the working sets, in which working sets of the same sizes share a row."""
         alike: dict[tuple[int, ...], list[str]] = {}
         for one in self.sets:
             values = sum(self.sizes.numel(name) for name in one.names)
@@ -140,7 +142,7 @@ class Plan:
         return tuple(sorted(free[:MAX_SHARED]))
 
     def parts(self, name: str) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Return the parts of a spread family: the tensors of each part, and the sign families that are chosen there.
+        """Return the parts of a spread family: for each, the tensors and the sign families that are chosen there.
 
         The tensors of one part are in memory together.
         """
@@ -161,15 +163,15 @@ def make_plan(
     """Return a plan that needs at most `memory` bytes at any time.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known.
-        dtypes: The dtype of every tensor in each checkpoint.
+        symmetry: The symmetry. All sizes of its groups must be known.
+        dtypes: For each checkpoint, the dtype of every tensor.
         memory: The memory limit in bytes.
         balances: The kinds of balancing; see `balances_of`.
         held: The bytes that the process already uses, for example after tracing the model.
-        chart: The symmetry whose representatives are matched. None if networks are matched as given.
+        chart: The symmetry whose representatives are matched. `chart` is None if networks are matched as given.
 
     Raises:
-        ValueError: No plan fits into the memory.
+        ValueError: No plan needs so little memory.
     """
     names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[0][n].is_floating_point]
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
@@ -229,9 +231,9 @@ def _keep_signs(group: Group, chosen: Sequence[int], names: Sequence[str]) -> Gr
 def _working_sets(
     symmetry: Symmetry, own: Mapping[str, Family], spread: Iterable[str], sizes: Sizes
 ) -> tuple[WorkingSet, ...]:
-    """Return the connected components of the families that are not spread.
+    """Return the working sets: connected components of the families that are not spread.
 
-    Signs of spread groups join components if the memory limit allows it.
+    Signs of spread groups join working sets if the memory limit allows it.
     """
     parts: list[tuple[set[str], set[tuple[str, int]]]] = []
 
@@ -270,14 +272,14 @@ def _working_sets(
 def can_be_blocked(symmetry: Symmetry, one: WorkingSet) -> bool:
     """Return whether a working set can be read one tensor at a time.
 
-    It may have at most one plain permutation group.
+    Such a working set may have at most one group, which is a plain permutation group.
     """
     groups = [*one.sign_families(symmetry), *one.families]
     return len(one.families) <= 1 and not Neighborhoods.of(groups).sign_pairs and all(map(_is_plain, one.families))
 
 
 def _is_plain(family: Family) -> bool:
-    """Return whether a family's cost is a single matrix after the signs of each pair of units are chosen."""
+    """Return whether a family's cost is a single matrix once the signs of each pair of units are chosen."""
     root = family.root
     is_simple = root.is_permuted and root.matrix == "none" and not (root.shifts or root.classes)
     characters = {character(site.placement) for local in family.own_sites.values() for site in local}

@@ -30,16 +30,16 @@ from regauge.core.symmetry import Symmetry
 class Total:
     """The objective of one group, as a sum over parts of the network.
 
-    A part is a working set, or a tensor outside of all working sets. Some sign families act only in one part. Given the
-    signs that several parts share, each part chooses its own signs for every pair of units. So one matrix for each
-    pattern of shared signs suffices. Let s be the shared signs of a unit, t the own signs of a part, and C the inner
-    products of a part. The matrix is
+    A part is a working set, or a tensor outside of all working sets. Some sign families of the group act in only one
+    part. Once the signs that several parts share are given, each part chooses its own signs for every pair of units.
+    One matrix for each pattern of shared signs is therefore enough. Let s be the shared signs of a unit, t the own
+    signs of a part, and C the inner products of a part. For given shared signs s, the matrix is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
-    This matrix is exact. A transformer does not need a separate matrix for each norm.
+    This matrix is exact, not an approximation. A transformer therefore does not need a separate matrix for each norm.
 
-    Sign families that are neither `shared` nor chosen by a part stay unchanged.
+    Sign families that are neither in `shared` nor chosen by a part stay unchanged.
     """
 
     def __init__(self, group: Group, shared: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class Total:
         self._shifts: list[ShiftCost] = []
 
     def add(self, cost: Cost, own: Sequence[int]) -> None:
-        """Add a part in which the sign families `own` are chosen."""
+        """Add the costs of a part in which the sign families `own` are chosen."""
         matrices = cost.matrices
         if self._is_by_pattern and matrices:
             matrices = {p: self._best(matrices, p, own) for p in product((0, 1), repeat=len(self._shared))}
@@ -66,7 +66,10 @@ class Total:
         self._shifts = [one for own in crew.map(lambda _: self._shifts, range(crew.size)) for one in own]
 
     def closest(self) -> tuple[Value, float]:
-        """Return the best value relative to the current value, and its gain. Signs that parts choose stay one."""
+        """Return the best value of the group relative to its current value, and its gain.
+
+        Signs that parts choose by themselves stay one.
+        """
         group, matrices = self.group, list(self._matrices.values())
         if not matrices:
             return _element.identity((group,))[group.name], 0.0
@@ -88,7 +91,7 @@ class Total:
         return Value(perm=perm, sign=sign), float(reached.amax(0).sum() - diagonal(matrices[0]).sum())
 
     def _best(self, matrices: Mapping[Character, Tensor], pattern: tuple[int, ...], own: Sequence[int]) -> Tensor:
-        """Return the inner products of a part for given shared signs and the best own signs."""
+        """Return the inner products of a part of the network for given shared signs and the part's best own signs."""
         by_own: dict[Character, Tensor] = {}
         for key, matrix in matrices.items():
             is_flipped = sum(key[f] * bit for f, bit in zip(self._shared, pattern, strict=True)) % 2
@@ -107,8 +110,8 @@ def part_cost(
 
     The function `load` returns these tensors for both networks.
 
-    Tensors are averaged over unknown groups. If the group itself is unknown, tensors are averaged over its action on
-    other axes.
+    Tensors are averaged over all groups that are still unknown. If the group itself is unknown, tensors are averaged
+    over its action on all other axes.
     """
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []
@@ -129,9 +132,9 @@ def part_cost(
 
 
 class Source:
-    """The tensors of both networks of a streamed alignment, in the frame of their comparison.
+    """The tensors of both networks of a streamed alignment, prepared for comparison.
 
-    The second network is transformed by the element that the state had when `refresh` was called.
+    The second network is transformed by the element that was current when `refresh` was called.
 
     Attributes:
         terms: The terms of `scale` and `identity` for all tensors that were loaded since `refresh`.
@@ -142,14 +145,14 @@ class Source:
         self.refresh()
 
     def refresh(self) -> None:
-        """Use the current element of the state for the second network from now on, and reset all sums."""
+        """Use the current element for the second network from now on, and reset all sums."""
         right, element = self._state.right, self._state.element
         self._total = element if right is None else self._symmetry.compose(element, right)
         self.terms: list[tuple[float, float]] = []
 
     @property
     def scale(self) -> float:
-        """The sum `sum |a| |b|` over the loaded tensors."""
+        """The sum of `|a| |b|` over the tensors that were loaded."""
         return sum(scale for scale, _ in self.terms)
 
     @property
@@ -159,15 +162,15 @@ class Source:
 
     @property
     def place(self) -> tuple[Element, Element]:
-        """The element of the state, and the second network's full element: balancing, then the element of the state."""
+        """Two elements: that of the state, and the one that acts on the second network, which includes balancing."""
         return self._state.element, self._total
 
     def go_to(self, place: tuple[Element, Element]) -> None:
-        """Return to an earlier pair of elements that `place` returned."""
+        """Return to elements that `place` returned earlier."""
         self._state.element, self._total = place
 
     def compose(self, values: Mapping[str, Value]) -> None:
-        """Multiply the current element by values of some groups, without reading the other groups."""
+        """Multiply the current element by values of some groups, without reading the values of all others."""
         element, total = self.place
         self.go_to((_move_on(self._symmetry, values, element), _move_on(self._symmetry, values, total)))
 
@@ -176,7 +179,7 @@ class Source:
         return work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
 
     def pair(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the balanced tensors with this name of both networks.
+        """Return the balanced tensors with this name from both networks.
 
         The current element has acted on the second tensor.
         """
@@ -189,7 +192,7 @@ class Source:
         Both tensors are balanced, and the current element has acted on the second one.
 
         Raises:
-            ValueError: A tensor contains NaN or Inf. The first sweep checks this.
+            ValueError: A tensor contains NaN or Inf. Only the first sweep checks for NaN and Inf.
         """
         state = self._state
         x, y = (self._read(one, name, rows) for one in (self._a, self._b))
@@ -207,7 +210,7 @@ class Source:
     def objective(self, name: str, x: Tensor, y: Tensor, norm: float) -> float:
         """Return the term of a loaded tensor in the objective, `<x, y> - (|y|^2 - norm) / 2`.
 
-        Most elements do not change the norm.
+        Most elements leave the norm unchanged, so the second term is zero.
         """
         return dot(x, y) - ((dot(y, y) - norm) / 2 if self._is_changing(name) else 0.0)
 
@@ -216,7 +219,7 @@ class Source:
         return sum(one.stored[name].nbytes for one in (self._a, self._b) for name in names)
 
     def _read(self, one: Checkpoint, name: str, rows: tuple[int, int] | None) -> Tensor:
-        """Return a tensor of one network. Until the first sweep has ended, check that its entries are finite."""
+        """Return a tensor of one network. Until the first sweep has ended, check that all entries are finite."""
         tensor = one.read(name, rows=rows, dtype=self.dtype_of(name))
         if self._state.initial is None:
             require_finite({name: tensor}, str(one.path), self._symmetry.structure)
@@ -236,9 +239,9 @@ class Source:
 
 
 def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) -> Element:
-    """Return the product of the values of some groups with an element.
+    """Return the product of an element with values of some groups on its left.
 
-    No other group may be nested in these groups.
+    No other group may be nested in the groups that have values.
     """
     names = {*values, *(base for name in values for base in symmetry[name].within)}
     groups = tuple(group for group in symmetry.groups if group.name in names)
@@ -250,7 +253,10 @@ def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) 
 
 
 class Moved(CheckpointView):
-    """A checkpoint whose tensors are transformed when they are read. Ranges are possible if no group acts on axis 0."""
+    """A checkpoint whose tensors are transformed when they are read.
+
+    A range of rows can be read if no group acts on axis 0.
+    """
 
     def __init__(self, source: Checkpoint, move: Callable[[str, Tensor], Tensor]) -> None:
         super().__init__(source, source.stored)
@@ -295,7 +301,7 @@ def measure_square(
 def measure_distances(
     reference: Checkpoint, checkpoint: Checkpoint, symmetry: Symmetry, element: Element
 ) -> tuple[float, float]:
-    """Return the distance of a network to a reference before and after an element acts on it; see `distance`.
+    """Return the distances of a network to a reference before and after an element acts on it; see `distance`.
 
     Tensors are compared in the dtypes in which they are stored.
     """

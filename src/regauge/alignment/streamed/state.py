@@ -16,22 +16,22 @@ from regauge.core.typed_json import require_fields
 
 @dataclass
 class ClimbState:
-    """The current results of one climb, as stored between two sweeps.
+    """The current results of one coordinate ascent, as stored between two sweeps.
 
     Attributes:
-        element: The current element, between the balanced networks.
-        left: The element that balances the first network. The element that balances the first network; None if the
-            networks are not balanced.
+        element: The current element, which maps one balanced network towards the other.
+        left:  left: The element that balances the first network, or None if the networks are not balanced.
         right: The element that balances the second network.
-        before: The element before the last step of the spread groups. This element is kept until the next sweep shows
-            that the step gains.
+        before: The element before the last step of the spread groups. It is kept until the next sweep shows that the
+            step gains.
         is_anchored: Whether the spread groups have their initial values.
-        is_from_identity: Whether this climb started at the identity because the first climb ended below the identity.
+        is_from_identity: Whether this ascent started at the identity, because the first one ended with a worse
+            objective.
         matched: The number of working sets in which values have already been chosen.
         history: The objective after each sweep.
         initial: The objective of the identity.
         quiet: The number of consecutive rounds in which no spread group could be improved.
-        is_converged: Whether the climb ended because no step gains. It is None until the climb ends.
+        is_converged: Whether the ascent ended because no step gains, or None as long as it runs.
     """
 
     element: Element
@@ -54,7 +54,7 @@ class ClimbState:
             self.element = symmetry.compose(self.left, symmetry.inverse(self.right))
 
     def found(self, symmetry: Symmetry) -> Element:
-        """Return the current element, between the networks as given."""
+        """Return the current element, converted to act between the networks as given."""
         if self.left is None or self.right is None:
             return self.element
         return symmetry.compose(symmetry.inverse(self.left), symmetry.compose(self.element, self.right))
@@ -65,7 +65,7 @@ class State:
     """The current results of a streamed alignment, as stored between two sweeps.
 
     Attributes:
-        climbs: One climb for each kind of balancing. Empty before balancing.
+        climbs: One climb for each kind of balancing. The list is empty before the networks are balanced.
         chosen: The index of the climb that is kept, once all climbs have ended.
         found: The element that the kept climb found, between the networks as given.
         fits: The number of completed fitting steps.
@@ -115,7 +115,7 @@ def load_state(path: Path, symmetry: Symmetry) -> State | None:
 
 
 def _read_state(tensors: Mapping[str, Tensor], whole: Mapping[str, Any], symmetry: Symmetry) -> State:
-    """Return the state that the tensors of `save_state` represent. Other input may raise various errors."""
+    """Return the state that tensors written by `save_state` represent. Other tensors may raise various errors."""
     groups = [group.name for group in symmetry.groups]
     found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():
