@@ -12,11 +12,11 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 RESIDUAL = 0.1
-"""A network counts as an average if its squared distance to the average of its parents is at most this share of the
-squared distance that independent steps would leave."""
+"""A network counts as an average if its squared distance to the average of its parents is at most this share of what
+independent training steps would leave."""
 NEEDLESS = 0.25
-"""A network does not count as a parent if the squared distance without it grows by less than this share of an
-independent step."""
+"""A network does not count as a parent of an average if leaving it out changes the squared distance by less than this
+share of an independent step."""
 FAINT_WEIGHT = 0.01
 """A network whose weight in the average is at most this number does not count as a parent."""
 SUM = 1e3
@@ -30,7 +30,7 @@ class Average:
     Attributes:
         child: The name of the average.
         parents: The compared networks that were averaged.
-        weights: The weights of the parents, computed from distances. The weights sum to one.
+        weights: The weights of the parents, computed from distances. The weights of all parents sum to one.
         is_told: Whether the provenance of the average names the parents. Otherwise, the parents were recognized by
             distances.
     """
@@ -55,16 +55,17 @@ def find_averages(
     """Return the networks that are averages of two or more other networks.
 
     An average lies between its parents, because no training separates it from them. A common ancestor does not lie
-    between its descendants, because the steps of separate training runs are nearly orthogonal. Given weights `w` and
-    squared distances `c`, the squared distance from the weighted mean is then the sum of `w^2 c`. Distances modulo the
-    group are not exactly Euclidean distances of points. Therefore, even for an average, a small squared distance
-    remains. A network does not count as a parent if other networks can replace it, for example its own parent.
+    between its descendants, because the steps of separate training runs are nearly orthogonal. For steps that are
+    orthogonal, weights `w` and squared distances `c` to the parents, the squared distance from the weighted mean is the
+    sum of `w^2 c`. Distances modulo the group are not exactly Euclidean distances of points. Even an average therefore
+    has a small squared distance from the mean of its parents. A network does not count as a parent if other networks
+    can replace it, for example the network's own parent.
 
     Args:
         names: The names of all networks.
         squares: The squared absolute distances modulo the group between whole networks, or NaN if a distance is
             unknown.
-        related: The networks that are related to at least one other network. Only these networks can be averages.
+        related: The networks that are related to at least one other network. Only related networks can be averages.
         parents: For each network, the parents that its provenance names.
     """
     found: dict[str, Average] = {}
@@ -92,8 +93,7 @@ def find_averages(
 def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> tuple[float, Average] | None:
     """Describe a network as an average of other networks, according to its provenance or distances.
 
-    The first result is the remaining squared distance from the average. This squared distance is relative to the one
-    that independent steps to the parents would leave.
+    The first result is the remaining squared distance from the average, relative to what independent steps would leave.
     """
     if np.isnan(squares).any():
         return (0.0, Average(child, tuple(others), (1 / len(others),) * len(others), True)) if is_told else None
@@ -119,12 +119,13 @@ def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told:
 
 
 class _Fit(NamedTuple):
-    """The average of some points that is nearest to point 0.
+    """The average of some networks that is nearest to one network, called point 0.
 
     Attributes:
-        weights: The weights of the points.
+        weights: The weights of the averaged networks.
         gap: The squared distance from point 0 to the average.
-        steps: The squared distance that would remain if the steps from point 0 to the points were independent.
+        steps: The squared distance that would remain if the steps from point 0 to the averaged networks were
+            independent.
     """
 
     weights: np.ndarray
@@ -133,7 +134,7 @@ class _Fit(NamedTuple):
 
 
 def _weigh(squares: np.ndarray, chosen: Sequence[int]) -> _Fit:
-    """Return the average of some points that is nearest to point 0, given all squared distances."""
+    """Return the average of some networks that is nearest to the network with index 0, given all squared distances."""
     own = squares[np.ix_([0, *chosen], [0, *chosen])]
     n = len(own)
     center = np.eye(n) - 1 / n

@@ -18,21 +18,20 @@ from regauge.pruning.extension import extend_symmetry
 
 Shape = tuple[int, ...]
 SHARED = 0.5
-"""If the two lengths of an axis without a group differ, it is cut to the shorter length, if the shorter length is at
-least this share of the longer one.
+"""The share of the longer length that the shorter one must have at least, to compare two axes up to the shorter length.
 
-An example is the token axis. If an axis is much shorter in one network, it has another meaning, such as other class
-labels or inputs.
+For example, two token axes of different lengths are cut to the shorter length. If one axis is much shorter, it has
+another meaning, such as other class labels or inputs.
 """
 Shapes = Mapping[str, Shape]
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Groups whose number of units differs between two networks.
+    """Groups of which two networks have different numbers of units.
 
     Attributes:
-        sizes: The numbers of units of these groups in the first and second network.
+        sizes: The number of units of each such group in the first and in the second network.
         sides: The symmetry of each network.
         whole: The symmetry of a network that has, for each group, the larger number of units.
         common: The symmetry of a network that has, for each group, the smaller number of units.
@@ -44,7 +43,7 @@ class Widths:
     common: Symmetry
 
     def narrow(self, shapes: Shapes) -> dict[str, Shape]:
-        """Return the shapes of one network after a cut to the smaller numbers of units."""
+        """Return the shapes of one network after all groups are cut to the smaller number of units."""
         return _with_lengths(shapes, self.common, [self.common[name] for name in self.sizes])
 
 
@@ -53,13 +52,13 @@ class Common:
     """The part of two networks that can be compared.
 
     Attributes:
-        symmetry: The symmetry as it acts on the common part.
+        symmetry: The symmetry as it acts on the part that can be compared.
         shapes: For each compared tensor, the shape to which it is cut.
         share: The share of the first network's entries that is compared.
         notes: Notes on tensors that are cut or excluded.
-        widths: The groups whose number of units differs between the networks. The units of these groups are selected
+        widths: The groups of which the two networks have different numbers of units. Units of such groups are selected
             before other axes are cut.
-        is_whole: Whether the common part covers both networks completely. In this case the two networks have the same
+        is_whole: Whether the common part covers both networks completely. In this case, both networks have the same
             shapes, and only the symmetry was found on other shapes.
     """
 
@@ -71,7 +70,7 @@ class Common:
     is_whole: bool = False
 
     def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | CutCheckpoint":
-        """Return the common part of a network.
+        """Return the part of a network that can be compared with the other network.
 
         For a checkpoint on disk, return a checkpoint that reads only this part.
         """
@@ -81,7 +80,7 @@ class Common:
         return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
 
     def part_of(self, network: Mapping[str, Tensor], k: int) -> tuple[Params, Symmetry]:
-        """Return the common part of network k with all of its units, and the symmetry that acts on it."""
+        """Return the comparable part of network k with all units of its groups, and the symmetry that acts on it."""
         assert self.widths is not None
         symmetry = self.extend(self.widths.sides[k])
         shapes = {**self.shapes, **symmetry.shapes}
@@ -89,12 +88,12 @@ class Common:
         return part, symmetry.bind(part)
 
     def extend(self, symmetry: Symmetry) -> Symmetry:
-        """Return a symmetry for more units, restricted to the common part."""
+        """Return a symmetry for more units, restricted to the comparable part."""
         return restrict(symmetry, _with_lengths(self.shapes, symmetry, symmetry.groups))
 
 
 class CutCheckpoint(CheckpointView):
-    """Some tensors of a checkpoint. Each is cut to its first rows and columns."""
+    """Some tensors of a checkpoint, each cut to its first rows and columns."""
 
     def __init__(self, source: Checkpoint, shapes: Mapping[str, Shape]) -> None:
         stored = {
@@ -116,22 +115,21 @@ class CutCheckpoint(CheckpointView):
 def find_common(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, *, has_widths: bool = True
 ) -> Common | None:
-    """Return the part of two networks with different shapes that can be compared; None if all shapes fit the symmetry.
+    """Return the part of two networks of different shapes that can be compared, or None if all shapes fit the symmetry.
 
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts (an extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units
-    in the two networks, the smaller number of units is compared. Tensors that differ in other widths are left out.
-    Layers that one network lacks are also left out, that is, numbered parts such as `layers.7`. The result is also None
-    if a network lacks another tensor, or if the symmetry acts on none of the remaining tensors. In this case, the
-    networks have different architectures or are damaged.
+    in the two networks, as many units as the smaller number are compared. Tensors that differ in width for another
+    reason are left out. Layers that one network lacks, that is, numbered parts such as `layers.7`, are also left out.
+    The result is also None if one network lacks a tensor outside such layers, or if the symmetry acts on no remaining
+    tensor. In this case, the networks have different architectures or are damaged.
 
     Args:
-        a: The first network. This network may be on the meta device, or a checkpoint of which only the headers are
-            read.
+        a: The first network. The networks may be on the meta device, or checkpoints of which only the headers are read.
         b: The second network, in the same form.
         symmetry: The symmetry of the first network's architecture.
-        has_widths: Whether groups may have different numbers of units in the two networks. If not, the tensors of such
-            groups are excluded.
+        has_widths: Whether groups may have different numbers of units in the two networks. If not, tensors on which
+            groups of different sizes act are left out.
     """
     first, second = (
         {name: tuple(t.shape) for name, t in _on_meta(one).items() if isinstance(t, Tensor)} for one in (a, b)
@@ -182,7 +180,7 @@ def find_common(
 
 
 def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
-    """Return a symmetry restricted to tensors of these shapes, without the groups that do not act on these tensors."""
+    """Return a symmetry restricted to tensors of these shapes, without groups that act on none of them."""
     groups = [replace(g, placements=tuple(p for p in g.placements if p.parameter in shapes)) for g in symmetry.groups]
     needed = {name for group in groups if group.placements for name in (group.name, *group.within)}
     given = {name: shape for name, shape in symmetry.shapes.items() if name in shapes and 0 not in shape}
@@ -205,7 +203,7 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
 
 
 def _with_lengths(shapes: Shapes, symmetry: Symmetry, groups: Iterable[Group]) -> dict[str, Shape]:
-    """Return shapes in which the axes of some groups have the lengths that the symmetry gives them."""
+    """Return shapes in which axes of the given groups get the lengths that a symmetry has for them."""
     result = dict(shapes)
     for place in (place for group in groups for place in group.placements):
         if place.parameter in shapes:
@@ -230,7 +228,7 @@ def numbered_parts(name: str) -> list[str]:
 
 
 def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
-    """Return the shape to which two tensors are cut. Return None if they cannot be compared."""
+    """Return the shape to which two tensors are cut for a comparison, or None if they cannot be compared."""
     if len(x) != len(y):
         return None
     for axis, (n, m) in enumerate(zip(x, y, strict=True)):
@@ -240,7 +238,7 @@ def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
 
 
 def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
-    """Return sentences that describe which units are compared."""
+    """Return sentences for the user on which units are compared."""
     names: dict[tuple[int, int], list[str]] = {}
     for group in symmetry.groups:
         if group.name in widths.sizes:
@@ -268,7 +266,7 @@ def corner(shape: Sequence[int]) -> tuple[slice, ...]:
 
 
 def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
-    """Return the groups whose number of units differs between two networks. Return None if there are none.
+    """Return the groups of which two networks have different numbers of units, or None if there are none.
 
     Only groups that permute single units are considered. In both networks, all axes of such a group must have the same
     number of units. Networks that `regauge.prune` made satisfy this condition.
@@ -297,7 +295,7 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
 def fit_widths(symmetry: Symmetry, shapes: Shapes) -> Symmetry:
     """Return a symmetry resized to the numbers of units of a network.
 
-    If the symmetry already fits, or no resized symmetry fits, it is returned unchanged.
+    If the symmetry already fits the shapes, or cannot be resized to fit, it is returned unchanged.
     """
     if not symmetry.is_sized or _fits(symmetry, shapes):
         return symmetry
@@ -323,8 +321,8 @@ def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 def count_units(shapes: Shapes, symmetry: Symmetry) -> dict[str, int]:
     """Return the number of units of each group in a network.
 
-    If the axes of a group disagree, return the number of units in the symmetry. If a group shares all its axes with
-    other groups, its units are counted after those of the other groups.
+    If the axes of a group do not agree on its number of units, return the number in the symmetry. If a group shares all
+    its axes with other groups, its units are counted after those of the other groups.
     """
     counts: dict[str, int] = {}
     while True:
@@ -347,9 +345,9 @@ def _fits(symmetry: Symmetry, shapes: Shapes) -> bool:
 
 
 def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield groups and their numbers of units, from each axis with one uncounted group.
+    """Yield groups with their numbers of units, from axes on which only one group is not counted yet.
 
-    The number is 0 if none fits.
+    The number is 0 if no number of units fits the length of the axis.
     """
     for name, sites in symmetry.sites.items():
         if name not in shapes:

@@ -1,4 +1,4 @@
-"""Lineages of many networks in files: descent trees of all networks that can be compared with one another."""
+"""Lineages of many networks in files: trees of descent for all networks that can be compared."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +33,9 @@ from regauge.hub import Model
 
 @dataclass(frozen=True)
 class Lineages:
-    """The lineages of networks in files. Each network is compared with all others of a common architecture.
+    """The lineages of networks in files.
+
+    Each network is compared with all networks that have an architecture in common with it.
 
     Attributes:
         lineages: One lineage for each architecture.
@@ -49,7 +51,7 @@ class Lineages:
 
     @property
     def unrelated(self) -> list[str]:
-        """Return the names of the compared networks that are related to no other network."""
+        """Return the names of the compared networks that are related to none of the other networks."""
         return [one for lineage in self.lineages for family in lineage.families if len(family) == 1 for one in family]
 
     def __str__(self) -> str:
@@ -100,21 +102,21 @@ def compare_files(
 ) -> Lineages:
     """Compare all pairs of networks in files, and build trees of related networks.
 
-    All entries are compared, because trees and averages are computed from distances. A sample would only estimate these
+    All entries are compared, because trees and averages are computed from distances. A sample would only estimate
     distances.
 
-    Networks with the same shapes are opened together. If no other network has the same shapes, a network is compared
-    with networks of the same architecture that have other widths, vocabularies or numbers of layers.
+    Networks with the same shapes are opened together. A network of unique shape is compared with networks of the same
+    architecture that have other widths, vocabularies or numbers of layers.
 
     Args:
         paths: The checkpoints. The result names them by their paths relative to their common folder.
         model: The model of the checkpoints, or its name. Default: the model is found as in `rg.open_networks`.
         symmetry: The symmetry of the networks. Default: the symmetry of the model.
-        tracing: Further settings of `rg.open_model`, if the model is given by name.
+        tracing: Further settings of `rg.open_model`, used if the model is given by name.
         draws: The number of random elements in each independence test.
         generator: The source of randomness for the tests. The test of each pair starts from the same generator state.
             Default: a generator with seed 0.
-        out: The path of the HTML page with matrices and trees, as in `rg.compare`.
+        out: The path of the HTML page to write, with matrices and trees.
         memory: The memory limit, as in `rg.compare`.
         progress: A function that shows how many pairs are done.
 
@@ -159,9 +161,9 @@ def compare_files(
 
 
 def find_checkpoints(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the checkpoints at these paths.
+    """Return the checkpoints at the given paths.
 
-    If a folder is not a checkpoint, it is replaced by the checkpoints in it, which are files or folders.
+    A folder that is not itself a checkpoint is replaced by the checkpoints in it, which are files or folders.
 
     Raises:
         ValueError: A folder contains no checkpoint.
@@ -191,7 +193,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A checkpoint, and the networks with which it was opened: networks with the same shapes (`is_own`), or others."""
+    """A checkpoint and the networks opened with it: those of the same shapes if `is_own`, or else of another shape."""
 
     relatives: Relatives
     checkpoint: Checkpoint
@@ -201,7 +203,7 @@ class _Place:
 def _open(
     names: Mapping[str, Path], open_all: Callable[[Sequence[Path]], Relatives]
 ) -> tuple[dict[str, _Place], list[Exception]]:
-    """Return the places of all checkpoints that can be compared with another one, and the errors of the others."""
+    """Return the checkpoints that can be compared with another one, and the errors of those that cannot."""
     classes: dict[tuple[Any, ...], list[str]] = {}
     for name, path in names.items():
         with Checkpoint.open(path) as one:
@@ -230,7 +232,7 @@ def _open(
 
 
 def _together(places: Mapping[str, _Place]) -> list[list[str]]:
-    """Return the names, in their given order, of the networks at these places that can be compared with one another."""
+    """Return the names of the networks that can be compared with one another, in their given order."""
     pairs = [{a, b} for a, b in combinations(places, 2) if _can_compare(places[a], places[b])]
     return [[name for name in places if name in part] for part in connected(pairs)]
 

@@ -1,4 +1,4 @@
-"""The function `compare`, which determines whether two networks are the same, related by descent, or unrelated."""
+"""The function `compare`, which decides whether two networks are the same, related by descent, or unrelated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -66,43 +66,44 @@ def compare(
     | unrelated | neither |
     | undecided | between the two |
 
-    Alignment also explains some share of unrelated networks by chance. Scrambled copies of the second network
-    ("strangers") measure this share. In a scrambled copy, a separate random element acts on each tensor. "Descended" is
-    symmetric: one network descends from the other, or both descend from a third. `regauge.comparison.verdicts` defines
-    the thresholds. These thresholds were chosen on networks that are not part of the reported measurements.
+    By chance, alignment also explains some share of an unrelated network. Scrambled copies of the second network
+    ("strangers") measure this chance. In a scrambled copy, a separate random element acts on each tensor. "Descended"
+    is symmetric: one network descends from the other, or both descend from a third. `regauge.comparison.verdicts`
+    defines the thresholds. The thresholds were chosen on networks that are not part of the reported measurements.
 
-    The p-value and z-score test the stored order of units. Both are exact unless somebody chose this order. An
-    alignment chooses this order. Therefore the order alone never leads to the verdict "descended". If the file of a
-    network records an alignment by regauge and its element, the alignment is undone first. If the element is missing, a
-    note mentions the alignment.
+    The p-value and z-score test the stored order of units. Both numbers are exact unless somebody chose the order of
+    units. Alignment of one network to another does choose the order of its units. The order of units alone therefore
+    never leads to the verdict "descended". If the file of a network records an alignment by regauge and its element,
+    the alignment is undone first. If the element is missing, a note mentions the alignment.
 
     If networks differ in widths, vocabularies or numbers of layers, only the tensors that both have are compared.
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts, such as the token axis, they are compared up to the shorter length. One network may have more units in a
-    permutation group, for example before `regauge.prune`. Then the units that best match the other network are compared
-    (`Comparison.units`). One network may have more blocks (`layers.7`). Then the most similar blocks are compared, in
-    their order. The notes list all tensors and units that are not compared. For such networks, the verdict is never
-    "identical". If the common parts are identical, the verdict is "descended".
+    permutation group, for example before `regauge.prune`. Then those units of it are compared that best match the other
+    network (`Comparison.units`). One network may also have more blocks (`layers.7`). Then the most similar blocks of
+    both networks are compared, in their order. The notes list all tensors and units that are not compared. The verdict
+    on networks of different shapes is never "identical". If their common parts are identical, the verdict is
+    "descended".
 
     Args:
         params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint.
         params_b: The second network, which is aligned to the first.
         symmetry: The symmetry of both networks. If the shapes differ, this is the symmetry of the first network.
         task: Model, data and loss, for comparing outputs, barriers and the loss of the merged network.
-        references: Networks that are known to be independent of the first network. The references must be trained in
-            the same way as an independent second network would have been trained. `reference_p_value` is then the rank
-            of the second network's fingerprint among the reference fingerprints. The rank is by distance from the first
-            network's fingerprint. This p-value is exact even if elements were applied to the networks.
+        references: Networks that are known to be independent of the first network. References must be trained in the
+            same way as an independent second network would have been trained. `reference_p_value` is then the rank of
+            the second network's fingerprint among those of the references, by distance from the first network's
+            fingerprint. The reference p-value is exact even if elements were applied to the networks.
         draws: The number of random elements in the independence test.
-        generator: The source of randomness for the test. Default: a generator with seed 0, which always gives the same
-            result.
+        generator: The source of randomness for the independence test. Default: a generator with seed 0, which always
+            gives the same result.
         out: The path or `Output` of the HTML page of the comparison, a self-contained `.html` file.
         memory: The memory limit for networks in files: a number of bytes, or text such as "2GB". Default: half of the
             machine's memory. Networks that need more memory are streamed. Fingerprints of streamed networks are not
             computed.
         exact: Whether to compare all entries. By default, a sample of large networks is compared first. If the sample
-            gives a clear answer, only the sample is read, and a note mentions this. Entries outside the sample are then
-            not checked for NaN or Inf.
+            gives a clear answer, only the sample is read, and a note says so. Entries outside the sample are then not
+            checked for NaN or Inf.
         progress: A function that shows the progress of each pass over streamed files.
 
     Raises:
@@ -174,7 +175,7 @@ def compare(
 def match_equal(
     a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint, symmetry: Symmetry
 ) -> Matched | None:
-    """Match two networks by the identity if all compared entries are equal. Return None at the first difference.
+    """Match two networks by the identity if all compared entries are equal, and return None at the first difference.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.

@@ -1,4 +1,4 @@
-"""Comparison of large networks by a sample, if comparing all entries would give the same verdict."""
+"""Comparison of large networks by a sample of their entries, if it gives the same verdict as all entries would."""
 
 import functools
 import math
@@ -29,31 +29,29 @@ from regauge.core.params import VALUES, Params, work_dtype
 from regauge.core.symmetry import Symmetry
 
 LARGE = 1 << 26
-"""Networks with at least this many entries are compared by a sample first."""
+"""The number of entries from which networks are compared by a sample first."""
 MOST = 1 << 25
 """The maximal number of entries in a sample."""
 MARGIN = 0.1
-"""A sample determines the verdict only if the share beyond chance differs from each threshold by at least this
-number."""
+"""The distance from each threshold that the share beyond chance must keep for a sample to decide the verdict."""
 SPREAD = 5.0
-"""The number of standard errors around the mean over sampled layers: the 98.5% quantile of Student's t with 3 degrees
-of freedom."""
+"""The number of standard errors by which the mean over sampled layers may be wrong: the 98.5% quantile of Student's t
+with 3 degrees of freedom."""
 FEW = 4
-"""With fewer sampled layers than this, the sample says nothing about other layers."""
+"""The number of sampled layers below which a sample says nothing about other layers."""
 TELLING = 512
-"""For the verdict "unrelated", a sample must match units by at least this many entries of a unit."""
+"""The number of entries per unit by which a sample must match units at least, for the verdict "unrelated"."""
 NEAR = 0.95
-"""If the share is at least this number, the networks may be one network in another gauge, and all entries are
-compared."""
+"""The explained share from which all entries are compared, because the networks may be the same in another gauge."""
 UNMOVED = 0.75
-"""If at least this share of the distance before alignment remains, the networks are not one network in another
+"""The share of the distance that must remain after alignment to rule out that the networks are the same in another
 gauge."""
 ORDERED = 3.0
-"""If units correspond in their stored order by at least this many standard deviations, all entries are compared."""
+"""The number of standard deviations of corresponding unit order from which all entries are compared."""
 ROTATED = 0.5
-"""If inner products along axes without a group have at least this correlation, a stream may have been rotated."""
+"""The correlation of inner products, along axes without a group, from which a stream may have been rotated."""
 PROBED = 512
-"""The number of entries along such an axis whose inner products are compared."""
+"""The number of entries along an axis without a group whose inner products are compared."""
 ALIGNED_COPIES, READ_COPIES = 12, 4
 """The numbers of copies of a sample, and of its largest tensor with all units, that are in memory at once."""
 PIECE = 1 << 23
@@ -72,21 +70,20 @@ def compare_sampled(
 ) -> Comparison | None:
     """Compare two networks by a sample of their tensors.
 
-    Return None if the networks are small or the sample does not decide. From each stack of layers, the sample contains
-    some layers. From each large group of the first network, it contains some units, and the most similar units of the
-    second network. The sampled parts are then compared as smaller networks, as in `rg.compare`. Two facts relate
-    measurements on a sample to measurements on all entries:
+    Return None if the networks are small, or if the sample does not decide the verdict. From each stack of layers, the
+    sample contains some layers. From each large group, the sample contains some units of the first network, and the
+    most similar units of the second. The sampled parts are then compared as smaller networks, as in `rg.compare`. Two
+    facts relate measurements on a sample to measurements on all entries:
 
     - The objective of an element on sampled units and entries is an unbiased estimate of its objective on all entries.
-      Therefore the best objective on a sample is, in expectation, at least as large as the best objective on all
-      entries. Between unrelated networks, a sample therefore overestimates the explained share, and it also
-      overestimates the share by chance.
+      The best objective on a sample is therefore, in expectation, at least as large as the best objective on all
+      entries. For unrelated networks, a sample thus overestimates both the explained share and the share by chance.
     - The mean share over all layers differs from the mean share over sampled layers by about its standard error.
 
-    The sample decides "descended" or "unrelated" if the share beyond chance is farther from the thresholds than this
-    error plus a margin. The sample does not decide if the networks may be the same in another gauge, if a stream may be
-    rotated, or if somebody may have chosen the order of units. The sample also does not decide if units were matched by
-    too few entries.
+    The sample decides "descended" or "unrelated" if the share beyond chance is farther from the thresholds than its
+    standard error plus a margin. The sample does not decide if the networks may be the same in another gauge, if a
+    stream may be rotated, or if somebody may have chosen the order of units. The sample also does not decide if units
+    were matched by too few entries.
 
     Args:
         a: The first network.
@@ -94,8 +91,9 @@ def compare_sampled(
         symmetry: The symmetry of both networks.
         origins: The origins of both networks, as recorded in their provenance.
         draws: The number of random permutations in the independence test.
-        generator: The source of randomness. The function uses a copy of it.
-        memory: The memory limit for networks in files. If the sample would exceed the limit, no sample is compared.
+        generator: The source of randomness. The source of randomness is copied, so the caller's generator is not
+            changed.
+        memory: The memory limit for networks in files. If a sample would exceed the limit, none is compared.
     """
     blank = a.on_meta() if isinstance(a, Checkpoint) else a
     values = sum(math.prod(tensor.shape) for tensor in blank.values())
@@ -121,7 +119,7 @@ def _peak(sample: Sample, draws: int) -> int:
 
 
 class _Sampled:
-    """Two networks of which only a sample is read."""
+    """Two networks of which only a sample of the entries is read."""
 
     def __init__(
         self,
@@ -139,7 +137,7 @@ class _Sampled:
             self._behind = partial(_read, one), partial(_read, other)
 
     def compare(self, origins: Origins, values: int, draws: int, generator: torch.Generator) -> Comparison | None:
-        """Return the comparison if the sample determines the verdict. Otherwise return None."""
+        """Return the comparison if the sample decides the verdict, and None otherwise."""
         sample = self._sample
         a, b = (sample.cut(read, sample.units) for read in self._stored)
         narrow = bind_networks((a, b), sample.narrow, "compare single networks, two at a time")
@@ -183,13 +181,13 @@ class _Sampled:
         )
 
     def _narrow(self, params: Params, narrow: Symmetry) -> Params:
-        """Return a representative of the network that has only the sampled units, in one dtype."""
+        """Return the representative of a network with only the sampled units, in one dtype."""
         wide = functools.reduce(torch.promote_types, {t.dtype for t in params.values() if t.dtype in VALUES})
         params = {name: t.to(work_dtype(wide)) if t.dtype in VALUES else t for name, t in params.items()}
         return narrow.split(params)[0] if narrow.translations or narrow.gains else params
 
     def _is_sure(self, found: Comparison, least: int) -> bool:
-        """Return whether comparing all entries would give the same verdict."""
+        """Return whether the verdict on all entries would be the same as the verdict on the sample."""
         low, high = (beyond_chance(share, found.share_by_chance) for share in _interval(found, self._sample.layers))
         if low is None or high is None:
             return False
@@ -201,10 +199,11 @@ class _Sampled:
 
     @cached_property
     def _may_be_rotated(self) -> bool:
-        """Whether a rotation of a stream may explain what permutations do not: it keeps inner products on other axes.
+        """Whether a rotation of a stream, which keeps inner products, may explain what permutations do not explain.
 
-        Let E = X - Y R. The Gram matrices then differ by at most |E| (|X| + |Y|). So if a rotation explains nearly
-        everything, their entries correlate.
+        Suppose that a rotation R leaves the difference E = X - Y R between tensors X and Y. The Gram matrices of X and
+        Y then differ by at most |E| (|X| + |Y|). If a rotation explains nearly everything, the entries of both Gram
+        matrices therefore correlate.
         """
         names = self._symmetry.rotatable
         seen = False

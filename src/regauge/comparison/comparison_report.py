@@ -33,7 +33,7 @@ def write_page(path: Path, facts: Mapping[str, Any], seed: int, distances: Mappi
     Args:
         path: The `.html` file.
         facts: `Comparison.facts` together with the names `a` and `b` of both networks, or `Lineages.facts`.
-        seed: The random seed, which the page shows.
+        seed: The random seed, which the page displays.
         distances: The distance matrices, with labels as keys.
     """
     # Pages are drawn by a package above this one, which a comparison that writes nothing does not need.

@@ -33,7 +33,7 @@ from regauge.hub import Model
 FORMAT = "regauge.database"
 VERSION = "1"
 SAVED_SECONDS = 60
-"""The interval in seconds at which fingerprints are written while others are still being computed."""
+"""The interval in seconds at which a database is written while fingerprints are still being computed."""
 
 
 class Fingerprinted(NamedTuple):
@@ -71,7 +71,7 @@ class _Architecture:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     def names(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """Return a checkpoint under this architecture's tensor names; None if it has another architecture."""
+        """Return a checkpoint under this architecture's tensor names, or None if it has another architecture."""
         try:
             named = name_by(checkpoint, self.symmetry)
         except ValueError:
@@ -85,8 +85,8 @@ class Search:
 
     Attributes:
         neighbors: The nearest networks, sorted by distance.
-        comparisons: For each neighbor, its comparison with the queried network, which is network A. None if files of
-            the neighbor are missing or damaged.
+        comparisons: For each neighbor, its comparison with the queried network, which is network A. An entry is None if
+            files of the neighbor are missing or damaged.
         notes: Notes on files that are missing or damaged, or that changed after they were added.
     """
 
@@ -143,9 +143,9 @@ class Database:
 
     @property
     def networks(self) -> Mapping[str, Fingerprinted]:
-        """Return the networks, with their paths as keys.
+        """Return the networks in the database, by path.
 
-        If a network is in the folder of the database, its path is relative to this folder.
+        The path of a network in the folder of the database is relative to this folder.
         """
         return dict(self._networks)
 
@@ -163,8 +163,8 @@ class Database:
         """Add networks to the database, and write the file.
 
         A network that is already in the database is not read again if its files are unchanged. The file is written
-        every minute and at the end, even after an error or an interrupt. If another process adds networks at the same
-        time, its networks are kept.
+        every minute and at the end, even after an error or an interrupt. Networks that another process adds at the same
+        time are kept.
 
         Args:
             paths: The checkpoints: files, folders, or BASE+ADAPTER.
@@ -254,7 +254,7 @@ class Database:
 
         Raises:
             FileNotFoundError: The checkpoint or the database does not exist.
-            ValueError: The cases are those of `nearest` and `rg.compare`.
+            ValueError: An error of `nearest` or of `rg.compare`.
         """
         if draws < 1:
             raise ValueError(f"draws is {draws}; a test needs at least one random element, and 999 are usual")
@@ -367,7 +367,7 @@ class Database:
         return networks, architectures
 
     def _write(self) -> None:
-        """Write all networks, including those that another process added since the file was read."""
+        """Write all networks to the database, including those that another process added since the file was read."""
         if self.path.exists():
             networks, architectures = self._read()
             self._networks, self._architectures = networks | self._networks, architectures | self._architectures

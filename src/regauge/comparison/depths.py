@@ -1,4 +1,4 @@
-"""The selection of blocks to compare if two networks of one architecture have different numbers of blocks."""
+"""The selection of blocks to compare in networks of one architecture with different numbers of blocks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 LARGE = 1 << 26
-"""With more entries than this, blocks are matched by their numbers, because matching would align many pairs of blocks.
+"""The number of entries above which blocks are matched by their numbers, because aligning many pairs is slow.
 """
 Blocks = dict[int, dict[str, Tensor]]
 
@@ -42,13 +42,13 @@ class Depths:
 def match_depths(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry
 ) -> tuple[Mapping[str, Tensor], Depths]:
-    """Renumber the blocks of the second network according to the most similar blocks of the first network.
+    """Renumber the blocks of the second network like the most similar blocks of the first network.
 
     Blocks are the outermost numbered parts of tensor names, such as `layers.7`. If one network has more blocks, blocks
-    may have been removed or duplicated at any position. So block numbers do not show which blocks correspond. For each
-    pair of blocks with the same shapes, the blocks are aligned together with the tensors outside all blocks. The best
-    matching maximizes the sum of explained shares among all matchings that keep the order of blocks (Needleman and
-    Wunsch, 1970).
+    may have been removed or duplicated at any position. Block numbers therefore do not show which blocks correspond.
+    Each pair of blocks with the same shapes is aligned together with the tensors outside all blocks. The best matching
+    maximizes the sum of explained shares among all matchings that keep the order of blocks (Needleman and Wunsch,
+    1970).
 
     Args:
         a: The first network.
@@ -107,7 +107,7 @@ def _score(
     own: tuple[str, Mapping[str, Tensor]],
     other: tuple[str, Mapping[str, Tensor]],
 ) -> float:
-    """Return the share of a block of the first network that an aligned block of the second network explains."""
+    """Return the share of a block of the first network that a block of the second explains after alignment."""
     outside = [n for n, t in a.items() if not numbered_parts(n) and n in b and b[n].shape == t.shape]
     pair: list[Params] = [
         {n: params[n] for n in outside} | {own[0] + rest: tensor for rest, tensor in block.items()}

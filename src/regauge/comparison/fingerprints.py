@@ -35,14 +35,14 @@ from regauge.core.symmetry import Symmetry
 SIZE = 256
 """The number of entries of a fingerprint."""
 PROBES = 8
-"""The number of fixed random vectors with which axes without a group are contracted."""
+"""The number of fixed random vectors with which tensors are contracted along axes without a group."""
 QUANTILES = 8
 """The number of parts over which the sorted norms of units are averaged separately."""
 MIXTURES = 4
 """The number of fixed mixtures of a unit's norms in different tensors."""
 TINY = torch.finfo(torch.float64).tiny
 FAINT_TENSOR = 0.01
-"""A tensor gets less weight if its entries are below this share of the network's root mean square."""
+"""The share of the network's root mean square below which the entries of a tensor get less weight."""
 
 Features = Float64[Tensor, "models features"]
 HELD = 5
@@ -68,14 +68,15 @@ def fingerprint(
     The representative is then balanced: it becomes the network of smallest norm on its orbit under scales and
     invertible matrices (`regauge.core.balance`). Then two networks on one orbit differ only by permutations, signs and
     rotations, and all features are invariant under these. The features of a tensor are its norm, the norms of its Gram
-    matrices, and the norms of contractions with fixed random vectors. The contractions are along axes on which no group
-    acts. The features of a group are the sorted norms of its units over all tensors, averaged in eight parts, for four
-    mixtures of the tensors. For periodic units, the sine of the bias is used. Entries that no element exchanges have
-    different fixed weights. So a permutation of the inputs changes the fingerprint. Tensors are divided by their norms.
-    A fixed random projection, which keeps distances, maps all features to 256 numbers.
+    matrices, and the norms of contractions with fixed random vectors. Tensors are contracted along axes on which no
+    group acts. The features of a group are the sorted norms of its units over all tensors, averaged in eight parts, for
+    four mixtures of the tensors. For periodic units, the sine of the bias is used. Entries that no element exchanges
+    have different fixed weights. A permutation of the inputs therefore changes the fingerprint. Tensors are divided by
+    their norms. A fixed random projection, which keeps distances, maps all features to 256 numbers.
 
-    A change of a balanced tensor changes each feature by at most the same amount. Therefore small noise changes the
-    fingerprint little. Units with scales are an exception if their incoming or outgoing weights are all exactly zero.
+    A change of a balanced tensor changes each feature by at most the size of this change. Small noise therefore changes
+    the fingerprint little. Units with scales are an exception if their incoming or outgoing weights are all exactly
+    zero.
 
     If a checkpoint does not fit in memory, it is read tensor by tensor, in float32, or in float64 if it is stored in
     float64. Up to rounding, the fingerprint is the same as that of the network in memory.
@@ -93,8 +94,8 @@ def fingerprint(
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
-        ValueError: Parameters do not fit the symmetry, or contain NaN or Inf. Or the memory limit is too low, or a
-            matrix product of a streamed network does not have full rank.
+        ValueError: Parameters do not fit the symmetry, or contain NaN or Inf. ValueError is also raised if the memory
+            limit is too low, or if a matrix product of a streamed network does not have full rank.
 
     References:
         Kempf and Ness (1979) for points of smallest norm on orbits; Johnson and Lindenstrauss (1984), Extensions of
@@ -143,7 +144,7 @@ def _project(features: Mapping[str, Features], models: int = 1) -> Float64[Tenso
 
 
 def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Features]:
-    """Return invariants under permutations, signs and rotations, by the name of the tensor or group described."""
+    """Return features that permutations, signs and rotations do not change, by the name of their tensor or group."""
     norms, counts = dict[str, Tensor](), dict[str, int]()
     for name, tensor in tensors.items():
         norms[name], counts[name] = tensor.reshape(len(tensor), -1).norm(dim=1).double(), tensor[0].numel()
@@ -184,7 +185,10 @@ def _column(numbers: Float64[Tensor, " models"], like: Tensor) -> Tensor:
 
 
 def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
-    """Return fixed weights around one for the entries of a tensor. Entries on the same orbit have the same weight."""
+    """Return fixed weights around one for the entries of a tensor.
+
+    Entries that elements can exchange have the same weight.
+    """
     result = tensor.new_ones([1] * tensor.ndim)
     for axis in range(tensor.ndim - 1):
         length = tensor.shape[1 + axis]
@@ -195,9 +199,9 @@ def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
 
 
 def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
-    """Contract the axes on which no group acts with fixed vectors.
+    """Contract a tensor with fixed vectors along the axes on which no group acts.
 
-    Return norms over the other axes, or the contracted entries if there are no other axes.
+    Return norms over the remaining axes, or the contracted entries themselves if no axes remain.
     """
     is_contracted = False
     for axis in reversed(range(tensor.ndim - 1)):
@@ -215,7 +219,7 @@ def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
 
 
 def _averages(squares: Float64[Tensor, "models units"]) -> Features:
-    """Return the square roots of the sums of squares over consecutive parts of the sorted squares."""
+    """Return square roots of sums over consecutive parts of the sorted squares."""
     count = squares.shape[1]
     ends = torch.linspace(0, count, min(QUANTILES, count) + 1).round().long().tolist()
     ordered = squares.sort(dim=1).values
@@ -223,7 +227,7 @@ def _averages(squares: Float64[Tensor, "models units"]) -> Features:
 
 
 def _gram_norm(values: Float64[Tensor, "models *copies units values"]) -> Features:
-    """Return `_gram_root` of the Gram matrices of units."""
+    """Return one number for the Gram matrices of units, as `_gram_root` computes it."""
     tall = values.mT if values.shape[-2] > values.shape[-1] else values
     return _gram_root(tall @ tall.mT)
 
@@ -235,7 +239,7 @@ def _gram_root(grams: Float64[Tensor, "models *copies n n"]) -> Features:
 
 @remembered
 def orbits_of_entries(symmetry: Symmetry, name: str) -> dict[int, Int[Tensor, " length"]]:
-    """Return, for each axis on which a group acts, a label of the orbit for every index."""
+    """Return, for each axis with a group, labels of indices; equal labels mark indices that can be exchanged."""
     result = {}
     for axis, length in enumerate(symmetry.shapes.get(name, ())):
         local = [site for site in symmetry.sites.get(name, ()) if site.placement.axis == axis]
@@ -253,10 +257,10 @@ def orbits_of_entries(symmetry: Symmetry, name: str) -> dict[int, Int[Tensor, " 
 
 
 class BalancedTensors(Mapping[str, Tensor]):
-    """The compared tensors of a checkpoint. Each has a leading model axis of length one.
+    """The compared tensors of a checkpoint after balancing, each with a leading model axis of length one.
 
     Attributes:
-        symmetry: The symmetry that `seen_by_fingerprints` returns. All its sizes are known.
+        symmetry: The symmetry that `seen_by_fingerprints` returns. All sizes of its groups are known.
     """
 
     def __init__(self, source: Checkpoint, whole: Symmetry, names: Sequence[str], passes: Passes) -> None:
@@ -317,15 +321,15 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
 
 
 def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry under which fingerprints are invariant: for rotated streams, that of representatives."""
+    """Return the symmetry under which fingerprints do not change: with rotated streams, that of representatives."""
     return symmetry.on_representatives(rotate=True) if symmetry.rotatable else symmetry
 
 
 def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
     """Return a tensor `[models, ...]` in a form that permutations of gains and half periods do not change.
 
-    The gains of rotated streams are 1. If some gains are zero, the stream is permuted instead of rotated. Therefore the
-    gains are sorted. `_without_shifts` replaces biases to which half periods are added.
+    The gains of rotated streams are set to 1. If some of these gains are zero, the stream is permuted instead of
+    rotated. In this case, the gains are sorted. `_without_shifts` replaces biases to which half periods are added.
     """
     if any(name in gains_of(symmetry, group) for group in symmetry.rotatable):
         return tensor.sort(-1).values
@@ -350,7 +354,10 @@ def _balance(job: FileJob, symmetry: Symmetry, passes: Passes, nbytes: int) -> E
 
 
 def _without_shifts(tensor: Tensor, sites: Sequence[Site]) -> Tensor:
-    """Return `sin(pi x / c)` of a tensor to which half periods c are added. A half period only changes its sign."""
+    """Return `sin(pi x / c)` of a tensor to which half periods c are added.
+
+    A half period only changes the sign of this sine.
+    """
     amounts = {abs(amount) for site in sites for amount in site.placement.shift if amount}
     if not amounts:
         return tensor

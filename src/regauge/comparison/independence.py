@@ -1,4 +1,4 @@
-"""An exact test of independence: it compares the unit order of two networks with random permutations."""
+"""An exact test of independence, which compares the unit order of two networks with random permutations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,8 +16,9 @@ from regauge.core.symmetry import Symmetry
 DRAWS = 999
 """The number of random elements with which the order of the units is compared."""
 SKETCH = 128
-"""The number of entries that represent a unit in one tensor. If a unit has more entries, these are summed with fixed
-random signs."""
+"""The number of entries that represent a unit in one tensor.
+
+If a unit has more entries, they are summed with fixed random signs."""
 
 Load = Callable[[str], tuple[Tensor, Tensor]]
 """A function that returns a tensor of both networks, given its name."""
@@ -28,7 +29,8 @@ class Independence:
     """The result of the independence test.
 
     Attributes:
-        p_value: The share of independent networks that are at least as similar: (1 + similar samples) / (1 + samples).
+        p_value: The share of random permutations under which the networks are at least as similar: (1 + similar
+            samples) / (1 + samples).
         z_score: The deviation of the statistic from its exact mean under the null hypothesis, in exact standard
             deviations.
         draws: The number of random elements sampled.
@@ -49,31 +51,33 @@ def measure_independence(
     generator: torch.Generator,
     draws: int = DRAWS,
 ) -> Independence | None:
-    """Compare the unit order of two networks with random permutations. Return None if no group can be tested.
+    """Compare the unit order of two networks with random permutations.
+
+    Return None if the networks have no group that can be tested.
 
     The null hypothesis is that the networks are independent, and that all permutations of one network's units are
-    equally likely. The second part holds if the initial weights of all units in a group have the same distribution, and
-    if training does not depend on unit indices. SGD and Adam satisfy this condition. Consider the rank of the statistic
-    T(a, b) among T(a, g b) for uniformly random permutations g. Under the null hypothesis, all ranks are equally
-    likely. Therefore the p-value is exactly uniform for all networks, sizes, data and training methods. No distribution
-    is assumed.
+    equally likely. This holds if the initial weights of all units in a group have the same distribution, and if
+    training does not depend on unit indices. Training by SGD or Adam does not depend on unit indices. Consider the rank
+    of the statistic T(a, b) among T(a, g b) for uniformly random permutations g. Under the null hypothesis, all ranks
+    are equally likely. The p-value is therefore exactly uniform for all networks, sizes, data and training methods. No
+    distribution is assumed.
 
     T is a sum of cosines over units and tensors, between the weights of unit i in the first and in the second network.
-    Only groups without common tensors are permuted, such as every second layer of a chain. Then T is a sum of one entry
-    from each row of a matrix. Therefore random permutations are cheap to evaluate, and the mean and variance of T are
+    Only groups without common tensors are permuted, such as every second layer of a chain. T is then a sum of one entry
+    from each row of a matrix. Random permutations are therefore cheap to evaluate, and the mean and variance of T are
     known. The test is exact for random elements of a subgroup, as it is for random elements of the whole group.
 
     The test is not valid if one network was aligned to the other, because the alignment chose the order of the units.
     Choosing the order makes the p-value small.
 
-    The test cannot recognize a copy to which a random element was applied. The order of units in such a copy contains
-    no information. Only the orbit of the copy shows its origin. Independent networks may have the same orbit, for
-    example if training has only one solution. No test with random elements can distinguish these cases; see
-    `Comparison.reference_p_value`.
+    The test cannot recognize a copy of a network to which a random element was applied. The order of units in such a
+    copy contains no information. Only the orbit of such a copy shows its origin. Independent networks may have the same
+    orbit, for example if training has only one solution. No test with random elements can distinguish a copy from such
+    a network; see `Comparison.reference_p_value`.
 
     Args:
         load: A function that returns a tensor of both networks, given its name.
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of its groups must be known.
         names: The names of the compared tensors.
         generator: The random generator that samples the elements.
         draws: The number of random elements. The smallest possible p-value is 1 / (1 + draws).
@@ -159,7 +163,10 @@ def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*
 
 
 def _center(matrix: Float[Tensor, "n n"]) -> tuple[float, float]:
-    """Center a matrix in place. Return the sum of its diagonal, and this sum's variance over permutations."""
+    """Center a matrix in place by rows and columns.
+
+    Return the sum of its diagonal, and the variance of this sum over random permutations.
+    """
     n, double = len(matrix), torch.float64
     matrix -= matrix.mean()
     rows, columns = (matrix.sum(axis).to(double) / n for axis in range(2))

@@ -16,7 +16,7 @@ from regauge.core.families import connected
 from regauge.core.progress import Progress, no_progress
 
 RELATED = ("identical", "same network in another gauge", "descended")
-"""The verdicts for which two networks belong to one tree."""
+"""The verdicts with which two networks belong to one tree."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class Lineage:
 
     Attributes:
         names: The names of the compared networks.
-        pairs: The comparison of each pair that can be compared. The key is the two names in the order of `names`.
+        pairs: The comparison of each pair that can be compared. Each key consists of the two names in the order of
+            `names`.
         distances: The distances modulo the group, relative to the norm of the compared part of the first network. The
             distance is NaN for pairs that cannot be compared. If all networks are in memory and have one shape,
-            distances are measured after the first network is balanced. In this case, the distances do not depend on the
-            scales of the networks.
+            distances are measured after the first network is balanced. Distances between balanced networks do not
+            depend on the scales of the networks.
         families: The families, each a tuple of networks that are related directly or through other networks. Each
             unrelated network forms a family of one.
         averages: The networks that are averages of other networks, according to their weights or their provenance.
@@ -138,7 +139,10 @@ def _averages(
     related: Collection[str],
     told: Mapping[str, Sequence[str]],
 ) -> tuple[Average, ...]:
-    """Return the averages in a family. Distances to unrelated networks would only disturb their weights."""
+    """Return the networks in a family that are averages of others.
+
+    Distances to unrelated networks are not used, because they would disturb the weights.
+    """
     own = torch.tensor([names.index(name) for name in family])
     known = {child: parents for child, parents in told.items() if child in family}
     return find_averages(family, squares[own][:, own], {*related} & {*family}, known)
@@ -150,7 +154,7 @@ def _balanced(found: Comparison) -> tuple[float, float, float] | None:
 
 
 def _families(names: list[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
-    """Return groups of names that pairs connect directly or through others, in their order."""
+    """Return groups of names that are connected by pairs, directly or through other names, in their order."""
     parts = connected([*({name} for name in names), *pairs])
     found = (tuple(name for name in names if name in part) for part in parts)
     return sorted(found, key=lambda family: names.index(family[0]))

@@ -28,7 +28,7 @@ from regauge.core.task import Task
 def match_streamed(
     job: FileJob, symmetry: Symmetry, *, task: Task | None, references: Sequence[object], progress: Progress
 ) -> Matched:
-    """Align two checkpoints in sweeps over their files. One scrambled copy measures the share by chance.
+    """Align two checkpoints in sweeps over their files, and measure the share by chance with one scrambled copy.
 
     Translations and gains are removed from tensors when they are read. Residual streams are rotated if rotations
     explain more than permutations.
@@ -78,12 +78,12 @@ def match_streamed(
 
 
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:
-    """Return the common part of streamed networks without tensors of different widths.
+    """Return the comparable part of streamed networks, without tensors on which groups of different sizes act.
 
-    Units of different widths are not matched.
+    Streamed networks are compared without matching units of groups that differ in size.
 
     Raises:
-        ValueError: Nothing can be compared without these tensors.
+        ValueError: No other tensor can be compared.
     """
     need = (
         f"matching units of networks of different widths takes {size_text(job.nbytes)}, and "

@@ -28,12 +28,12 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 ROTATED = 0.8
-"""A rotation is accepted only if the remaining distance is below this share of the distance after permutations.
+"""The share of the distance after permutations below which the distance after a rotation must be, to accept it.
 
 The reason is that a rotation brings any two networks somewhat closer.
 """
 FUNCTION_POINTS = 11
-"""The number of networks on a linear path, including both endpoints. The midpoint is one of these networks."""
+"""The number of networks on a linear path that are evaluated, including both endpoints and the midpoint."""
 
 
 def match_whole(
@@ -47,10 +47,10 @@ def match_whole(
     """Align two networks in memory by their weights or by their function.
 
     Networks that differ only by translations and gains have the same representatives. Therefore representatives are
-    aligned. If a matrix product does not have full rank, its factors contain components that do not affect the product.
-    Two networks with the same function may then not be related by any element. If a distance remains after alignment,
-    the factors are therefore aligned again without these components. Residual streams are rotated if rotations explain
-    differences that permutations do not.
+    aligned instead of networks. If a matrix product does not have full rank, its factors contain components that do not
+    affect the product. Two networks with the same function may then not be related by any element. If a distance
+    remains after alignment, the factors are aligned again without these components. Residual streams are rotated if
+    rotations explain differences that permutations do not.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -105,7 +105,7 @@ def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task:
     Args:
         a: The first network.
         b: The second network.
-        aligned: The first network, and the second network aligned to the first. The barrier after alignment is measured
+        aligned: The first network, and the second network aligned to it. The barrier after alignment is measured
             between these two.
         task: Model, data and loss.
 
@@ -133,8 +133,9 @@ def rounding_noise(
     """Estimate how much rounding changes the distance between the representatives of two networks.
 
     If a translation is large compared with the weights, rounding errors are proportional to the translation. These
-    errors remain after the translation is removed. Therefore each entry of a network is perturbed at random by up to
-    half the spacing of its format. The function measures the resulting change of the representative.
+    rounding errors remain after the translation is removed. To estimate them, each entry of a network is perturbed at
+    random by up to half the spacing of its format. The result is the change of the representative under this
+    perturbation.
 
     Args:
         networks: The first and the second network as stored.

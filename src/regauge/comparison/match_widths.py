@@ -26,9 +26,9 @@ def match_widths(
 ) -> Matched:
     """Select and align matching units of two networks with different widths.
 
-    If units are selected to match, any two networks explain some share of each other. Therefore scrambled networks and
-    references are also compared with the whole first network, each with its own selection of units. The order of units
-    is tested for groups in which both networks have the same number of units.
+    If units are selected for their match, any two networks explain some share of each other. Scrambled networks and
+    references are therefore also compared with the whole first network, each with its own selection of units. The order
+    of units is tested for groups in which both networks have the same number of units.
 
     Args:
         a: The first network, which stays unchanged.

@@ -23,18 +23,18 @@ MOVED_ORDER = "the p-value is of the order as stored, which an element changes: 
 
 @dataclass(frozen=True)
 class Matched:
-    """Two networks, as one case of `compare` matched them, and further data for the comparison.
+    """Two matched networks, and further data for the comparison.
 
     Attributes:
         pair: The networks to compare.
         element: The element that aligns the second network of the pair.
-        chance: A function that measures the share of scrambled networks that alignment explains. This function is
-            called only if the verdict depends on the share.
-        tested: The networks whose order of units is tested. It is None if no tensor has an order of units.
-        stored: The networks as stored, if the pair contains other networks that compute the same functions.
+        chance: A function that measures the share of scrambled networks that alignment explains. `chance` is called
+            only if the verdict depends on the share.
+        tested: The networks whose order of units is tested. `tested` is None if no tensor has an order of units.
+        stored: The networks as stored, if the pair contains converted networks with the same functions.
         noise: A function that measures how much rounding in formats of given precisions increases the distance of the
             pair.
-        is_factorized: Whether the matrix products of the pair lack the components that do not affect the products.
+        is_factorized: Whether the factors of matrix products lack the components that do not affect the products.
         distances: The distances of fingerprints from that of the first network, for the second network and the
             references.
         balanced: The distance between the balanced networks of the pair, and their norms.
@@ -140,7 +140,7 @@ def weigh(
 
 
 def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) -> Independence | None:
-    """Test independence on all compared tensors, with the order of units before known alignments."""
+    """Test independence on all compared tensors, in the order that units had before known alignments."""
 
     def load_before(name: str) -> tuple[Tensor, Tensor]:
         (x, y), (first, second) = pair.load(name), origins.undo
@@ -150,7 +150,7 @@ def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) 
 
 
 def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, list[float]]:
-    """Return whether both networks are equal in the coarser of their formats, and the precision of each."""
+    """Return whether both networks are equal after rounding to the coarser of their formats, and both precisions."""
     # A float32 tensor whose values all fit bfloat16 was stored in it once: the values decide, not the dtype. A network
     # has the coarsest format that fits all its tensors.
     everywhere = [frozenset(FORMATS).intersection(*(share.formats[k] for share in shares)) for k in range(2)]

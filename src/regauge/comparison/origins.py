@@ -18,9 +18,9 @@ from regauge.core.families import move_tensor
 from regauge.core.symmetry import Symmetry
 
 CHOOSING = ("align", "canonicalize", "apply", "merge")
-"""Commands whose outputs have an order of units that was chosen by somebody."""
+"""Commands whose outputs have an order of units that somebody chose, for example by alignment."""
 NO_PARENTS = ("model", "symmetry", "data", "test", "reference", "matcher", "alignment", "tokenizer", "statistics")
-"""Inputs of commands whose weights do not become part of the output."""
+"""Names of command inputs whose weights do not become part of the output."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,12 @@ class Origin:
 
     Attributes:
         label: The label of the network, "A" or "B".
-        command: The command that wrote the network, such as "align". Empty if its provenance names no command.
-        parents: The networks from which it was made, according to its provenance: path, and SHA-256 of the weights.
-        is_chosen: Whether somebody chose the order of units in the network, or in a network from which it was made.
-        alignment: The element that was applied to the network, if the element is stored with it.
+        command: The command that wrote the network, such as "align". The command is empty if the provenance of the
+            network names none.
+        parents: The networks from which this network was made, according to its provenance: path, and SHA-256 of the
+            weights.
+        is_chosen: Whether somebody chose the order of units in this network, or in a network from which it was made.
+        alignment: The element that was applied to the network, if its file contains the element.
     """
 
     label: str
@@ -43,7 +45,7 @@ class Origin:
 
     @classmethod
     def of(cls, network: Mapping[str, Tensor] | Checkpoint, label: str) -> "Origin":
-        """Read the origin of a network from its provenance. The origin is empty if the network is not in a file."""
+        """Read the origin of a network from its provenance. The origin of a network in memory is empty."""
         document = read_provenance(network.home) if isinstance(network, Checkpoint) else None
         if document is None:
             return cls(label)
@@ -56,7 +58,7 @@ class Origin:
         return cls(label, command, tuple(_parents(document, command)), is_chosen, alignment)
 
     def knows(self, other: Mapping[str, Tensor] | Checkpoint) -> bool:
-        """Return whether the provenance names another network as a parent, according to the hashes of the weights."""
+        """Return whether the provenance names another network as a parent, according to hashes of weights."""
         if not self.parents or not isinstance(other, Checkpoint):
             return False
         files = [path for path in Input("", other.home).files if path.name.endswith(weight_suffixes(is_read=True))]
@@ -64,7 +66,7 @@ class Origin:
         return any(own and own == hashes for _, hashes in self.parents)
 
     def undo(self, network: Mapping[str, Tensor] | Checkpoint) -> "Undo | None":
-        """Return a map of tensors that undoes the alignment; None if the element is unknown."""
+        """Return a function that undoes the alignment of tensors, or None if the element is unknown."""
         if self.alignment is None or self.alignment.element.rotation:  # Rotations mix units: they have no order.
             return None
         try:
@@ -92,7 +94,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Undo:
-    """The inverse action of an element, applied to single tensors."""
+    """The inverse action of an element on single tensors, which undoes an alignment."""
 
     symmetry: Symmetry
     element: Element
@@ -108,7 +110,7 @@ class Origins:
 
     Attributes:
         of: The origin of each network.
-        undo: For each network, a map that undoes its alignment, if the element is known and the whole network is
+        undo: For each network, a function that undoes its alignment, if the element is known and the whole network is
             compared.
         parent: A sentence for the case that one network's provenance names the other network as a parent by its hash.
     """
@@ -119,7 +121,7 @@ class Origins:
 
     @classmethod
     def read(cls, a: Mapping[str, Tensor] | Checkpoint, b: Mapping[str, Tensor] | Checkpoint) -> "Origins":
-        """Read the origins of two networks. A network that is not in a file has an empty origin."""
+        """Read the origins of two networks. The origin of a network in memory is empty."""
         first, second = Origin.of(a, "A"), Origin.of(b, "B")
         parent = ""
         for child, label, other in ((second, "A", a), (first, "B", b)):
@@ -129,7 +131,7 @@ class Origins:
 
     @property
     def cut(self) -> "Origins":
-        """Return a copy for networks that are compared only in part. In this case no alignment can be undone."""
+        """Return a copy for networks that are compared only in part. For such networks, no alignment can be undone."""
         return replace(self, undo=(None, None))
 
     @property
@@ -145,7 +147,7 @@ class Origins:
 
 
 def named_parents(checkpoints: Mapping[str, Checkpoint]) -> dict[str, tuple[str, ...]]:
-    """Map checkpoints to the names of those other checkpoints that their provenance lists as parents."""
+    """Return, for each checkpoint, the names of other checkpoints that its provenance lists as parents."""
     origins = {name: Origin.of(one, name) for name, one in checkpoints.items()}
     told = {}
     for name, origin in origins.items():
@@ -160,7 +162,7 @@ def _word(document: Mapping[str, Any]) -> str:
 
 
 def _parents(document: Mapping[str, Any], command: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the networks from which an output was made. Networks that only served as a reference are excluded."""
+    """Yield the networks from which an output was made, without networks that only served as a reference."""
     for one in document["inputs"]:
         is_reference = one["as"] in NO_PARENTS or (command == "align" and one["as"] == "a")
         of_weights = weight_suffixes(is_read=True)

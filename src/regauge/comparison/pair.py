@@ -15,7 +15,7 @@ from regauge.core.params import VALUES, Params, work_dtype
 from regauge.core.symmetry import Symmetry
 
 COMPARED_BYTES = 1 << 26
-"""The number of bytes of a chunk of a tensor, if no group acts on its first axis."""
+"""The number of bytes of a tensor's chunk, if the tensor can be compared in chunks."""
 FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """The formats in which networks are stored, from coarse to fine. A file may contain numbers of a coarse format in a
 finer format."""
@@ -28,7 +28,7 @@ class Pair:
     Attributes:
         first: The first network, which stays unchanged: parameters by name, or a checkpoint on disk.
         second: The second network, to which elements are applied.
-        symmetry: The symmetry of both networks. All its sizes must be known.
+        symmetry: The symmetry of both networks. All sizes of its groups must be known.
     """
 
     first: Mapping[str, Tensor] | Checkpoint
@@ -37,7 +37,7 @@ class Pair:
 
     @cached_property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The compared tensors and their shapes. Buffers are excluded, and tied tensors have one name."""
+        """The compared tensors and their shapes. Buffers are left out, and a tied tensor appears under one name."""
         ignored = {*self.symmetry.buffers, *(name for names in self.symmetry.tied for name in names[1:])}
         meta: Params = self.first.on_meta() if isinstance(self.first, Checkpoint) else dict(self.first)
         return {

@@ -1,4 +1,4 @@
-"""Networks in files, opened for comparison with the tensor names and the symmetry of one model."""
+"""Networks in files, opened for comparison under the tensor names and with the symmetry of one model."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -43,11 +43,12 @@ class Relatives:
     """Networks in files that can be compared with one another. `open_relatives` returns this class.
 
     Attributes:
-        networks: The checkpoints, with the model and the symmetry of the first one. Other checkpoints may have other
-            widths, vocabularies or numbers of layers.
+        networks: The checkpoints, opened with the model and the symmetry of the first one. Other checkpoints may have
+            other widths, vocabularies or numbers of layers.
         limit: The memory limit.
         is_streamed: Whether the networks stay on disk because they exceed the memory limit.
-        note: If the networks have different tokens, a sentence on which tokens are compared. Otherwise empty.
+        note: If the networks have different tokens, a sentence on which tokens are compared. Otherwise, the note is
+            empty.
     """
 
     networks: Networks
@@ -59,7 +60,7 @@ class Relatives:
         """Open a checkpoint with other shapes than the first checkpoint, under the tensor names of the symmetry.
 
         Raises:
-            ValueError: It has no comparable part in common with the first checkpoint, or lacks single tensors.
+            ValueError: The checkpoint has no comparable part in common with the first one, or lacks single tensors.
         """
         symmetry, first = self.networks.symmetry, self.networks.checkpoints[0]
         named = name_by(checkpoint, symmetry)
@@ -72,9 +73,9 @@ class Relatives:
         return find_common(a, b, self.networks.symmetry, has_widths=not self.is_streamed) is not None
 
     def compare(self, a: Checkpoint, b: Checkpoint, **setting: Unpack[ComparisonSetting]) -> Comparison:
-        """Compare two of the networks as `rg.compare` does, with the same keyword arguments.
+        """Compare two of the opened networks as `rg.compare` does, with the same keyword arguments.
 
-        Tensors that are read for this comparison are not kept in memory.
+        Tensors that are read for one comparison are not kept in memory.
         """
         return compare(copy(a), copy(b), self.networks.symmetry, memory=self.limit, **setting)
 

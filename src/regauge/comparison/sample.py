@@ -20,32 +20,32 @@ from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_symmetry
 
 UNITS = 256
-"""The number of sampled units per group.
+"""The number of units of each group in a sample.
 
-If twice the size of the largest matrix group is larger, this size is used instead, which determines the matrices.
+If twice the size of the largest matrix group is larger, this many units are sampled, which determines the matrices.
 """
 LAYERS = 4
 """The number of sampled layers of a stack."""
 ENTRIES = 2048
 """The number of sampled entries along an axis on which no group acts, such as the token axis."""
 TOLD = 8
-"""If a unit has fewer entries than this in a tensor, the direction of its weights contains no information."""
+"""The number of entries in a tensor below which the direction of a unit's weights contains no information."""
 
 Indices = Mapping[int, Int[Tensor, " entries"]]
-"""The indices of a tensor that are read, for some of its axes."""
+"""The indices at which a tensor is read, for some of its axes."""
 Read = Callable[[str, Indices], Tensor]
-"""A function that reads part of a tensor."""
+"""A function that reads part of a tensor, given its name and indices."""
 Units = Mapping[str, Int[Tensor, " units"]]
 """The sampled units of each group."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The tensors, entries and units of a network that are read.
+    """The tensors, entries and units of a network that a sample contains.
 
     Attributes:
         symmetry: The symmetry of the network as it acts on the sampled tensors, with all units of its groups.
-        entries: The sampled indices along axes on which no group acts, unless all are read.
+        entries: The sampled indices along axes on which no group acts, unless all indices are read.
         units: The sampled units of the first network, in ascending order, for each group that has more units.
         layers: The number of sampled layers, and the number of all layers in the same stacks.
     """
@@ -61,7 +61,7 @@ class Sample:
         """Sample layers, entries and units for networks of these shapes.
 
         Args:
-            symmetry: The symmetry. All its sizes must be known.
+            symmetry: The symmetry. All sizes of its groups must be known.
             shapes: The shapes of all tensors.
             generator: The source of randomness.
         """
@@ -92,7 +92,7 @@ class Sample:
 
     @property
     def values(self) -> int:
-        """Return the number of sampled entries of one network."""
+        """Return the number of entries of one network in the sample."""
         return sum(map(prod, (self.narrow.shapes.get(name, shape) for name, shape in self.shapes.items())))
 
     def indices(self, name: str, units: Units) -> Indices:
@@ -117,13 +117,13 @@ class Sample:
     def match(self, first: Read, second: Read) -> tuple[Units, int]:
         """Find the units of the second network that are most similar to those of the first, group by group.
 
-        A group is matched by tensors whose other axes belong to groups that are already matched. The first group, such
-        as a residual stream, is matched by tensors on which no other group acts. Each sampled unit may match any unit
-        of the second network. Therefore, between unrelated networks, a larger share is explained than with a
-        permutation of all units.
+        A group is matched by tensors on whose other axes only groups act that are already matched. The first matched
+        group, such as a residual stream, is matched by tensors on which no other group acts. Each sampled unit may
+        match any unit of the second network, so two sampled units may match the same one. Between unrelated networks, a
+        larger share is therefore explained than with a permutation of all units.
 
         Returns:
-            The units, and the smallest number of entries of a unit that any of these matches uses.
+            The units, and the smallest number of entries per unit with which any group was matched.
         """
         found: dict[str, Tensor] = {}
         least, waiting = ENTRIES if self.units else 0, list(self.units)
@@ -137,7 +137,7 @@ class Sample:
         return found, least
 
     def _telling(self, name: str, known: Units) -> list[tuple[str, Site, int]]:
-        """Return a group's placements on tensors without other unknown groups, and how many entries per unit are
+        """Return a group's placements on tensors without further unknown groups, and how many entries per unit are
         read.
         """
         places, group = [], self.symmetry[name]
@@ -158,7 +158,7 @@ class Sample:
     def _nearest(
         self, name: str, places: list[tuple[str, Site, int]], first: Read, second: Read, known: Units
     ) -> Int[Tensor, " units"]:
-        """Return the units of the second network whose directions agree best with those of the first network."""
+        """Return the units of the second network whose weights agree best in direction with those of the first."""
         own = self.units[name]
         cosines: dict[tuple[int, ...], Float[Tensor, "sampled units"]] = {}
         for tensor, site, _ in places:
@@ -174,11 +174,11 @@ class Sample:
         return torch.from_numpy(assign_rows(score.numpy()))
 
     def _has_free_signs(self, tensor: str, name: str) -> bool:
-        """Return whether other groups multiply the entries of a unit by signs that are not known yet."""
+        """Return whether other groups multiply the entries of a unit by signs that are still unknown."""
         return any(any(character(s.placement)) for s in self.symmetry.sites[tensor] if s.group.name != name)
 
     def _firsts(self, known: Units) -> Units:
-        """Return the units of the first network for those groups whose units of the second network are known."""
+        """Return the units of the first network, for those groups whose units of the second network are known."""
         return {name: self.units[name] for name in known}
 
 
@@ -190,12 +190,12 @@ def select(tensor: Tensor, indices: Indices) -> Tensor:
 
 
 def layer_of(name: str) -> str | None:
-    """Return the outermost numbered part of a tensor's name, such as "layers.7"; None if there is none."""
+    """Return the outermost numbered part of a tensor's name, such as "layers.7", or None if no part is numbered."""
     return next(iter(numbered_parts(name)), None)
 
 
 def _choose_layers(shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[str], tuple[int, int]]:
-    """Return the tensors of evenly spaced layers and outside layers, and the numbers of chosen and of all layers."""
+    """Return the tensors of evenly spaced layers and those outside layers, and the numbers of chosen and all layers."""
     stacks: dict[str, dict[str, None]] = {}
     for name in shapes:
         layer = layer_of(name)

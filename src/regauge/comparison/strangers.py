@@ -22,10 +22,10 @@ from regauge.core.symmetry import Symmetry
 STRANGERS = 4
 """The number of scrambled networks that measure the share by chance for small networks.
 
-For large networks, where chance matters less, one scrambled network is enough.
+For large networks, one scrambled network is enough, because alignment explains less by chance.
 """
 SMALL = 1 << 14
-"""The largest number of entries of a small network."""
+"""The number of entries up to which a network counts as small."""
 
 
 def estimate_chance(
@@ -44,7 +44,9 @@ def explain(pair: Pair) -> float | None:
 
 
 def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> Params:
-    """Return a scrambled copy of a network. Each tensor gets another permutation, other signs and other rotations.
+    """Return a scrambled copy of a network.
+
+    A separate random permutation, with signs and rotations, acts on each tensor.
 
     Scrambling removes the correspondence of units between tensors. Therefore alignment can explain a scrambled copy
     only because it chooses among many elements.
@@ -63,12 +65,12 @@ def scramble(symmetry: Symmetry, name: str, tensor: Tensor, seed: int) -> Tensor
 
 @remembered
 def _acting_on(symmetry: Symmetry, name: str) -> Symmetry:
-    """Return the symmetry with only the groups that act on a tensor, and their bases."""
+    """Return the symmetry with only the groups that act on one tensor, and their bases."""
     return restrict(symmetry, {name: symmetry.shapes[name]})
 
 
 def _without_stretching(symmetry: Symmetry, element: Element) -> Element:
-    """Return the element in which the nearest rotation replaces each invertible matrix."""
+    """Return the element with each invertible matrix replaced by the nearest rotation."""
     for name, value in element.items():
         if value.matrix is not None and symmetry[name].matrix == "linear":
             u, _, vh = torch.linalg.svd(value.matrix)

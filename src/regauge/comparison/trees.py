@@ -11,14 +11,13 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 CERTAIN = 0.9
-"""From this support on, a branch is certain: no such branch was wrong in the families with which this number was
-chosen."""
+"""The support from which a branch counts as certain."""
 DRAWN = 0.5
-"""Above this support, a branch is drawn. Two drawn branches never contradict each other."""
+"""The support above which a branch is drawn. Two drawn branches never contradict each other."""
 ROUNDS = 6
-"""The maximal number of alternations between fitting the tree and fitting the drift."""
+"""The maximal number of alternations between fitting a tree and fitting the drift that all training runs share."""
 CURVED = 8
-"""From this number of networks on, the shared drift may be curved."""
+"""The number of networks from which the drift that training runs share may be curved."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class Branch:
     Attributes:
         parent: The endpoint nearer to the root.
         child: The other endpoint.
-        length: The length, in the unit of the distances.
-        support: The share of fitted tree models that contain the branch. It is None if norms are not known. It is also
-            None for branches to a single network, which every tree contains.
+        length: The length of the branch, in the unit of the distances.
+        support: The share of fitted tree models that contain the branch, or None if norms are not known. Branches to a
+            single network, which every tree contains, also have support None.
     """
 
     parent: str
@@ -40,7 +39,7 @@ class Branch:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether nearly all tree models, or all trees, contain the branch."""
+        """Return whether nearly all fitted tree models contain the branch, or all trees must contain it."""
         return self.support is None or self.support >= CERTAIN
 
 
@@ -48,10 +47,10 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
     """Return the neighbor-joining tree, whose path lengths between networks approximate the distances.
 
     If the distances are path lengths of a tree, the result is this tree. Inner nodes are ancestors that are not among
-    the networks. These ancestors are named "ancestor 1" and so on. If a network is itself an ancestor, it has a branch
-    of length zero. For networks that were trained further from common networks, pass *squared* distances. The steps of
-    different training runs are nearly orthogonal. So squared distances add up along the tree. The tree has no root. The
-    branches are listed from the ancestor that was added last.
+    the networks. These ancestors are named "ancestor 1" and so on. A network that is itself an ancestor has a branch of
+    length zero. For networks that were trained further from one another, pass *squared* distances. Different training
+    runs take nearly orthogonal steps, so squared distances add up along the tree. The tree has no root. The branches
+    are listed from the ancestor that was added last.
 
     Args:
         names: The names of two or more networks, without repetition.
@@ -85,13 +84,13 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
 def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[Tensor, " n"]) -> list[Branch]:
     """Return the branches of the consensus of several tree models, and the share of models that contain each branch.
 
-    Squared distances add up along a tree if steps are orthogonal. Training runs on one task share a drift. The
-    distances are then `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c of a training time t. Half of the models
-    measure the time by squared norms, because training increases norms. The other half measure it by the first
-    principal coordinate of the distances. Each model fits a spanning tree of the networks and the drift alternately.
-    The models differ in the measure of time, in the degree of the curve, in weights, and in whether a parent must be
-    earlier. The branches that more than half of the models contain form a tree. The root of this tree is the network
-    with the smallest norm. Lengths are path lengths without the drift.
+    Squared distances add up along a tree if training steps are orthogonal. However, training runs on one task share a
+    drift. The distances are therefore `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c of a training time t. Half
+    of the models measure the time by squared norms, because training increases norms. The other half measure the time
+    by the first principal coordinate of the distances. Each model fits a spanning tree of the networks and the drift
+    alternately. The models differ in the measure of time, in the degree of the curve, in weights, and in whether a
+    parent must be earlier. The branches that more than half of the models contain form the returned tree. The root of
+    this tree is the network with the smallest norm. Branch lengths do not include the drift.
 
     Args:
         names: The names of four or more networks, without repetition.
@@ -126,9 +125,9 @@ def _first_coordinate(squares: np.ndarray, norms: Tensor) -> np.ndarray:
 
 
 def _drifts(clock: np.ndarray, degree: int) -> np.ndarray:
-    """Return squared distances on curves of a degree, `[curves, n, n]`.
+    """Return squared distances between points on curves of a polynomial degree, `[curves, n, n]`.
 
-    Positive sums of them belong to other curves.
+    Positive sums of these matrices belong to further curves.
     """
     t = (clock - clock.mean()) / (clock.std() or 1.0)
     line: np.ndarray = t[:, None] - t
@@ -149,9 +148,9 @@ def _fit_spanning(
     power: float,
     first: int,
 ) -> set[frozenset[int]]:
-    """Return the splits by the best-fitting spanning tree.
+    """Return how the branches of the best-fitting spanning tree split the networks into two sides.
 
-    Each split is given by the side without the first network.
+    Each split is given by its side without the first network.
     """
     wanted, rest = squares[pairs], squares.copy()
     weights = np.maximum(wanted, 1e-12 * wanted.max() + 1e-300) ** -power
@@ -172,7 +171,7 @@ def _fit_spanning(
 
 
 def _span(squares: np.ndarray, clock: np.ndarray | None) -> np.ndarray:
-    """Return the nearest spanning tree: for each branch, which networks are beyond it, `[n - 1, n]`.
+    """Return the nearest spanning tree: for each branch, a mask of the networks beyond it, `[n - 1, n]`.
 
     If a clock is given, each network except the first is joined to the nearest earlier network.
     """
@@ -203,7 +202,7 @@ def _hang(
     sides: dict[frozenset[int], float],
     first: int,
 ) -> list[Branch]:
-    """Return the tree of splits that do not contradict each other, with lengths fitted together with the drift."""
+    """Return the tree that consists of given splits, with lengths fitted together with the shared drift."""
     count = len(names)
     nodes = [frozenset(range(count)), *sorted(sides, key=len, reverse=True)]
     called = {node: f"ancestor {len(nodes) - k}" for k, node in enumerate(nodes)}
@@ -220,9 +219,9 @@ def _hang(
 
 
 def tree_lines(branches: list[Branch]) -> list[str]:
-    """Return a tree as lines of text: each network or ancestor below its parent, with the length of its branch.
+    """Return a tree as lines of text, each with a network or ancestor below its parent, and the branch length.
 
-    For uncertain branches, the support follows the length.
+    The line of an uncertain branch ends with its support.
     """
     children: dict[str, list[Branch]] = {}
     for branch in branches:

@@ -27,8 +27,8 @@ class CommonUnits:
 
     Attributes:
         params: Both networks, with the chosen units in stored order. If the translations of both networks are known,
-            these are representatives.
-        stored: Both networks as stored, cut to these units. None if they equal `params`.
+            `params` are representatives.
+        stored: Both networks as stored, cut to these units. `stored` is None if it would equal `params`.
         units: For each group whose number of units differs, the chosen units of the first and of the second network.
     """
 
@@ -40,11 +40,11 @@ class CommonUnits:
 def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> CommonUnits:
     """Choose matching units of two networks with different widths, and cut both networks to these units.
 
-    Translations are removed first, because biases of other units contain the translations of a removed unit. This
-    requires the translation families of both networks. These families are unknown if a network has more units than the
-    network on which the symmetry was found. Then both networks are balanced. For each group, additional units with zero
-    entries are added to the narrower network. The second network is aligned to the first. Units of the wider network
-    that are matched to zero units are removed.
+    Translations are removed first, because a removed unit's translation is contained in the biases of other units.
+    Removing translations requires the translation families of both networks. They are unknown if a network has more
+    units than the network on which the symmetry was found. Next, both networks are balanced. Then, units with zero
+    entries are added to the narrower network of each group. The second network is aligned to the first. Units of the
+    wider network that are aligned to zero units are removed.
 
     Args:
         common: The common part of both networks, with the widths that differ.
@@ -90,13 +90,13 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
 
 
 def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """Return the balanced network: the network of smallest norm on its orbit, in the precision of the comparison."""
+    """Return the network of smallest norm on the orbit of a network, in the precision of the comparison."""
     values = {n: t.detach().to("cpu", work_dtype(t.dtype)) if t.dtype in VALUES else t for n, t in params.items()}
     return symmetry.act(balance(values, symmetry), values) if has_balance(symmetry) else values
 
 
 def _without_stretching(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry of balanced representatives: no scales, and rotations in place of invertible matrices."""
+    """Return the symmetry of balanced representatives, without scales, and with rotations instead of other matrices."""
     groups = (
         replace(
             group,
@@ -120,7 +120,7 @@ def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, i
 def _first(is_met: Bool[Tensor, "*bases units"], number: int) -> Units:
     """Return the ascending indices of matched units.
 
-    If there are too few in an excluded base, other units are added.
+    If too few units of a base match, further units are added.
     """
     order = is_met.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return order[..., :number].sort(-1).values

@@ -1,7 +1,7 @@
 """Verdicts of comparisons, with thresholds that were chosen on other networks than those that evaluate the verdicts.
 
-`benchmarks/aligned_strangers.py` contains the hard negatives: independent networks that were trained on the same data
-and then aligned, fully or partly, some with further training. `benchmarks/lineage.py` contains the other networks for
+`benchmarks/aligned_strangers.py` contains the hard cases: independent networks that were trained on the same data and
+then aligned, fully or partly, some with further training. `benchmarks/lineage.py` contains the remaining networks for
 choosing thresholds, and `benchmarks/lineage_pairs.py` the networks for evaluation.
 """
 
@@ -23,58 +23,56 @@ Verdict = Literal[
 ALIGNED: Verdict = "aligned to A, or a distant descendant"
 """The verdict if only the order of units indicates a relation."""
 UNKNOWN = "somebody aligned one to the other, or they have an ancestor in common; the order cannot tell which"
-"""The reason that is given if only the order of units corresponds."""
+"""The reason for a verdict if nothing but the order of units corresponds."""
 
 BOTH = "both seem to descend from a third"
-"""The beginning of the sentence on networks that were trained separately."""
+"""The beginning of a sentence on networks that descend from a third network."""
 
 IDENTICAL = 1e-6
-"""The relative distance up to which networks count as identical up to rounding, whatever their format."""
+"""The relative distance below which networks count as identical, whatever their format."""
 REGAUGED = 1.0
 """The largest relative distance modulo the group at which a network counts as a transformed copy, in units of the
 coarser format's precision.
 
-The limit is at least `MOVED`.
+This relative distance is at least `MOVED`.
 """
 NOISE = 2.0
 """The largest distance modulo the group at which a network counts as a transformed copy, in units of the effect of
 rounding on representatives."""
 LEGIBLE = 0.1
-"""If rounding causes at least this relative distance, no other network counts as the same network."""
+"""The relative distance by rounding from which no network counts as the same in another gauge."""
 BLURRED = 1.0
-"""If rounding causes at least this relative distance, no network is called unrelated, because rounding may hide a
-copy."""
+"""The relative distance by rounding from which no network is called unrelated, because rounding may hide a copy."""
 MOVED = 1e-5
 """The smallest bound for the relative distance modulo the group of a transformed copy.
 
-In fine formats, the alignment's own rounding dominates.
+In fine formats, the rounding errors of the alignment itself dominate.
 """
 CERTAIN = 6.0
 """The number of standard deviations of the null distribution above which units correspond in their stored order."""
 SURPRISING = 0.001
 """The p-value up to which networks are not called unrelated."""
 RELATED = 0.3
-"""After alignment, a descendant explains at least this share beyond chance.
+"""The share beyond chance that a descendant explains at least after alignment.
 
 No unrelated network reaches this share by alignment.
 """
 STRANGE = 0.2
-"""The share beyond chance that independent networks may explain, because they were trained on the same data."""
+"""The share beyond chance that independent networks may explain because they were trained on the same data."""
 FAINT_SHARE = 0.02
-"""Up to this share beyond chance, the order of units does not change the verdict, because no descendant has so low a
-share."""
+"""The share beyond chance up to which the order of units does not count, because every descendant has a larger share."""
 LINE, SIBLINGS = 1.5, 0.25
-"""Two values of the lean of a pair.
+"""Two thresholds for the lean of a pair, which is the change of squared norm relative to squared distance.
 
-If the lean is at least the first value, one network descends from the other. If the lean is at most the second value,
-both descend from a third network.
+If the lean is at least the first threshold, one network descends from the other. If the lean is at most the second
+threshold, both networks descend from a third.
 """
 EVERYTHING = 0.85
-"""If scrambled networks explain at least this share, the explained share is not evidence."""
+"""The share explained by scrambled networks from which the explained share is no evidence."""
 ENOUGH = 200
-"""The minimal number of degrees of freedom that must remain modulo the group.
+"""The number of degrees of freedom modulo the group that a comparison needs at least.
 
-With fewer, unrelated networks resemble one another too often.
+With fewer degrees of freedom, unrelated networks resemble one another too often.
 """
 
 
@@ -86,23 +84,23 @@ class Evidence:
         is_equal: Whether all entries are equal, possibly after rounding to the coarser format of both networks.
         precision: The spacing of numbers near one, in the coarser of the formats that represent one of the networks.
         stored: The distance as stored, relative to the first network's norm.
-        modulo: The distance modulo the group, relative to the same norm.
+        modulo: The distance modulo the group, relative to the first network's norm.
         free: The number of compared entries minus the dimension of the group.
-        share: The mean share of the first network's matrices that the second network explains after alignment. None if
-            there are no matrices.
-        chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. It is None if it was not
-            measured.
-        p_value: The p-value of independence, from the stored order of units. It is None if no group can be tested. The
-            p-value is exact if this order was not chosen, for example by an alignment.
+        share: The mean share of the first network's matrices that the second network explains after alignment. The
+            share is None if there are no matrices.
+        chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. `chance` is None if it
+            was not measured.
+        p_value: The p-value of independence, from the stored order of units. The p-value is None if no group can be
+            tested. The p-value is exact if nobody chose the order of units, for example by an alignment.
         z_score: The test statistic of the p-value.
-        noise: The relative distance between representatives that rounding of the stored entries causes. It is zero if
-            it was not measured.
+        noise: The relative distance between representatives that rounding of the stored entries causes. `noise` is zero
+            if it was not measured.
         is_whole: Whether both networks are compared completely.
-        is_factorized: Whether distances modulo the group are distances of matrix products that do not have full rank.
-            In this case, zero distance does not imply that an element maps one network to the other.
-        lean: The change of the squared norm relative to the squared distance; see `kinship`. It is None if the lean is
+        is_factorized: Whether distances modulo the group are distances of matrix products without full rank. In this
+            case, zero distance does not imply that an element maps one network to the other.
+        lean: The change of the squared norm relative to the squared distance; see `kinship`. `lean` is None if it is
             unknown.
-        parent: A sentence, if one network's provenance names the other network as a parent. Otherwise empty.
+        parent: A sentence if one network's provenance names the other as a parent, otherwise empty.
     """
 
     is_equal: bool
@@ -201,7 +199,7 @@ def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
 
 
 def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
-    """Return the verdict if an element maps one network to the other up to rounding. Otherwise return None."""
+    """Return the verdict if an element maps one network to the other up to rounding, and None otherwise."""
     tolerance = max(MOVED, REGAUGED * e.precision, NOISE * e.noise if e.noise <= LEGIBLE else 0.0)
     if e.modulo > tolerance or e.modulo > e.stored / 2:
         return None
@@ -218,7 +216,7 @@ def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
 
 
 def _order(evidence: Evidence) -> str | None:
-    """Return a clause that units correspond in their stored order, without a cause, if this is certain."""
+    """Return a clause that says that units correspond in their stored order, or None if this is not certain."""
     if evidence.z_score is None or evidence.z_score < CERTAIN:
         return None
     return (
@@ -232,7 +230,7 @@ def _upper(sentence: str) -> str:
 
 
 def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verdict, str]:
-    """Return the verdict for an exact match: the given verdict, or "descended" for networks of different shapes."""
+    """Return the verdict on an exact match: the given one, or "descended" for networks of different shapes."""
     if evidence.is_whole:
         return verdict, reason
     return "descended", f"in what both have in common {reason}; the rest, which only one of them has, was added or cut"
@@ -241,10 +239,11 @@ def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verd
 def kinship(lean: float | None) -> str:
     """Return a sentence on whether one of two related networks descends from the other or both from a third.
 
-    Further training increases the norm: the squared norm grows by more than the squared distance. If the step were
-    orthogonal to the weights, both would be equal. Two networks that were trained in the same way from a third network
-    have nearly equal norms. Values of the lean between these cases are inconclusive. Pruning, rounding, and siblings of
-    which one was trained longer also give such values.
+    Further training increases the norm: the squared norm grows by more than the squared distance. If training steps
+    were orthogonal to the weights, the squared norm would grow by the squared distance. Two networks that were trained
+    in the same way from a third network have nearly equal norms. Values of the lean between these cases are
+    inconclusive. Pruning, rounding, and siblings of which one was trained longer also give inconclusive values of the
+    lean.
 
     Args:
         lean: The squared norm of the second network minus that of the first, relative to their squared distance, for
@@ -269,7 +268,7 @@ def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
 def by_chance(shares: Sequence[float | None]) -> float | None:
     """Return an upper estimate of the share by chance: the largest share of a scrambled copy plus the shares' range.
 
-    It is at most one. With few units, the shares of scrambled copies vary much.
+    This estimate is at most one. With few units, the shares of scrambled copies vary much.
     """
     known = [share for share in shares if share is not None]
     return min(1.0, 2 * max(known) - min(known)) if known else None

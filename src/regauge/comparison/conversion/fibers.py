@@ -15,25 +15,31 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 PROJECTIONS = 6
-"""The number of random projections of a fiber. Together with its length, they distinguish millions of fibers."""
+"""The number of random projections of a fiber.
+
+Together with the length of a fiber, its projections distinguish millions of fibers.
+"""
 LOOSE = 8.0
-"""The largest distance between projections of equal fibers, in units of root mean square and format precision."""
+"""The largest distance between projections of equal fibers, relative to their root mean square and the precision."""
 TIGHT = 4.0
 """The largest difference of equal entries, relative to the largest entry of their fiber and the format's precision."""
 NEIGHBORS = 4
-"""The number of candidates for each fiber. Equal fibers may occur in several tensors, such as those of a tied head."""
+"""The number of candidates for each fiber (the vectors along one axis of a tensor).
+
+Several tensors may contain equal fibers, for example a tied head and its embedding.
+"""
 CHUNK = 1 << 24
 """The number of entries that are projected at once."""
 
 
 def fibers_of(tensor: Tensor, axis: int) -> Tensor:
-    """Return the vectors along an axis, as rows in the order of the other axes."""
+    """Return the vectors along one axis of a tensor, as rows in the order of its remaining axes."""
     return tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Features that identify the fibers along one axis of a tensor in other tensors.
+    """Features by which the fibers (vectors along one axis) of a tensor are found in other tensors.
 
     Attributes:
         ordered: Random projections of each fiber, followed by its root mean square: `[fibers, PROJECTIONS + 1]`.
@@ -45,7 +51,7 @@ class Marks:
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int) -> "Marks":
-        """Compute the features of a tensor in float64, in chunks."""
+        """Compute the features of a tensor's fibers in float64, in chunks."""
         rows = fibers_of(tensor, axis)
         plan = _projections(rows.shape[1])
         parts = [_marks(part.double(), plan) for part in torch.split(rows, max(1, CHUNK // rows.shape[1]))]
@@ -71,10 +77,10 @@ def _marks(rows: Tensor, plan: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Owners:
-    """All fibers of one length in a network, each with its tensor and axis.
+    """All fibers (vectors along an axis) of one length in a network, each with its tensor and axis.
 
     Attributes:
-        keys: The names of the tensors, together with the axes of the fibers.
+        keys: The name of each tensor, with the axis of its fibers.
         marks: The features of all fibers, with one row for each fiber.
         key: For each fiber, the index of its tensor in `keys`.
         index: For each fiber, its index within the tensor.
@@ -87,7 +93,7 @@ class Owners:
 
     @classmethod
     def of(cls, marks: Sequence[tuple[tuple[str, int], Floats]]) -> "Owners":
-        """Return the concatenated features of several tensors."""
+        """Return the features of several tensors' fibers, concatenated."""
         counts = [len(one) for _, one in marks]
         return cls(
             tuple(key for key, _ in marks),
@@ -102,7 +108,7 @@ class Owners:
 
 
 def unit(marks: Floats) -> Floats:
-    """Return the features of fibers divided by their root mean squares. Zero fibers are unchanged."""
+    """Return the features of fibers divided by their root mean squares. Fibers of zeros are unchanged."""
     size = marks[:, -1:]
     return np.divide(marks, size, out=marks.copy(), where=size > 0)
 
@@ -112,7 +118,7 @@ def nearest(
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
     """Yield the tensors that contain fibers similar to the given fibers.
 
-    The tensor with the most such fibers comes first.
+    The tensor with the most similar fibers comes first.
 
     Yields:
         The tensor with its axis, the indices of the given fibers that it may contain, and the indices of these fibers

@@ -19,7 +19,7 @@ from regauge.core.counted import count
 from regauge.core.progress import Progress, no_progress
 
 FEW = 4
-"""The number of tensors that are searched first. The other tensors are searched only if all of these are found."""
+"""The number of tensors that are searched first. The remaining tensors are searched only if all of these are found."""
 
 
 @check_arguments
@@ -33,13 +33,13 @@ def find_tensor_map(
     """Find formulas that compute the tensors of implementation B of a model from those of implementation A.
 
     The search uses the entries of the tensors. Tensors may be renamed, transposed, reshaped, interleaved by head, or
-    multiplied by a number. For vectors, a number may also be added. Tensors may be concatenated and split (queries,
-    keys and values; gates and ups; experts) or permuted (the halves of rotary pairs; units). The result contains a
-    torch formula for each tensor, or the reason why there is no formula. The formulas also convert other networks of
-    implementation A.
+    multiplied by a number. For vectors, the formula may also add a number. Tensors may be concatenated and split
+    (queries, keys and values; gates and ups; experts) or permuted (the halves of rotary pairs; units). The result
+    contains a torch formula for each tensor, or the reason why there is no formula. The same formulas convert other
+    networks of implementation A.
 
-    Vectors along one axis are matched by nearest-neighbor search on random projections. Afterwards, all entries are
-    compared. A formula is reported only if all entries agree up to the rounding of the coarser format.
+    The vectors along one axis of the tensors are matched by nearest-neighbor search on random projections. Afterwards,
+    all entries are compared. A formula is reported only if all entries agree up to the rounding of the coarser format.
 
     Args:
         a: The source network: tensors by name, a module, or the path of a checkpoint.
@@ -62,7 +62,7 @@ def find_tensor_map(
 
 
 def find_layout(a: str | Path, b: str | Path, *, progress: Progress = no_progress) -> TensorMap | None:
-    """Find a conversion if names (apart from prefixes) or shapes of two checkpoints differ. Otherwise return None."""
+    """Find a conversion if the names (apart from prefixes) or shapes of two checkpoints differ, else return None."""
     with Checkpoint.open(a) as one, Checkpoint.open(b) as two:
         shapes = [{name: place.shape for name, place in network.stored.items()} for network in (one, two)]
     is_other = any(not _is_among(*pair, other) for own, other in (shapes, shapes[::-1]) for pair in own.items())
@@ -115,7 +115,10 @@ def _opened(network: Mapping[str, Tensor] | nn.Module | str | Path) -> Mapping[s
 
 
 def _explain(given: GivenTensors, params: Mapping[str, Tensor], advance: Callable[[], object]) -> TensorMap:
-    """Return the origins of all tensors of B. Matrices are searched first, then vectors, and constants last."""
+    """Return the origin of each tensor of B, which is its formula or the reason why there is none.
+
+    Matrices are searched first, then vectors, and constants last.
+    """
     origins: dict[str, MadeTensor] = {}
     flat, constant = [], []
     for name in params:

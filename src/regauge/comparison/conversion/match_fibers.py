@@ -1,4 +1,4 @@
-"""The tensors of A in the form for the search, and the search for fibers of B among the fibers of A."""
+"""The tensors of network A, prepared for the search, and the search for vectors of B among those of A."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -24,12 +24,11 @@ from regauge.comparison.conversion.fibers import (
 from regauge.comparison.conversion.tensor_map import ROUNDED, MadeTensor, SourceTensor
 
 SHORT = 4
-"""Fibers with fewer entries than this are searched only if a tensor has no longer fibers."""
+"""The length below which vectors are searched only if a tensor has no longer ones."""
 NEAR = 0.5
-"""The largest relative difference at which a tensor is reported as the nearest one."""
+"""The largest relative difference up to which a tensor is reported as the nearest one."""
 Found = tuple[list[SourceTensor], Ints, Ints, Ints | None, float | Floats]
-"""Sources; for each fiber, its source and its index in it; the order of entries within fibers; and the factor of the
-fibers."""
+"""The result of a search: sources; for each fiber, its source and index there; the order of entries; the factors."""
 
 
 def is_measured(name: str, tensor: Tensor, label: str) -> bool:
@@ -109,7 +108,7 @@ class GivenTensors:
         return self._owners[length, kind]
 
     def likeness(self, name: str) -> Callable[[str], tuple[bool, bool, float]]:
-        """Return a sort key for tensors with equal entries.
+        """Return a sort key for tensors of A that have equal entries.
 
         Tensors with similar names, and unused tensors, come first.
         """
@@ -122,17 +121,17 @@ class GivenTensors:
         return key
 
     def use(self, origin: MadeTensor) -> MadeTensor:
-        """Record which tensors the formula of a tensor of B uses."""
+        """Record which tensors of A the formula for a tensor of B uses."""
         self.used |= {one.name for one in origin.sources if one.name is not None}
         return origin
 
     def is_equal(self, one: str, two: str) -> bool:
-        """Return whether two tensors are equal. For example, a tied head equals the embedding."""
+        """Return whether two tensors are equal, as a tied head and its embedding are."""
         return self.shapes[one] == self.shapes[two] and torch.equal(self.params[one], self.params[two])
 
 
 def match_matrix(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor:
-    """Return the origin of a tensor with at least two axes."""
+    """Return the formula for a tensor of B with at least two axes, or the reason why there is none."""
     flat, shape = squeeze(tensor), tuple(tensor.shape)
     axes = sorted(range(flat.ndim), key=lambda axis: (-flat.shape[axis], -axis))
     axes = [axis for axis in axes if flat.shape[axis] >= min(SHORT, flat.shape[axes[0]])]
@@ -157,14 +156,17 @@ def match_matrix(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor:
 
 
 def match_row(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return the origin of a vector that is a fiber of a tensor. An example is a tensor of stacked layers."""
+    """Return the formula for a vector of B that is a row or column of a tensor of A, or None.
+
+    For example, A may stack the vectors of all layers.
+    """
     flat = squeeze(tensor)
     found = None if len(flat) not in given.marks else _fibers(given, name, flat, 0, "ordered")
     return None if found is None else MadeTensor(name, tuple(tensor.shape), tuple(found[0]), 0, found[1], found[2])
 
 
 def _fibers(given: GivenTensors, name: str, flat: Tensor, axis: int, kind: str) -> Found | None:
-    """Return the fibers of A that equal the fibers of a tensor along one axis, or None."""
+    """Return the vectors of A that equal the vectors along one axis of a tensor of B, or None."""
     rows, precision = fibers_of(flat, axis).double(), given.precision(flat)
     own = Marks.of(flat, axis)
     owners, tree = given.owners(flat.shape[axis], kind)
@@ -206,7 +208,7 @@ def _fibers(given: GivenTensors, name: str, flat: Tensor, axis: int, kind: str) 
 def _candidates(
     given: GivenTensors, name: str, own: Marks, owners: Owners, tree: KDTree, kind: str, precision: float
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
-    """Yield the tensors of A that may contain the fibers: first those with all fibers in order, then by number."""
+    """Yield the tensors of A that may contain the vectors: first those with all in order, then by their number."""
     marks = own.unordered if kind == "unordered" else own.ordered
     if kind != "scaled":
         everything = np.arange(len(marks))
@@ -227,7 +229,7 @@ def _candidates(
 
 
 def _nearest_reason(given: GivenTensors, flat: Tensor, axes: list[int]) -> str:
-    """Return a message about the tensor of A that is nearest to a tensor without an origin."""
+    """Return a message about the tensor of A that is nearest to a tensor of B without a formula."""
     for axis in axes:
         if flat.shape[axis] not in given.marks:
             continue
@@ -251,7 +253,7 @@ def _looks_like(one: Floats, two: Floats, precision: float) -> bool:
 
 
 def _settled(own: Floats, at: Ints, taken: Ints, marks: Floats, precision: float) -> Ints:
-    """Return fiber indices where equal fibers, such as rows of zeros, continue the preceding run of indices."""
+    """Return vector indices in which equal vectors, such as rows of zeros, continue the preceding run of indices."""
     result = taken.copy()
     for place in range(1, len(at)):
         wanted = result[place - 1] + 1
@@ -272,7 +274,7 @@ def _order_of(made: Tensor, rows: Tensor) -> Ints:
 
 
 def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Floats:
-    """Return a single number if all fibers that were found have the same factor."""
+    """Return one number if all vectors that were found have the same factor, and all factors otherwise."""
     found = factors[owner >= 0]
     middle = float(np.median(found))
     if (np.abs(found - middle) <= TIGHT * precision * abs(middle)).all():
@@ -281,7 +283,7 @@ def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Float
 
 
 def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
-    """Return an origin in which missing fibers are a constant, or which states why they are missing."""
+    """Return a formula in which missing vectors are a constant, or a statement of why they are missing."""
     missing = origin.owner < 0
     if not missing.any():
         return origin
@@ -297,7 +299,7 @@ def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
 
 
 def measure(origin: MadeTensor, tensor: Tensor, params: Mapping[str, Tensor]) -> MadeTensor:
-    """Return an origin with the difference between a tensor and the result of its formula."""
+    """Return a formula together with the difference between its result and the tensor of B."""
     made = origin.make(params)
     flat = squeeze(tensor).double()
     rows = flat.reshape(-1, 1) if origin.axis is None else fibers_of(flat, origin.axis)

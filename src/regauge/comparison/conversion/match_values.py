@@ -26,7 +26,7 @@ SEEDS = 64
 
 
 def match_values(given: GivenTensors, name: str, tensor: Tensor, origins: Mapping[str, MadeTensor]) -> MadeTensor:
-    """Return the origin of a vector, of a constant, or of integers."""
+    """Return the formula for a vector, a constant, or integers of B, or the reason why there is none."""
     shape, values = tuple(tensor.shape), tensor.detach().reshape(-1)
     size, zeros, places = len(values), np.zeros(values.numel(), dtype=np.int64), np.arange(values.numel())
     likeness = given.likeness(name)
@@ -67,7 +67,7 @@ def match_values(given: GivenTensors, name: str, tensor: Tensor, origins: Mappin
 def _like_sibling(
     given: GivenTensors, name: str, tensor: Tensor, origins: Mapping[str, MadeTensor]
 ) -> MadeTensor | None:
-    """Return the origin of a vector that is assembled in the same way as the matrix of the same module."""
+    """Return the formula for a vector that is assembled in the same way as the matrix of its module, or None."""
     vector, precision = tensor.detach().reshape(-1).double(), given.precision(tensor)
     module, _, last = name.rpartition(".")
     for sibling, made in origins.items():
@@ -99,7 +99,7 @@ def _like_sibling(
 
 
 def _scaled_vector(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return the origin of a vector that equals another vector times a number, plus a number."""
+    """Return the formula for a vector that equals another vector times a number, plus a number, or None."""
     vector, precision = tensor.detach().reshape(-1).double(), given.precision(tensor)
     likeness, places = given.likeness(name), np.arange(len(vector))
     zeros = np.zeros(len(vector), dtype=np.int64)
@@ -127,7 +127,7 @@ def _scaled_vector(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor
 
 
 def _runs(given: GivenTensors, name: str, tensor: Tensor) -> MadeTensor | None:
-    """Return the origin of a vector that is assembled from the longest matching runs of entries of other vectors."""
+    """Return the formula for a vector assembled from the longest runs of entries in vectors of A, or None."""
     if not given.vectors:
         return None
     vector = tensor.detach().reshape(-1).double()

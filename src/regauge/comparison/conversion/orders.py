@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 RUNS = 6
-"""The maximal number of slices in one permutation. An example is the gates of a recurrent cell."""
+"""The maximal number of slices in one permutation, such as the gates of a recurrent cell."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Strided:
 
     @classmethod
     def of(cls, index: Ints, size: int) -> "Strided | None":
-        """Return this form for an index into `size` positions, or None if there is no such form."""
+        """Return the strided form of an index into `size` positions, or None if there is no such form."""
         start, levels = int(index[0]), _levels(index)
         if levels is None:
             return None
@@ -63,7 +63,7 @@ class Strided:
         return found if np.array_equal(found.index(), index) else None
 
     def index(self) -> Ints:
-        """Return the index that this form describes."""
+        """Return the index that this strided form describes."""
         places = np.arange(prod(self.shape)).reshape(self.shape)
         for axis in self.flipped:
             places = np.flip(places, axis)
@@ -72,9 +72,10 @@ class Strided:
         return np.asarray(taken.transpose([kept.index(axis) for axis in self.order]).reshape(-1), dtype=np.int64)
 
     def write(self, source: str, tail: Sequence[int]) -> str:
-        """Return the torch expression that selects these positions from a source with the remaining axes `tail`.
+        """Return the torch expression that selects these positions from a source with the further axes `tail`.
 
-        The expression has the positions along its first axes. These axes are not merged into one axis yet.
+        The positions lie along the first axes of the expression's result. These first axes are not merged into one axis
+        yet.
         """
         text = source
         if len(self.shape) > 1:
@@ -95,7 +96,7 @@ class Strided:
 
 
 def _levels(index: Ints) -> list[tuple[int, int]] | None:
-    """Return the lengths and strides of the digits of an index. The slowest digit comes first."""
+    """Return the lengths and strides of the digits of an index. The digit that changes most slowly comes first."""
     levels: list[tuple[int, int]] = []
     while len(index) > 1:
         steps = np.diff(index)
@@ -127,7 +128,7 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """Return the number of equal consecutive segments in which each owner has only one run, or None."""
+    """Return into how many equal segments the fibers divide, with one run per source in each, or None."""
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]
     count = len(set(order.tolist()))
@@ -139,7 +140,7 @@ def periods(owner: Ints) -> int | None:
 
 
 def segments(owner: Ints) -> list[slice]:
-    """Return consecutive slices, cut at all positions where no owner occurs on both sides."""
+    """Return consecutive slices of fibers, cut wherever no source occurs on both sides."""
     last = {one: at for at, one in enumerate(owner.tolist())}
     found, start, end = [], 0, 0
     for at, one in enumerate(owner.tolist()):

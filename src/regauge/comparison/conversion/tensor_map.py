@@ -24,11 +24,11 @@ from regauge.core.params import Params
 NO_ORDER = "order"
 """The name, in a formula, of a permutation that no reshape expresses."""
 SHOWN = 4
-"""The number of tensors that a table shows for a concatenation."""
+"""The number of tensors of a concatenation that a table shows."""
 TELLING = 0.5
-"""If A contains at least this share of B's entries, A and B count as implementations of one model."""
+"""The share of B's entries in A from which A and B count as implementations of one model."""
 ALIKE = 1e-2
-"""Factors of fibers that differ by at most this relative difference count as equal."""
+"""The relative difference up to which factors of vectors count as equal."""
 ROUNDED = 1e-12
 """The relative difference up to which entries are called equal."""
 
@@ -38,9 +38,9 @@ class SourceTensor:
     """A tensor of A whose fibers a formula uses, or a constant.
 
     Attributes:
-        name: The name of the tensor. None for a constant.
-        axis: The axis of its fibers. Axes of length one are not counted. It is None if the source consists of single
-            entries.
+        name: The name of the tensor. The name is None for a constant.
+        axis: The axis of the vectors that the formula uses, not counting axes of length one. The axis is None if the
+            formula uses single entries.
         shape: The shape of the tensor.
         value: The value of the constant.
     """
@@ -60,7 +60,7 @@ class SourceTensor:
         return tensor.reshape(-1, 1) if self.axis is None else fibers_of(tensor.reshape(self.squeezed), self.axis)
 
     def write(self) -> str:
-        """Return a torch expression for the fibers."""
+        """Return a torch expression for the vectors that the formula uses."""
         text = _item(self.name) + (".squeeze()" if self.squeezed != self.shape else "")
         if self.axis is None:
             return text if len(self.squeezed) == 1 else f"{text}.flatten()"
@@ -78,14 +78,15 @@ class MadeTensor:
     Attributes:
         name: The name of the tensor of B.
         shape: The shape of the tensor.
-        sources: The tensors of A that the formula uses. The tuple is empty if no entry of the tensor was found.
-        axis: The axis of the fibers of B. Axes of length one are not counted. It is None if entries are matched one by
-            one.
+        sources: The tensors of A that the formula uses. The tuple `sources` is empty if no entry of the tensor was
+            found.
+        axis: The axis of the vectors of B that are matched, not counting axes of length one. The axis is None if
+            entries are matched one by one.
         owner: For each fiber of B, the index of its source in `sources`, or -1 if no source was found.
         index: For each fiber of B, its index within the source.
-        inner: The order of entries within all fibers. It is None if the order is the order of the source.
+        inner: The order of entries within all fibers. `inner` is None if the entries are in the order of the source.
         factor: The factor of the fibers: one number, or one for each fiber.
-        offset: The number that is added after the multiplication.
+        offset: The number that the formula adds after the multiplication.
         difference: The difference between B and the result of the formula, relative to the norm of B. The difference is
             0 if all entries are equal.
         reason: The reason why some or all entries were not found.
@@ -146,7 +147,7 @@ class MadeTensor:
         return all(self._factor(place) is not None for place in range(len(self.sources)))
 
     def _factor(self, place: int) -> float | None:
-        """Return the common factor of the fibers from one source, if there is one."""
+        """Return the common factor of the vectors from one source, or None if the factors differ."""
         if isinstance(self.factor, float):
             return self.factor
         own = self.factor[self.owner == place]
@@ -157,7 +158,7 @@ class MadeTensor:
     def formula(self) -> str:
         """The torch expression of the tensor, given the state dict `a`. The name `order` denotes an index tensor.
 
-        The expression is empty if the tensor was not found.
+        The expression is empty if no entry of the tensor was found.
         """
         return self.write(None)
 
@@ -173,7 +174,7 @@ class MadeTensor:
         return text if self.offset == 0 else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset):.9g}"
 
     def _copied(self) -> str | None:
-        """Return the formula of a whole tensor with permuted axes, or None."""
+        """Return the formula for a whole tensor with permuted axes, or None if the tensor is something else."""
         source = self.sources[0]
         if len(self.sources) > 1 or self.inner is not None or (self.owner < 0).any():
             return None
@@ -203,7 +204,7 @@ class MadeTensor:
         return None
 
     def _stacked(self, used: Sequence[int], shown: int | None) -> str | None:
-        """Return the formula of tensors of equal shape that are stacked along the first axis, or None."""
+        """Return the formula for tensors of equal shape that are stacked along the first axis, or None for others."""
         sources = [self.sources[place] for place in used]
         shape = self.shape[1:]
         if self.inner is not None or any(one.name is None or one.shape != shape for one in sources):
@@ -221,7 +222,7 @@ class MadeTensor:
         return f"torch.stack([{_list(names, shown)}])"
 
     def _parts(self, owner: Ints, index: Ints, tail: Sequence[int], shown: int | None) -> list[str]:
-        """Return the formulas of fibers that are concatenated source by source, or in equal segments."""
+        """Return the formulas for vectors that are concatenated source by source, or in equal segments."""
         groups, parts = periods(owner), []
         for place in dict.fromkeys(owner.tolist()):
             source, own = self.sources[place], index[owner == place]
@@ -240,7 +241,7 @@ class MadeTensor:
         return [f"torch.cat([{_list(parts, shown)}], 1).flatten(0, 1)"]
 
     def _gathered(self, shown: int | None) -> str:
-        """Return the formula of fibers that are sliced, permuted and concatenated."""
+        """Return the formula for vectors that are sliced, permuted and concatenated."""
         tail = [] if self.axis is None else [self.squeezed[self.axis]]
         used = list(dict.fromkeys(one for one in self.owner.tolist() if one >= 0))
         if len(used) > 1 and (stacked := self._stacked(used, shown)):
@@ -284,7 +285,9 @@ def _transposed(text: str) -> str:
 
 @dataclass(frozen=True)
 class TensorMap:
-    """Formulas that compute the tensors of network B from those of network A. `find_tensor_map` returns this class.
+    """Formulas that compute the tensors of network B from those of network A.
+
+    `find_tensor_map` returns such a `TensorMap`.
 
     Attributes:
         origins: For each tensor of B, by name, the tensors of A and the operations that compute it.
@@ -300,7 +303,7 @@ class TensorMap:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The tensors of B with entries that A does not contain."""
+        """The tensors of B with entries that no tensor of A contains."""
         return tuple(name for name, one in self.origins.items() if not one.is_complete)
 
     @cached_property
@@ -310,7 +313,7 @@ class TensorMap:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Messages about unusual findings."""
+        """Messages about unusual findings in the formulas."""
         notes = [
             f"{one!r} is made in another way than {usual!r} of another layer" for one, usual in self.uneven.items()
         ]
@@ -335,20 +338,20 @@ class TensorMap:
 
     @property
     def verdict(self) -> str:
-        """The result in a few words."""
+        """The result of the search in a few words."""
         return (
             "same network in another layout" if self.is_layout else "made of A in part" if self.missing else "made of A"
         )
 
     @property
     def share(self) -> float:
-        """The share of B's entries that come from A. Constants count as found."""
+        """The share of B's entries that come from A. Entries of constant tensors count as found."""
         total = sum(prod(one.shape) for one in self.origins.values())
         return sum(one.found for one in self.origins.values()) / max(total, 1)
 
     @property
     def difference(self) -> float:
-        """The largest difference over all tensors that were found, relative to their norms.
+        """The largest difference between a tensor of B and its formula, relative to the tensor's norm.
 
         The difference is 0 if all entries are equal.
         """
@@ -356,7 +359,7 @@ class TensorMap:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The result as plain values for JSON and HTML pages, with a torch formula for each tensor of B."""
+        """The formulas as plain values for JSON and HTML pages, with a torch expression for each tensor of B."""
         return {
             "verdict": self.verdict,
             "reason": str(self),
@@ -402,7 +405,7 @@ class TensorMap:
         return f"all {total} tensors of B are made of A's tensors{uneven}; {equal}{unused}"
 
     def write_page(self, out: Output | str | Path | None) -> None:
-        """Write a self-contained `.html` page. If `out` is None, do nothing.
+        """Write a self-contained `.html` page. If `out` is None, no page is written.
 
         Raises:
             FileExistsError: The page exists and may not be replaced.
@@ -448,7 +451,7 @@ class TensorMap:
 
 
 def _pattern(name: str, text: str) -> tuple[str, str]:
-    """Return a name and a formula. `*` replaces the numbers that occur in both."""
+    """Return a name and a formula in which `*` replaces the numbers that occur in both."""
     numbers = re.findall(r"\d+", name)
     inside = [re.findall(r"\d+", one) for one in re.findall(r'a\["([^"]*)"\]', text)]
     if not numbers or any(one[:1] != numbers[:1] for one in inside if one):
