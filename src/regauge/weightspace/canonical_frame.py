@@ -1,6 +1,6 @@
 """Canonical forms of scales, signs and half periods.
 
-These forms are applied before a net reads a network, and undone after it.
+Networks are brought to these forms before a net reads them, and the change is undone afterwards.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ class CanonicalFrame:
 
     Attributes:
         symmetry: The symmetry of the networks.
-        plan: The steps of the canonicalization.
+        plan: The steps that bring a network to its canonical form.
         parts: The canonicalized parts of the symmetry: some of "sign", "scale", "shift" and "linear".
-        open: The canonicalized parts that the weights of some group do not determine. Canonical networks of one orbit
-            can differ in these parts.
+        open: The canonicalized parts that the weights of some group do not determine. Canonical networks from one orbit
+            can differ in the open parts.
         is_weighed: Whether splitting a unit in two keeps the canonical form of the unit.
     """
 
@@ -40,7 +40,7 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """Return the frame that canonicalizes some parts in as few steps as possible; layers handle the other parts."""
+        """Return the frame that canonicalizes some parts of the symmetry in few steps; layers handle all others."""
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
         needed = [step for step in found.steps if step.group not in touched]
@@ -74,14 +74,14 @@ class CanonicalFrame:
     def without_shifts(self) -> Symmetry:
         """The symmetry that acts on changes of networks.
 
-        Half-period shifts do not act on changes, because constants cancel in differences.
+        Half-period shifts do not act on changes of networks, because constants cancel in differences.
         """
         groups = tuple(group.without("shift") for group in self.symmetry.groups)
         return replace(self.symmetry.on_sums, groups=groups)
 
 
 def _sees_signs(step: Step) -> bool:
-    """Return whether a step decides by sums over entries whose signs other groups change."""
+    """Return whether a step of the canonical form depends on sums of entries whose signs other groups change."""
     if isinstance(step, ShiftStep):
         places: tuple[GroupSite, ...] = (step.place,)
     elif isinstance(step, SignStep):

@@ -14,12 +14,12 @@ from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout.compile import compile_layout
 
 SHARE = 0.1
-"""The root mean square of initial changes of a network, relative to the root mean square of each tensor."""
+"""The root mean square of a decoder's initial changes, relative to that of each tensor."""
 
 
 @dataclass(frozen=True)
 class MLPDecoder:
-    """An MLP from vectors to all parameters; see `Decoder`.
+    """Settings of an MLP from vectors to all parameters of a network; see `Decoder`.
 
     Attributes:
         widths: The widths of the hidden layers.
@@ -32,24 +32,24 @@ class MLPDecoder:
             raise ValueError(f"widths={self.widths} must be positive")
 
     def build(self, symmetry: Symmetry, inputs: int, generator: torch.Generator | None = None) -> "Decoder":
-        """Return a decoder for vectors of a given length."""
+        """Return a decoder for vectors of length `inputs`."""
         return Decoder(symmetry, inputs=inputs, widths=self.widths, generator=generator)
 
 
 class Decoder(nn.Module):
-    """An MLP from vectors to networks of one architecture: `[models, inputs]` to parameters with a model axis.
+    """An MLP from vectors `[models, inputs]` to the parameters of networks of one architecture, with a model axis.
 
-    The decoder generates one network for each vector. Training may choose any point on the orbit of that network. An
-    invariant reader and this decoder together are an autoencoder of orbits, trained by comparing the functions of
-    networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks. `begin_at`
-    initializes the decoder so that all vectors give almost the same network, whose units differ. Buffers and parameters
-    without influence are not generated; they are copied from `like`.
+    The decoder generates one network for each vector. Training may choose any point on the orbit of the generated
+    network. An invariant reader and a decoder together are an autoencoder of orbits, trained by comparing the functions
+    of networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks. `begin_at`
+    initializes the decoder so that all vectors give almost the same network, whose units differ. Buffers, and
+    parameters without influence, are not generated but copied from `like`.
 
     Args:
         symmetry: The symmetry of the networks, with every size known.
         inputs: The length of the vectors.
         widths: The widths of the hidden layers.
-        generator: Source of the initial weights.
+        generator: The random number generator for the initial weights.
 
     References:
         Paper 002, appendix: 128, 256 and 512 units with SiLU for sine networks of 1185 parameters.
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, network: Mapping[str, Tensor]) -> None:
-        """Initialize the decoder so that every vector gives nearly this network: changes have `SHARE` of its size."""
+        """Initialize the decoder so every vector gives nearly this network, up to changes of relative size `SHARE`."""
         last = self.layers[-1]
         assert isinstance(last, Dense)
         assert last.bias is not None
@@ -96,7 +96,10 @@ class Decoder(nn.Module):
         last.bias.copy_(torch.cat(flat))
 
     def forward(self, codes: Float[Tensor, "models inputs"], like: Mapping[str, Tensor] | None = None) -> Params:
-        """Return the networks of vectors. Tensors that are not generated are copied from the single network `like`."""
+        """Return the networks that the decoder generates from vectors.
+
+        Tensors that are not generated are copied from the single network `like`.
+        """
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(
                 f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]; give "

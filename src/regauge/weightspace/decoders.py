@@ -1,7 +1,9 @@
-"""Decoders from vectors to networks. Each decoder has a small frozen dataclass whose `build` creates a torch module.
+"""Decoders from vectors to networks.
 
-A built decoder maps `[models, inputs]` to parameters of one architecture with a model axis. `standardize` measures the
-sizes of tensors on some networks, and `begin_at` initializes the decoder at one network. To add a decoder, write a file
+Each decoder has a small frozen dataclass of settings, whose `build` creates a torch module.
+
+A built decoder maps `[models, inputs]` to parameters of one architecture with a model axis. Its `standardize` measures
+the sizes of tensors on some networks, and its `begin_at` initializes it at one network. To add a decoder, write a file
 with the dataclass and the module, and add the dataclass to `DECODERS`.
 """
 
@@ -21,13 +23,13 @@ DECODERS: dict[str, type[DecoderSettings]] = {"mlp": MLPDecoder, "template": Tem
 
 
 def describe_decoder(settings: DecoderSettings) -> dict[str, Any]:
-    """Return settings as JSON."""
+    """Return settings of a decoder as plain data for JSON."""
     made = named(settings, DECODERS)
     return made | ({"layer": named(settings.layer, LAYERS)} if isinstance(settings, TemplateDecoder) else {})
 
 
 def decoder_of(made: Mapping[str, Any]) -> DecoderSettings:
-    """Return the settings that `describe_decoder` wrote.
+    """Return the settings of a decoder from the data that `describe_decoder` returned.
 
     Raises:
         KeyError, TypeError, ValueError: The settings do not describe a decoder.

@@ -16,8 +16,7 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares
 
 CONSTANT_VALUES = 1e-5
-"""Values count as constant if their standard deviation is below this share of their size, as in some canonical
-forms."""
+"""Values count as constant if their standard deviation is below this share of their size."""
 
 MOMENTS = 6
 """The number of statistics that describe the values of a block; see `_moments`."""
@@ -27,26 +26,26 @@ SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Scalars:
-    """The standardized values without additional functions."""
+    """An encoding that leaves standardized values as they are."""
 
     is_centered: ClassVar[bool] = True
 
     def encode(self, values: Tensor, frequencies: Tensor | None) -> Tensor:
-        """Return `[..., channels]` unchanged."""
+        """Return the values `[..., channels]` unchanged."""
         return values
 
     def count(self) -> int:
-        """Return the number of features for each value."""
+        """Return the number of features into which each value is encoded."""
         return 1
 
 
 @dataclass(frozen=True)
 class Fourier:
-    """Each value, together with sines and cosines of its random multiples, which separate close values.
+    """An encoding of each value by itself, sines and cosines of random multiples, which separate close values.
 
     Attributes:
-        frequencies: The number of multiples.
-        scale: The standard deviation of the multiples, in radians per standard deviation of the values.
+        frequencies: The number of random multiples of each value.
+        scale: The standard deviation of the random factors, in radians per standard deviation of the values.
 
     References:
         Zhou et al. (2023), section 4; Kofinas et al. (2024), appendix.
@@ -68,20 +67,20 @@ class Fourier:
         return torch.cat([values.unsqueeze(-1), phases.sin(), phases.cos()], -1).flatten(-2)
 
     def count(self) -> int:
-        """Return the number of features for each value."""
+        """Return the number of features into which each value is encoded."""
         return 1 + 2 * self.frequencies
 
 
 @dataclass(frozen=True)
 class Logarithms:
-    """`sign(v) log(1 + |v|)` of each value v and of a multiple of v, for values that differ by orders of magnitude.
+    """An encoding by `sign(v) log(1 + |v|)` of each value v and of a multiple of v, for values of very different sizes.
 
-    Values differ by orders of magnitude if networks were trained with different hyperparameters. Values differ even
-    more in canonical networks, because canonical scales collect the sizes of all tensors in one tensor. Values are not
+    Values differ by orders of magnitude if networks were trained with different hyperparameters. In canonical networks,
+    values differ even more, because canonical scales collect the sizes of all tensors in one tensor. Values are not
     centered. Values are divided by the median over networks of their root mean squares.
 
     Attributes:
-        factor: The factor of the multiple. A large factor separates small values.
+        factor: The factor of the multiple; a large factor separates small values.
     """
 
     factor: float = 30.0
@@ -99,28 +98,28 @@ class Logarithms:
         return torch.stack(found, -1).flatten(-2)
 
     def count(self) -> int:
-        """Return the number of features for each value."""
+        """Return the number of features into which each value is encoded."""
         return 2
 
 
 Values = Scalars | Fourier | Logarithms
 
 VALUES: dict[str, type[Values]] = {"scalars": Scalars, "fourier": Fourier, "logarithms": Logarithms}
-"""Encoding classes by their names on the command line."""
+"""Classes of value encodings by their names on the command line."""
 
 
 class Encoder(nn.Module):
-    """A map from block values to features, with separate parameters for every block.
+    """A map from values of weights to features, with separate parameters for every block of values.
 
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
-    permutes (pixels, classes, kernel positions) become input channels of these maps, which therefore distinguish
-    positions. Every unit with a fixed position gets a learned vector. The weight of a unit to itself also gets a
-    learned vector. If signs still act on values, the encoder reads these values in two ways. The encoder reads absolute
-    values for features that no sign changes. The encoder reads the values themselves, without biases, for features that
-    signs change. The encoder treats scales in the same way; they do not change the direction of the channels. If half
-    periods still act, features are the sine and cosine of an angle plus a linear map of the values that add to this
-    angle. The initial coefficients of this map are at most one radian for each value, times the frequency. A learned
-    multiple of the sine of twice the angle is included in the features that add to the angle.
+    permutes (pixels, classes, kernel positions) become input channels, so their positions are distinguished. Every unit
+    with a fixed position gets a learned vector. The weight of a unit to itself gets another learned vector. If signs
+    still act on values, the encoder reads these values in two ways. First, it reads absolute values for features that
+    no sign changes. Second, it reads the values themselves, without biases, for features that signs change. The encoder
+    treats positive scales in the same way; they do not change the direction of the channels. If half periods still act,
+    features are the sine and cosine of an angle plus a linear map of the values that add to this angle. The initial
+    coefficients of this linear map are at most one radian for each value, times the frequency. A learned multiple of
+    the sine of twice the angle is included in the features that add to the angle.
 
     Args:
         has_pairs: Whether blocks with two or more ends get vectors.
@@ -195,7 +194,7 @@ class Encoder(nn.Module):
         self.maps[f"{k}"] = dense
 
     def _add_vectors(self, layout: Layout, width: int, generator: torch.Generator | None) -> None:
-        """Create the vectors of unit sets, of positions, of a unit's weight to itself, and of the network."""
+        """Create the learned vectors of unit sets, of positions, of a unit's weight to itself, and of the network."""
         self.kinds = nn.ParameterDict({f"{k}": _vector(width, generator) for k in range(len(layout.units))})
         self.positions = nn.ParameterDict(
             {
@@ -222,7 +221,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def standardize(self, values: Mapping[str, Tensor], layout: Layout) -> None:
-        """Set the mean and deviation of every block to those over networks and positions."""
+        """Set the mean and deviation of every block to those of its values over networks and positions."""
         for k, block in enumerate(layout.blocks):
             found = self._even(k, values[block.name].double())
             if not found.numel():
@@ -319,7 +318,7 @@ def _frequency(block: Block, layout: Layout) -> float | None:
 
 
 def _count_sharing(block: Block, layout: Layout) -> int:
-    """Return the number of blocks whose vectors are summed for the same units, or for the network."""
+    """Return the number of blocks whose vectors are summed for the same units, or for the network as a whole."""
     if not block.ends:
         return len(layout.network_blocks)
     return sum(any(end.units == block.ends[0].units for end in one.ends) for one in layout.unit_blocks)
@@ -336,8 +335,9 @@ def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
 def _moments(values: Tensor) -> Tensor:
     """Return permutation-invariant statistics of each network's values, `[models, MOMENTS]`.
 
-    The first is the log root mean square. The values are then divided by it. The others are the mean, mean absolute
-    value, largest value, smallest value, and log mean fourth power.
+    The first statistic is the logarithm of the root mean square. The values are then divided by the root mean square.
+    The remaining statistics are the mean, mean absolute value, largest value, smallest value, and log mean fourth
+    power.
     """
     flat = values.flatten(1)
     largest = flat.abs().amax(1).clamp_min(SMALLEST)  # whose square may be too large for the precision

@@ -14,15 +14,17 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class Odd:
-    """Feature vectors that signs multiply in the same way as weights. Characters specify this multiplication.
+    """Feature vectors that signs multiply in the same way as weights.
+
+    A character specifies by which signs a vector is multiplied.
 
     Attributes:
-        units: For each set of units and each character of values of these units, `[models, *sizes, width]`.
+        units: For each set of units and each character of their values: vectors `[models, *sizes, width]`.
         pairs: For each block with two or more ends whose values signs change, `[models, *labels, width]`.
-        values: The unchanged values of each such block, `[models, *labels, channels]`, and their root mean square, if
-            layers multiply by these values. Layers do not change these values.
+        values: The original values of each such block, `[models, *labels, channels]`, and their root mean square, if
+            layers multiply by them. Layers do not change `values`.
         given: The component of `units` that comes from the units' own values, without sines and cosines of angles.
-            Layers do not change this component.
+            Layers do not change `given`.
         waves: The sine and cosine of each unit's angle, for each set whose units have angles: `[models, *sizes, 1]`.
     """
 
@@ -38,14 +40,13 @@ class Features:
     """Vectors of units, pairs and the network, all of the same width.
 
     Attributes:
-        units: For each set of units, `[models, *sizes, width]`.
-        pairs: For each block with two or more ends, `[models, *labels, width]`.
-        network: `[models, width]`.
-        values: For each such block, a few functions of its values, `[models, *labels, functions]`, if layers multiply
-            by these functions. Layers do not change these functions.
-        odd: The features that signs change, or None if signs are canonicalized. All other features are invariant under
-            signs.
-        shares: The weights (shares) of units in means. Units of groups without shares have equal weights.
+        units: For each set of units, their vectors `[models, *sizes, width]`.
+        pairs: For each block with two or more ends, vectors `[models, *labels, width]`.
+        network: The vector of each network, `[models, width]`.
+        values: For each such block, some functions of its values, `[models, *labels, functions]`, if layers multiply by
+            them. Layers do not change `values`.
+        odd: The features that signs change, or None if signs are canonicalized. Signs change no other features.
+        shares: The weights (shares) with which units count in means. Units of groups without shares count equally.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
@@ -64,7 +65,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Read:
-    """The input of a head.
+    """The input of a head, which computes outputs from the features of the last layer.
 
     Attributes:
         features: The features of the last layer.
@@ -91,7 +92,7 @@ def turn(
 
 
 def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of units, broadcast to the axes of a block: axes that do not index these units get length one."""
+    """Return vectors of units, broadcast to the axes of a block, where axes of other units get length one."""
     order = sorted(range(len(end.axes)), key=lambda k: end.axes[k])
     shape = [1] * len(block.sizes)
     for axis in end.axes:
@@ -102,12 +103,12 @@ def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) 
 
 
 def others(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block, counted with the model axis, that do not index the units at an end."""
+    """Return the axes of a block, counted with the model axis, that do not index the units at one of its ends."""
     return tuple(1 + axis for axis in range(len(block.sizes)) if axis not in end.axes)
 
 
 def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Tensor, "models *sizes width"]:
-    """Permute the axes of vectors from their order in the block to their order in the unit set."""
+    """Permute the axes of vectors from their order in a block to their order in the unit set."""
     order = sorted(end.axes)
     place = [order.index(axis) for axis in end.axes]
     if place == list(range(len(place))):
@@ -125,10 +126,10 @@ def at_units(
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Yield vectors of nested units: of the units that contain a set's units, and means over units inside them.
+    """Yield vectors from around nested units: of the units that contain them, and means over units inside them.
 
     Yields:
-        Whether the other units are the containing units, and the vectors of these units, which broadcast over the set.
+        Whether the vectors belong to containing units, and the vectors themselves, which broadcast over the set.
     """
     own = layout.units[name].axes
     for other, x in units.items():

@@ -14,7 +14,7 @@ TANH = 0.6276
 """The root mean square of tanh of a standard normal variable."""
 
 SHARE = 0.1
-"""The initial size of the code-dependent output, relative to the smallest weights that are generated."""
+"""The initial size of the output's part that depends on the code, relative to the smallest generated weights."""
 
 
 class RowDecoder(nn.Module):
@@ -22,9 +22,9 @@ class RowDecoder(nn.Module):
 
         row_r = size V tanh(A code + E e_r + c) + d_r
 
-    At initialization, the products have root mean square `size` and are nearly uncorrelated between rows. The rank of
-    the products is at most `hidden`. The decoder is equivalent to one linear layer with bias from the code to all
-    entries, where a smaller network generates the layer's matrix.
+    At initialization, the products `V tanh(...)` have root mean square `size` and are nearly uncorrelated between rows.
+    The rank of the products `V tanh(...)` is at most `hidden`. The decoder is equivalent to one linear layer with bias
+    from the code to all entries, where a smaller network generates the layer's matrix.
 
     References:
         Ha et al. (2017), section 3.1: weights from learned embeddings of their place.
@@ -51,7 +51,7 @@ class RowDecoder(nn.Module):
         self.bias = nn.Parameter(torch.zeros(rows, columns))
 
     def forward(self, code: Tensor) -> Tensor:
-        """Decode a code `[code]` to `[rows, columns]`."""
+        """Decode a code `[code]` to the rows of a matrix, `[rows, columns]`."""
         rows: Tensor = self.last(torch.tanh(self.from_row(self.embeddings) + self.from_code(code)))
         return self.size * rows + self.bias
 
@@ -61,18 +61,17 @@ class HyperNetwork(nn.Module):
 
     The encoder of inr2vec reads one row (w, b) for every unit. At initialization, the decoder gives a network that does
     not depend on the code. The biases of the decoder are uniformly random, with the root mean square of each tensor of
-    `like`. The code-dependent component is initially smaller than the weights between hidden units by the factor
-    `SHARE`. Steps with one learning rate then change all tensors by similar amounts, as in ordinary training. In a
-    trial, outputs scaled to the size of each tensor did not train, because the phases of the first sines jumped. Paper
-    003 does not specify its decoder. One linear layer from its code of 1024 to its 790,529 weights would have 810
+    `like`. The component that depends on the code is initially smaller than the weights between hidden units by the
+    factor `SHARE`. Steps with one learning rate then change all tensors by similar amounts, as in ordinary training. In
+    a trial, outputs scaled to the size of each tensor did not train, because the phases of the first sines jumped.
+    Paper 003 does not specify its decoder. One linear layer from its code of 1024 to its 790,529 weights would have 810
     million parameters. This hypernetwork has 5,159,489 parameters for the networks of the paper. The encoder has
-    3,156,480 of these.
+    3,156,480 of these parameters.
 
     Args:
-        like: An MLP whose hidden layers have equal widths. This MLP determines the sizes of rows and the scales of
-            weights.
-        is_residual: Whether the output is added to the input weights. The output is then zero at initialization. The
-            paper's hypernetwork is not residual.
+        like: An MLP whose hidden layers have equal widths. It determines the sizes of rows and the scales of weights.
+        is_residual: Whether the output is added to the input weights. If so, the output is zero at initialization. The
+            hypernetwork of the paper is not residual.
         embedding: The length of the decoder's embeddings.
 
     References:
@@ -126,7 +125,7 @@ class HyperNetwork(nn.Module):
 
 
 def _size(tensor: Tensor) -> float:
-    """Return the root mean square of a tensor; one for a tensor on the meta device."""
+    """Return the root mean square of a tensor, or one for a tensor on the meta device."""
     return 1.0 if tensor.is_meta else float(tensor.detach().square().mean().sqrt())
 
 

@@ -1,4 +1,4 @@
-"""A linear regression on statistics of canonical networks, whose output a metanetwork can add to its own."""
+"""A linear regression on statistics of canonical networks, which a metanetwork can add to its own output."""
 
 from collections.abc import Mapping
 
@@ -15,17 +15,16 @@ SMALLEST = 1e-30
 SOFT = 0.01
 """A constant, relative to a statistic's mean size, that is added to its size before the logarithm."""
 LEAST = 1e-4
-"""A threshold, relative to a block's statistics. Smaller standard deviations may be rounding errors and are not
-read."""
+"""The share of a block's statistics below which standard deviations may be rounding errors and are not read."""
 FURTHEST = 5.0
-"""The largest distance from the mean in standard deviations. Larger distances are clipped, to keep the outputs
-bounded."""
+"""The number of standard deviations at which distances from the mean are clipped, to keep the outputs bounded."""
 
 
 class LinearReader(nn.Module):
-    """A linear map of standardized statistics of all blocks, and of the logarithms of the statistics' sizes.
+    """A linear map of standardized statistics of all blocks, and of the logarithms of their sizes.
 
-    The map is fitted once. Its weights are buffers, not parameters. The weights and the output are initially zero.
+    The map is fitted once. Its weights are buffers, not parameters. Before the fit, the weights and the output are
+    zero.
     """
 
     soft: Tensor
@@ -48,7 +47,7 @@ class LinearReader(nn.Module):
         return self.features(statistics_of(values)) @ self.weight.T + self.bias
 
     def features(self, statistics: Tensor) -> Tensor:
-        """Return standardized statistics, and the logarithms of their sizes, `[models, features]`."""
+        """Return standardized statistics and the logarithms of their sizes, `[models, features]`."""
         soft, mean, deviation = (t.to(statistics) for t in (self.soft, self.mean, self.deviation))
         known = torch.cat([statistics, (statistics.abs() + soft).log()], 1)
         return ((known - mean) / deviation).clamp(-FURTHEST, FURTHEST)
@@ -71,7 +70,7 @@ class LinearReader(nn.Module):
 def statistics_of(values: Mapping[str, Tensor]) -> Tensor:
     """Return the mean, standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
 
-    The statistics do not depend on the order of values, and do not depend explicitly on the number of units.
+    These statistics depend neither on the order of values nor explicitly on the number of units.
 
     References:
         Unterthiner et al. (2020), section 4.

@@ -35,7 +35,10 @@ from regauge.weightspace.reader import Reader, multiplied_blocks, require_values
 KIND = "regauge net over networks"
 VERSION = "1"
 LARGEST_ARRAY = 2**22
-"""The size of the largest array on a CPU. CPU allocators return larger arrays to the system after each use."""
+"""The number of entries of the largest array that is used on a CPU.
+
+CPU allocators return larger arrays to the system after each use, which is slow.
+"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Settings:
 
     @property
     def answers(self) -> int | None:
-        """The number of outputs that are also computed from probes; None if the head has no such number."""
+        """The number of outputs that are also computed from probes, or None if the head has no such number."""
         return self.head.outputs if isinstance(self.head, Invariant) else None
 
 
@@ -91,42 +94,42 @@ class Metanet(nn.Module):
 
     The layers are equivariant to permutations. Products over the axes of invertible matrices (queries with keys)
     replace their factors. The net first canonicalizes scales, signs and half periods. The net also canonicalizes
-    rotations whose products would be too large. If layers are equivariant to some parts, these parts are not
+    rotations whose products would be too large. If layers respect some of these parts themselves, the parts are not
     canonicalized (`ScaleGMN`: signs; `Propagation`: signs and half periods). With an `Equivariant` head, the net maps
-    the changes back to the original networks. A canonical form is discontinuous where a sum that decides a sign is
-    zero. If the symmetry has translations, the net reads representatives (`Symmetry.split`). Representatives include
-    buffers, so populations must have buffers.
+    its changes of canonical networks back to the original networks. A canonical form is discontinuous where a sum that
+    decides a sign is zero. If the symmetry has translations, the net reads representatives (`Symmetry.split`).
+    Representatives include buffers, so populations must have buffers.
 
     Args:
-        symmetry: The symmetry of the networks, with every size known; or a list with the symmetries of several
+        symmetry: The symmetry of the networks, with all sizes known, or a list with the symmetries of several
             architectures. Architectures share all parameters that do not belong to single tensors.
-        layer: The settings of the layers, an instance of a class in `LAYERS`.
+        layer: The settings of the layers: an instance of a class in `LAYERS`.
         head: The head: `Invariant`, `Equivariant` or `UnitFeatures`.
         width: The length of the vectors of units, pairs and networks.
         depth: The number of layers. A net with 0 layers reads only the outputs of networks at `probes`.
         values: The encoding of single weights.
         parts: The parts of the symmetry that the net respects: some of "permutation", "sign", "scale", "shift",
             "linear" and "translation". "permutation" is always included; all parts are the default. `net.parts` lists
-            the parts that the net respects. Rotations after gains ("rotation") are never among them.
-        readers: Axes (parameter, axis) over which parameters sum units, as `find_readers` returns them. If `readers` is
-            given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. If a unit is split
-            in two, with its outgoing weights divided among the copies, the copies then count as one unit. In this case,
+            the parts that a net respects. A net never respects rotations after gains ("rotation").
+        readers: Axes (parameter, axis) over which parameters sum units, as `find_readers` returns them. If `readers`
+            are given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. The copies of a
+            split unit, among which its outgoing weights are divided, then count as one unit. With `readers`,
             translations are not respected.
-        probes: Inputs on which the networks are evaluated. Activations and outputs at these inputs become additional
+        probes: Inputs on which the networks are evaluated. Activations and outputs at the probes become additional
             features. For several architectures, pass the probes of each, in the order of the symmetries. With an
             `Invariant` head, a second net reads the outputs, and the result is the mean of both nets.
         reads_moments: Whether the net also reads the moments of every tensor of the canonical networks (logarithm of
             the size, mean, extremes). The symmetry does not change the moments, but splitting a unit does.
         conditions: The number of conditions of each network, such as a time or a class, which the net reads in addition
             to the weights. Functions of the conditions scale and shift features before every layer.
-        is_linear: Whether the output includes a `LinearReader` of statistics of canonical networks. This requires an
-            `Invariant` head. The linear reader is fitted separately. Its weight in the output is the buffer
+        is_linear: Whether the output includes a `LinearReader` of statistics of canonical networks. A linear reader
+            requires an `Invariant` head. It is fitted separately. Its weight in the output is the buffer
             `linear_share`, which is zero until it is set.
-        generator: Source of the initial weights.
+        generator: The random number generator for the initial weights.
 
     Raises:
         ValueError: A part is unknown, or a size is invalid. Layers have parameters for single tensors, but there are
-            several architectures. The numbers of probes and architectures differ. Or the module of a probe has another
+            several architectures. The numbers of probes and architectures differ. The module of a probe has another
             architecture.
     """
 
@@ -206,7 +209,10 @@ class Metanet(nn.Module):
         )
 
     def _layers(self, layouts: Sequence[Layout], generator: torch.Generator | None) -> Iterator[nn.Module]:
-        """Yield the layers. The last layer computes only what the head reads; the others compute all features."""
+        """Yield the layers.
+
+        The last layer computes only what the head reads, and all other layers compute all features.
+        """
         made, has_pairs = self.settings, self.settings.layer.traits.keeps_pairs
         everything = frozenset({"units", "positions", "network", "odd", *(("pairs", "unwritten") if has_pairs else ())})
         last = made.head.reads(layouts, has_pairs=has_pairs)
@@ -228,11 +234,13 @@ class Metanet(nn.Module):
         return self._readers[0].layout
 
     def save(self, path: str | Path, *, about: Mapping[str, Any] | None = None, overwrite: bool = False) -> Path:
-        """Write the net atomically to a `.safetensors` file. The header has all settings for rebuilding the net.
+        """Write the net atomically to a `.safetensors` file.
+
+        The header of the file contains all settings for rebuilding the net.
 
         Args:
             path: A path that ends in `.safetensors`, in an existing folder. Architectures to which the net was adapted
-                are not written. Call `adapt` again after loading.
+                are not written. Call `adapt` again after loading the net.
             about: Additional information as JSON, such as the purpose of the training.
             overwrite: Whether an existing file of this name may be replaced.
 
@@ -247,7 +255,7 @@ class Metanet(nn.Module):
         return save(self.state_dict(), path, overwrite=overwrite, metadata=header)
 
     def describe(self) -> dict[str, Any]:
-        """Return all settings of the net as JSON, without its tensors.
+        """Return all settings of the net as plain data for JSON, without its tensors.
 
         Raises:
             ValueError: A function selects the outputs at probes.
@@ -269,22 +277,22 @@ class Metanet(nn.Module):
         }
 
     def reads(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
-        """Return whether this net can read a population: its tensors fit an architecture, and its symmetry if given."""
+        """Return whether the net can read a population, that is, its tensors (and its symmetry, if given) fit."""
         return any(reader.fits(population, symmetry) for reader in self._readers)
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
-        """Prepare the net to also read networks with other numbers of units, with the same parameters.
+        """Prepare the net to read also networks with other numbers of units, with the same parameters.
 
-        The maps in every layer depend on the roles of tensors, not on their sizes. Therefore all sizes of unit sets may
-        differ: widths, heads, experts, and sizes of matrices whose products are read. Fixed axes (inputs, classes,
+        The maps in every layer depend on the roles of tensors, not on their sizes. Widths, numbers of heads and
+        experts, and sizes of matrices whose products are read may therefore differ. Fixed axes (inputs, classes,
         kernels) are inputs of maps, and must keep their length. The statistics of `standardize` are kept.
 
         Args:
-            symmetry: The symmetry of the other networks.
-            module: The module of the other networks, for nets with probes.
+            symmetry: The symmetry of the networks with other numbers of units.
+            module: The module of these networks, for nets with probes.
 
         Raises:
-            ValueError: The networks differ in more than the numbers of units from the net's original networks, or the
+            ValueError: The networks differ from the net's original networks in more than the numbers of units, or the
                 module is missing.
         """
         for reader in self._readers:
@@ -302,8 +310,9 @@ class Metanet(nn.Module):
     def standardize(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> None:
         """Compute the statistics for standardizing weights from some networks of one architecture.
 
-        Each block of values has one mean and one deviation, and each tensor has one root mean square. All positions
-        share these numbers because permutations exchange positions. `symmetry` has the same meaning as in `forward`.
+        Each block of values has one mean and one deviation, and each tensor has one root mean square. All positions in
+        a block share these numbers, because permutations exchange positions. `symmetry` has the same meaning as in
+        `forward`.
 
         Raises:
             ValueError: The net cannot read the architecture of these networks.
@@ -328,19 +337,19 @@ class Metanet(nn.Module):
         """Return the output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
-        weight of `read_probes` in this mean is the buffer `share`. The buffer is one half until it is set, and one at
-        depth 0. With `is_linear`, the output is the weighted mean of this result and `read_linear`. The weight of
-        `read_linear` is `linear_share`.
+        weight of `read_probes` in this mean is the buffer `share`. This buffer is one half until it is set, and one at
+        depth 0. With `is_linear`, the output is a weighted mean of the result so far and of `read_linear`. The weight
+        of `read_linear` is `linear_share`.
 
         Args:
             population: Networks with a leading model axis.
             conditions: The conditions of each network, `[models, conditions]`.
-            symmetry: The symmetry of the networks. The symmetry is needed if the net reads several architectures with
-                the same tensors, such as networks of the same shape with different activations.
+            symmetry: The symmetry of the networks. It is needed if the net reads several architectures with the same
+                tensors, such as networks of one shape with different activations.
 
         Raises:
             ValueError: The net cannot read the architecture of these networks, or the networks have several
-                architectures. Or conditions are missing or have the wrong length.
+                architectures. Conditions are missing or have the wrong length.
         """
         if self.head is None:
             made = self.read_probes(population, symmetry=symmetry)
@@ -414,13 +423,13 @@ class Metanet(nn.Module):
         return self.linear_reader(reader.number)(values)  # type: ignore[no-any-return]
 
     def _plain_values(self, reader: Reader, population: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the block values of networks in a canonical form of everything except permutations."""
+        """Return the values of blocks in a canonical form of everything except permutations."""
         if reader.plain is None:
             raise ValueError("this net has no linear reader of statistics; make it with `is_linear=True`")
         return reader.plain.read(reader.plain.canonicalize(population)[0])[0]
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[slice]:
-        """Return slices of a population whose arrays have at most `LARGEST_ARRAY` entries, if this is faster."""
+        """Return slices of a population whose arrays have at most `LARGEST_ARRAY` entries, where this is faster."""
         count = len(population[layout.parameters[0]])
         pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
         size = max(1, LARGEST_ARRAY // (2 * self.settings.width * max(1, pairs)))
@@ -430,7 +439,7 @@ class Metanet(nn.Module):
         return [slice(start, start + size) for start in range(0, count, size)]
 
     def _read(self, reader: Reader, population: Mapping[str, Tensor], conditions: Tensor | None) -> Any:
-        """Return the head's output for some networks at once."""
+        """Return the head's output for some networks of a population at once."""
         canonical, element = reader.canonicalize(population)
         features = self._run(reader, canonical, len(self.layers), conditions)
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
@@ -443,8 +452,8 @@ class Metanet(nn.Module):
     def canonical_features(self, population: Mapping[str, Tensor]) -> tuple[Features, Element | None]:
         """Return the features of networks after all layers, and the elements that canonicalized the networks.
 
-        Features that signs change are those of the canonical networks. None stands for the identity. The elements do
-        not include translations.
+        Features that signs change belong to the canonical networks, not to the given ones. The value None stands for
+        identity elements. The elements do not include translations.
 
         Raises:
             ValueError: The net cannot read the architecture of these networks.
@@ -464,7 +473,7 @@ class Metanet(nn.Module):
     def features(
         self, population: Mapping[str, Tensor], *, layers: int | None = None, conditions: Tensor | None = None
     ) -> Features:
-        """Return the features of networks after `layers` layers; by default after all layers.
+        """Return the features of networks after `layers` layers, or after all layers by default.
 
         Raises:
             ValueError: The net cannot read the architecture of these networks, or has no layers.
@@ -493,7 +502,7 @@ class Metanet(nn.Module):
         return replace(make(left, readers=made.readers), plain=make((), readers=()) if made.is_linear else None)
 
     def _trace(self, reader: Reader, made: Reader, module: nn.Module | None) -> Probed | None:
-        """Trace how a module of another layout computes on a reader's probes; return None without probes."""
+        """Trace how a module of another layout computes on a reader's probes, or return None if there are no probes."""
         if reader.probed is None:
             return None
         if module is None:

@@ -1,4 +1,4 @@
-"""A reader of trained nets from files that `Metanet.save` writes."""
+"""Loading of trained nets from files that `Metanet.save` wrote."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -30,15 +30,15 @@ def load_net(
 
     Args:
         path: The file.
-        module: The module of networks, for a net with probes. Its own parameters are not used. For a net of several
-            architectures, pass a list of modules in the order of the symmetries.
+        module: The module of networks, for a net with probes. The module's own parameters are not used. For a net of
+            several architectures, pass a list of modules in the order of the symmetries.
         make_module: A function that creates the module if the net has probes; it replaces `module`.
 
     Raises:
         FileNotFoundError: There is no such file.
         KeyError: The module has another architecture.
-        ValueError: The file is damaged, contains no net, or has another version. Or the module is missing, is given for
-            a net without probes, or has another architecture.
+        ValueError: The file is damaged, contains no net, or has another version. The module is missing, is given for a
+            net without probes, or has another architecture.
     """
     header, tensors = read_described(path, kind=KIND, version=VERSION, name="net over networks", writer="regauge learn")
     try:
@@ -97,7 +97,7 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
 
 
 def _probes(module: nn.Module, written: Mapping[str, Any], tensors: Mapping[str, Tensor], number: int) -> Probes:
-    """Return probes that are initialized with those in a file."""
+    """Return probes whose learned inputs are those in a file."""
     given = {}
     for name, value in written["arguments"]:
         keys = (f"probes.{number}.learned.{name}", f"probes.{number}.given_{name}")

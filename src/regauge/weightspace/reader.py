@@ -1,4 +1,4 @@
-"""A reader of the networks of one architecture, which also maps changes back to the original networks."""
+"""A reader of the networks of one architecture, which also maps changes of canonical networks back."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from regauge.weightspace.shares import divide, find_shares
 class Reader:
     """One architecture that a net reads; `number` is the index of the parameters for this architecture.
 
-    If there are probes, `probed` evaluates the networks on the probes. If `is_translated`, the reader reads
-    representatives. If statistics are read, `plain` canonicalizes everything except permutations.
+    If there are probes, `probed` evaluates the networks on them. If `is_translated`, the reader reads representatives.
+    If statistics are read, `plain` canonicalizes everything except permutations.
     """
 
     layout: Layout
@@ -54,10 +54,10 @@ class Reader:
             number: The index of the parameters for this architecture.
             layer: The settings of the layers.
             depth: The number of layers.
-            wanted: The parts of the symmetry that the net respects.
+            wanted: The parts of the symmetry that the net should respect.
             left: The parts that layers respect without a canonical form, if possible.
-            contracted: See `compile_layout`.
-            readers: See `compile_layout`.
+            contracted: The groups of matrices that products replace; see `compile_layout`.
+            readers: The axes along which layers sum over units; see `compile_layout`.
         """
 
         def compiled() -> Layout:
@@ -99,9 +99,9 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """Return the canonical networks, and the element that transformed representatives to them, or None.
+        """Return the canonical networks, and the element that maps representatives to them, or None for the identity.
 
-        Masks and other integer structure become floating-point values in canonical networks.
+        Masks and integer structure tensors become floating-point tensors in canonical networks.
         """
         population = self._represent(population)
         whole = [n for n in self.layout.parameters if not population[n].is_floating_point()]
@@ -116,8 +116,8 @@ class Reader:
     ) -> Params:
         """Return the changes of the original networks, with zeros for tensors that do not change.
 
-        Changed representatives are normalized again, and joined with the coordinates of the original networks.
-        Therefore, for a translated network, the result is translated in the same way.
+        Changed representatives are normalized again, and joined with the coordinates of the original networks. For a
+        translated network, the result is therefore translated in the same way.
         """
         full = self._undo(population, changes, element, count)
         if not self.is_translated:
@@ -134,7 +134,7 @@ class Reader:
         return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
 
     def from_given(self, population: Mapping[str, Tensor], element: Element | None) -> Element | None:
-        """Return the linear part of the element from given networks to canonical forms, including representatives."""
+        """Return the linear part of the element from the given networks to their canonical forms."""
         symmetry = self.layout.symmetry
         if not (self.is_translated and chart.chart_gains(symmetry)):
             return element
@@ -143,7 +143,7 @@ class Reader:
         return unit if element is None else symmetry.compose(element, unit)
 
     def _represent(self, population: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the representatives of networks in their dtypes, if translations are respected."""
+        """Return the representatives of networks in the dtypes of the networks, if translations are respected."""
         if not self.is_translated:
             return population
         found = self.layout.symmetry.split(population)[0]
@@ -170,7 +170,7 @@ class Reader:
 
 
 def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
-    """Raise a ValueError unless all tensors that are read are numeric and have the same number of networks."""
+    """Raise a ValueError unless all tensors to read are numeric and have the same number of networks."""
     count_models({name: population[name] for name in layout.parameters})
     weights = (name for name in layout.parameters if name not in layout.symmetry.structure)
     wrong = [name for name in weights if not population[name].is_floating_point()]
@@ -182,7 +182,7 @@ def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
 
 
 def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
-    """Return an error message: how unreadable networks differ from the first layout of a net, with advice."""
+    """Return an error message on how networks differ from the first layout of a net, with advice."""
     shapes = layout.symmetry.shapes
     missing = [name for name in layout.parameters if name not in population]
     if missing:
@@ -204,7 +204,7 @@ def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
 
 
 def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
-    """Return whether layers can respect the remaining scales, that is, whether messages read all values they change.
+    """Return whether layers can respect positive scales, that is, whether messages read all values that scales change.
 
     Changes along the axes of matrices consist of products, in which scales would not cancel.
     """

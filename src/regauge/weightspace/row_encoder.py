@@ -14,8 +14,8 @@ class RowEncoder(nn.Module):
 
     Four layers act on every row separately (512, 512, 1024 and 1024 units, batch normalization over the rows of all
     networks, ReLU). One linear layer and the maximum over rows follow. The code does not depend on the order of rows,
-    so permuting the units of *one* layer does not change it. The code depends on the order of columns, so it is not
-    invariant under general permutations of units.
+    so a permutation of the units of *one* layer does not change it. The code depends on the order of columns, so it is
+    not invariant under general permutations of units.
 
     Args:
         widths: The numbers of units in the four layers.

@@ -1,8 +1,8 @@
-"""Shares, by which units are weighted: a unit that is split in two counts as one unit.
+"""Shares: weights of units with which the copies of a split unit count as one unit.
 
 If a unit is split into two copies whose outgoing weights add up to the original weights, the function stays the same.
-Every unit gets a share that is proportional to its outgoing weights. The net divides outgoing weights by the shares,
-and weights units by their shares in all means. The features of the copies then equal the features of the unit, and the
+Every unit gets a share that is proportional to its outgoing weights. A net divides outgoing weights by shares, and
+weights units by their shares in all means. The features of the copies then equal the features of the unit, and the
 shares of the copies sum to the share of the unit.
 """
 
@@ -20,16 +20,19 @@ from regauge.weightspace.layout.blocks import Block, End, Grid
 from regauge.weightspace.layout.compile import Layout
 
 Shares = Mapping[str, Float[Tensor, "models *sizes"]]
-"""Shares by group, on the axes of its set; they sum to one within each copy. Groups of equal shares are left out."""
+"""For each group, the shares of its units, on the axes of its unit set; they sum to one within each copy.
+
+Groups whose units have equal shares are left out.
+"""
 LOGARITHM_FLOOR = 1e-30
-"""The number that replaces zero under a logarithm."""
+"""The number that replaces zero before a logarithm is taken."""
 
 
 @check_arguments
 def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
-    """Return the axes (parameter, axis) over which parameters sum units, as recorded by discovery.
+    """Return the axes (parameter, axis) along which layers sum over units, as recorded by discovery.
 
-    If a symmetry records no readers, return the axes of torch's layers: axis 1 of weights (out, in, ...), axis 0 of
+    If a symmetry has no such record, return the axes of torch's layers: axis 1 of weights (out, in, ...), axis 0 of
     transposed convolutions, none of vectors and embeddings.
 
     Args:
@@ -53,11 +56,11 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 
 
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """Return the shares of all units that have outgoing weights, computed from block values.
+    """Return the shares of all units that have outgoing weights, computed from values of blocks.
 
-    The share of a unit is computed from its outgoing weights. Along the axes of the receiving units, the largest
-    magnitude is used, because copies of receiving units do not change it. Along axes of other units that the weights
-    read, the magnitudes are summed. A set without outgoing weights has no shares.
+    Along the axes of receiving units, the largest magnitude counts, because copies of receiving units do not change it.
+    Along the axes of all further units that a weight reads, magnitudes are summed. A set without outgoing weights has
+    no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:
@@ -80,12 +83,12 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
 
 
 def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
-    """Return block values, divided by the shares of the units that they read; zero if the shares are zero."""
+    """Return values of blocks, divided by the shares of the units that they read, or zero where shares are zero."""
     return {b.name: divide_by(values[b.name], read_weights(b, layout, shares)) for b in layout.blocks}
 
 
 def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
-    """Return values divided by weights of their leading axes; zero if the weights are zero."""
+    """Return values divided by weights of their leading axes, or zero where weights are zero."""
     if weights is None:
         return x
     weights = weights.reshape(*weights.shape, *([1] * (x.ndim - weights.ndim)))
@@ -93,7 +96,7 @@ def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
-    """Return products of the shares of the units that a block reads, `[models, *ones]`; None without shares."""
+    """Return products of the shares of the units that a block reads, `[models, *ones]`, or None if there are none."""
     grid, made = layout.grid_of(block), None
     for axis, label in enumerate(block.labels):
         if label.reads and label.group in shares:
@@ -103,7 +106,7 @@ def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
 
 
 def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
-    """Return vectors times the shares of units along some axes, counted with the model axis; their sum is a mean."""
+    """Return vectors times the shares of units along some axes (with the model axis); their sum is a weighted mean."""
     for axis in axes:
         share = shares.get(grid.groups[axis - 1])  # Without shares all units count alike: 1 / n each.
         x = x / grid.sizes[axis - 1] if share is None else x * _along(share, axis - 1, grid)
@@ -111,7 +114,7 @@ def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
 
 
 def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
-    """Return the mean of vectors over some axes, counted with the model axis, weighted by the shares of units."""
+    """Return the mean of vectors over some axes (counted with the model axis), weighted by the shares of units."""
     axes = tuple(axes)
     if not axes:
         return x
@@ -119,9 +122,9 @@ def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tenso
 
 
 class Terms:
-    """Factors that normalize sums of n terms with random signs, whose size grows like sqrt(n), to size one.
+    """Factors that divide sums of n terms with random signs, which grow like sqrt(n), to bring them to size one.
 
-    If units are weighted by shares, sums are means. In this case n is the number of units in the networks for which the
+    If units are weighted by shares, all sums are means. n is then the number of units in the networks for which the
     layer was made, because other networks may have copies of units.
     """
 
@@ -136,7 +139,7 @@ class Terms:
 
 
 def log_weights(axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor | None:
-    """Return the log weights of units along some axes, `[models, *ones, 1]`; None for equal weights."""
+    """Return the log weights of units along some axes, `[models, *ones, 1]`, or None if all weights are equal."""
     axes = tuple(axes)
     if not _matter(axes, grid, shares):
         return None
@@ -149,7 +152,7 @@ def _matter(axes: Iterable[int], grid: Grid, shares: Shares) -> bool:
 
 
 def _along(share: Tensor, axis: int, grid: Grid) -> Tensor:
-    """Return shares at the axes of a grid, `[models, *ones, 1]`."""
+    """Return shares arranged at the axes of a grid, `[models, *ones, 1]`."""
     kept = (*grid.bases[axis], axis)
     order = sorted(range(len(kept)), key=kept.__getitem__)
     shape = [size if k in kept else 1 for k, size in enumerate(grid.sizes)]

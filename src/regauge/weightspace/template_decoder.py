@@ -21,7 +21,7 @@ from regauge.weightspace.shares import find_readers
 
 @dataclass(frozen=True)
 class TemplateDecoder:
-    """A learned template network, and a metanetwork that changes the template, conditioned on the vector.
+    """Settings of a learned template network and of a metanetwork that changes it, conditioned on the vector.
 
     Units exchange messages through the template's weights. Every weight is computed from the features of the units that
     it connects. The number of parameters does not grow with the networks' widths, except for the template itself.
@@ -44,12 +44,12 @@ class TemplateDecoder:
             raise ValueError(f"width={self.width} and depth={self.depth} must be positive")
 
     def build(self, symmetry: Symmetry, inputs: int, generator: torch.Generator | None = None) -> "Template":
-        """Return a decoder for vectors of a given length."""
+        """Return a decoder for vectors of length `inputs`."""
         return Template(symmetry, self, inputs, generator)
 
 
 class Template(nn.Module):
-    """A template and its metanetwork: `[models, inputs]` to parameters with a model axis; see `TemplateDecoder`."""
+    """A template network and its metanetwork, which map vectors `[models, inputs]` to parameters with a model axis."""
 
     def __init__(
         self, symmetry: Symmetry, settings: TemplateDecoder, inputs: int, generator: torch.Generator | None
@@ -74,7 +74,7 @@ class Template(nn.Module):
         )
 
     def standardize(self, population: Mapping[str, Tensor]) -> None:
-        """Set the sizes of tensors to their sizes in some networks."""
+        """Set the typical sizes of tensors to their sizes in some networks."""
         self.net.standardize(population)
 
     @torch.no_grad()
@@ -84,12 +84,12 @@ class Template(nn.Module):
             tensor.copy_(network[name])
 
     def widened(self, symmetry: Symmetry) -> "Template":
-        """Return a decoder to wider networks of the same architecture, which compute the same functions.
+        """Return a decoder for wider networks of the same architecture that compute the same functions.
 
         Every unit of the template is split into several copies, with about equal numbers for all units. The outgoing
         weights of the copies sum to those of the unit. The metanetwork counts the copies as one unit. Each decoded
-        network therefore equals the network of the original decoder with split units. The parameters of the metanetwork
-        stay the same. Further training of the new decoder can use all units.
+        network therefore equals the one that the original decoder gives, with split units. The parameters of the
+        metanetwork stay the same. Further training of the new decoder can use all units.
 
         Args:
             symmetry: The symmetry of the wider networks, with every size known.
@@ -123,7 +123,7 @@ class Template(nn.Module):
         return made
 
     def forward(self, codes: Float[Tensor, "models inputs"]) -> Params:
-        """Return the networks of vectors."""
+        """Return the networks that the decoder generates from vectors."""
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(
                 f"the vectors have shape {tuple(codes.shape)}, but this decoder takes [models, {self.inputs}]; give "

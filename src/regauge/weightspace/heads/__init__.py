@@ -1,4 +1,6 @@
-"""Heads, which compute outputs from features. Each head has a frozen dataclass whose `build` creates a torch module.
+"""Heads, which compute outputs from features.
+
+Each head has a frozen dataclass of settings, whose `build` creates a torch module.
 
 The input of a built head is a `Read`. To add a head, write a file with the dataclass and the module, and add the
 dataclass to `HEADS`.

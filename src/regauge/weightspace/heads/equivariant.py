@@ -20,25 +20,28 @@ from regauge.weightspace.layout.writer import WrittenValues
 from regauge.weightspace.shares import divide_by, read_weights, weigh
 
 RANK = 4
-"""The number of additional directions in which tensors are changed along the axes of matrices."""
+"""The number of additional directions in which tensors are changed along axes on which matrices act."""
 
 
 @dataclass(frozen=True)
 class Equivariant:
-    """A map from features to a change of every parameter. Initially, the change is `scale` times the tensor's size.
+    """A head that maps features to a change of every parameter.
 
-    The change of a weight between two units is computed from the features of this pair. The change of a weight of one
-    unit is computed from the features of the unit. Along an axis on which matrices act, the change is a combination of
-    the weights along this axis. It consists of `a_i v_i` and of terms for a few directions. Such a term is `b_i` times
-    the mean of `c_j v_j` over all `v_j` that the same matrix multiplies. The coefficients `a`, `b` and `c` are computed
-    from features. Therefore every matrix transforms the change as it transforms the weights. If signs still act on
-    weights, the change is computed from features that these signs change, and from the weights themselves. For angles,
-    the sine of twice the angle is used instead of the weights. Buffers are not changed.
+    Initially, the size of the change is `scale` times that of the tensor.
+
+    The change of a weight between two units is computed from the features of this pair of units. The change of a weight
+    of one unit is computed from the features of the unit. Along an axis on which matrices act, the change is a
+    combination of the weights along this axis. This combination consists of `a_i v_i` and of terms for a few further
+    directions. Such a term is `b_i` times the mean of `c_j v_j` over all `v_j` that the same matrix multiplies. The
+    coefficients `a`, `b` and `c` are computed from features. Every matrix therefore transforms the change as it
+    transforms the weights. If signs still act on weights, the change is computed from features that signs change, and
+    from the weights themselves. For angles, the sine of twice the angle is used instead of the weights. Buffers are not
+    changed.
 
     Attributes:
-        scale: The initial size of the changes. Every tensor has a separate learned size.
-        changes: The number of parallel changes. If there are several, tensors have an axis for them after the model
-            axis. Average the outputs of the changed networks, not their weights.
+        scale: The initial size of the changes. Every tensor has its own learned size.
+        changes: The number of parallel changes. If there are several changes, tensors have an axis for them after the
+            model axis. Average the outputs of the changed networks, not their weights.
 
     References:
         Zhou et al. (2023), section 4, for learned scales; arXiv 2602.01083 for parallel changes.
@@ -52,7 +55,7 @@ class Equivariant:
             raise ValueError(f"scale={self.scale} and changes={self.changes} must be positive")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return the features that the head reads from the last layer; `has_pairs` states whether layers have pairs."""
+        """Return the features that the head reads from the last layer, given whether layers have features of pairs."""
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
         odd = ("odd",) if any(layout.unit_signs[name] for layout in layouts for name in layout.units) else ()
@@ -67,7 +70,7 @@ class Equivariant:
         generator: torch.Generator | None,
         known: Sequence[Known] = (),
     ) -> nn.Module:
-        """Return the head; see `weightspace.heads`."""
+        """Return the torch module of this head; see `weightspace.heads`."""
         return _Head(self, layouts, width, known or [layout.unit_signs for layout in layouts], has_pairs, generator)
 
 
@@ -88,7 +91,7 @@ class _Head(nn.Module):
         )
 
     def forward(self, read: Read) -> Params:
-        """Return the changes of canonical networks."""
+        """Return the change of every parameter of canonical networks."""
         changes: Params = self.changes[read.number](read)
         return changes
 
@@ -197,7 +200,7 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply a change by the shares of the units that a weight reads, which divides it among copies of a unit."""
+        """Multiply a change by the shares of units that a weight reads, which divides it among copies of a unit."""
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))
@@ -208,7 +211,7 @@ class _Change:
         return change
 
     def gather(self, mixer: nn.Module, changes: int) -> Tensor:
-        """Return `RANK` weighted means of the values on which the matrix acts. Features determine the weights."""
+        """Return `RANK` weighted means of the values on which a matrix acts; features determine the weights."""
         assert self.values is not None
         mixed = (
             mixer(self.features if self.odd is None else self.odd).unflatten(-1, (2, RANK, changes, -1)).unsqueeze(-5)
@@ -223,13 +226,13 @@ class _Change:
         return self.written.pool(product)
 
     def scatter(self, pooled: Tensor) -> Tensor:
-        """Return the transpose of `gather`, applied to the sum of the results of all tensors."""
+        """Return the transpose of the map `gather`, applied to the sum of its results over all tensors."""
         assert self.out is not None
         return (self.out * self.written.unpool(pooled)).sum(-3)
 
 
 def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
-    """Return characters of unit features at each end whose product is the character of a block; None if impossible."""
+    """Return characters of unit features, one per end, whose product is the character of a block, or None."""
     wanted = layout.character(block)
     choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]
     for chosen in product(*choices):

@@ -1,4 +1,4 @@
-"""The invariant head: it outputs numbers for each network that no symmetry changes."""
+"""The invariant head, which outputs numbers for each network that no element of the symmetry changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
 
 VARIANCE = 1e-6
-"""A constant that is added to squares, because the square root has no gradient at zero."""
+"""A constant that is added to squares, because the gradient of the square root is infinite at zero."""
 
 
 @dataclass(frozen=True)
 class Invariant:
-    """Outputs from the mean and maximum features of every unit set and pair block, and from the network's features.
+    """A head that computes outputs from the mean and maximum features of units and pairs, and of the network.
 
     If units are weighted by shares, root mean squares replace the maxima.
 
-    Each set and each block has its own map. An MLP maps the sum of their results to the outputs.
+    Each unit set and each block of pairs has its own linear map. An MLP maps the sum of all results to the outputs.
 
     Attributes:
         outputs: The number of outputs for each network.
@@ -43,7 +43,7 @@ class Invariant:
             )
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return the features that the head reads from the last layer; `has_pairs` states whether layers have pairs."""
+        """Return the features that the head reads from the last layer, given whether layers have features of pairs."""
         units = frozenset({"units", "positions", "network"})
         return units | {"pairs", "unwritten"} if has_pairs else units
 
@@ -56,12 +56,12 @@ class Invariant:
         generator: torch.Generator | None,
         known: Sequence[Known] = (),
     ) -> nn.Module:
-        """Return the head; see `weightspace.heads`."""
+        """Return the torch module of this head; see `weightspace.heads`."""
         return _Head(self, layouts, width, has_pairs, generator)
 
 
 class _Pool(nn.Module):
-    """The mean and maximum features of every unit set and pair block, mapped separately and summed."""
+    """The mean and maximum features of every unit set and block of pairs, mapped separately and summed."""
 
     def __init__(self, count: int, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Pool(nn.Module):
 
 
 def _pool(x: Tensor, grid: Grid, layout: Layout, shares: Shares) -> tuple[Tensor, Tensor]:
-    """Return the mean and the maximum; with shares, return the root mean square instead of the maximum."""
+    """Return the mean and the maximum of features; with shares, return the root mean square instead of the maximum."""
     axes = range(1, x.ndim - 1)
     if not layout.is_weighed:
         return x.mean([*axes]), x.flatten(1, -2).amax(1)

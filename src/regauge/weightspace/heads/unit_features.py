@@ -1,4 +1,4 @@
-"""The head for matching units: it outputs a vector for every unit, permuted together with the units."""
+"""A head for matching units, which outputs a vector for every unit; permuting units permutes the vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from regauge.weightspace.layout.compile import Layout
 
 @dataclass(frozen=True)
 class UnitFeatures:
-    """A linear map from the features of units to vectors; all unit sets share it.
+    """A head that maps the features of units to vectors by one linear map for all unit sets.
 
     For each permuted group, the result has an entry `[models, (bases ...,) size, width]`.
 
@@ -41,7 +41,7 @@ class UnitFeatures:
         generator: torch.Generator | None,
         known: Sequence[Known] = (),
     ) -> nn.Module:
-        """Return the head; see `weightspace.heads`."""
+        """Return the torch module of this head; see `weightspace.heads`."""
         return VectorHead(self, width, generator)
 
 
@@ -56,5 +56,5 @@ class VectorHead(nn.Module):
         return self.read(read.features, read.layout)
 
     def read(self, features: Features, layout: Layout) -> dict[str, Tensor]:
-        """Return the vectors of units, given the features of the last layer."""
+        """Return the vectors of all units, given the features of the last layer."""
         return {name: self.last(x) for name, x in features.units.items() if layout.units[name].is_permuted}

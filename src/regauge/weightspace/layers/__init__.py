@@ -5,13 +5,13 @@ The inputs of a built layer are `Features` and their layout. The outputs are new
     layer = MessagePassing().build(Plan(layouts, width, reads=frozenset({"units", "network"}), generator=generator))
     features = layer(features, layout)
 
-`Plan.reads` lists the outputs that the next layer or the head reads. The last layer therefore computes no unused
-outputs. The names are "units", "pairs" and "network". "units" excludes sets whose units are not permuted ("positions"),
-and "pairs" excludes the blocks of `layout.unwritten` ("unwritten").
+`Plan.reads` lists the outputs of a layer that the next layer or the head reads. The last layer therefore computes no
+unused outputs. The names of outputs are "units", "pairs" and "network". "units" excludes sets whose units are not
+permuted ("positions"), and "pairs" excludes the blocks of `layout.unwritten` ("unwritten").
 
 To add a layer, write a file with the dataclass, a `Layer`, and the module, and add the dataclass to `LAYERS`. The
-invariance tests in `tests/test_weightspace.py` cover all layers in that table. `Layer.traits` describes the properties
-of a layer that determine how the net is built.
+invariance tests in `tests/test_weightspace.py` cover all layers in `LAYERS`. `Layer.traits` describes the properties of
+a layer that determine how the net is built.
 """
 
 from regauge.weightspace.layers.dws import DWS

@@ -9,7 +9,7 @@ from regauge.core import products
 
 
 class Dense(nn.Module):
-    """`x W' + b` with random weights.
+    """A linear map `x W' + b` with random weights.
 
     At initialization, the root mean square of the outputs is `gain` times that of the inputs.
 
@@ -18,7 +18,7 @@ class Dense(nn.Module):
         outputs: Length of the outputs.
         is_biased: Whether there is a bias, initialized to zero.
         gain: The root mean square of the initial outputs divided by the root mean square of the inputs.
-        generator: Source of the weights.
+        generator: The random number generator for the weights.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OddNorm(nn.RMSNorm):
 
 
 class ScaledNorm(nn.Module):
-    """Division of a vector by its exact root mean square, however small; zero stays zero."""
+    """Division of a vector by its exact root mean square, also if it is tiny; a zero vector stays zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ScaledNorm(nn.Module):
 
 
 class Invariants(nn.Module):
-    """`(A u) * (B u)`: if A and B have enough rows, this product determines the vector up to its sign."""
+    """The product `(A u) * (B u)` of two linear maps, which can determine the vector u up to its sign."""
 
     def __init__(self, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()

@@ -15,19 +15,20 @@ class DWS(Layer):
 
     Every tensor is pooled once over the axes that other tensors lack. For each unit set, one map takes the pooled
     features to all tensors that have these units. In the paper, a layer has a separate map for each pair of tensors.
-    The number of pairs is four times the square of the number of layers. With `sets="mean"` and `pooling="mean"`, these
-    are the linear maps that the paper derives. The defaults follow the paper's code: the units of a set communicate by
-    attention, and pooling takes maxima. The map is combined with layer normalization, SiLU and a residual connection.
-    The encoder projects inputs and classes once.
+    The number of pairs is four times the square of the number of layers. With `sets="mean"` and `pooling="mean"`, the
+    maps are the linear ones that the paper derives. The defaults follow the paper's code: the units of a set
+    communicate by attention, and pooling takes maxima. The linear map is combined with layer normalization, SiLU and a
+    residual connection. The encoder projects inputs and classes to features once, before all layers.
 
     Attributes:
-        sets: `"attention"` adds attention among the units of a set to the linear map. `"mean"` uses only pooled
-            features.
-        pooling: `"max"` or `"mean"`.
+        sets: `"attention"` adds attention among the units of a set to the linear map. With `"mean"`, the map uses only
+            pooled features.
+        pooling: `"max"` or `"mean"`, over the axes that other tensors lack.
         heads: The number of attention heads, which must divide the width.
-        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. Cost and the number of
-            parameters then grow linearly with the number of layers, not quadratically. If features are pooled over all
-            units of a tensor, only this tensor reads them. In Deep-Align, its neighbors also read them.
+        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. Cost and number of
+            parameters then grow linearly with the number of layers of the network, not quadratically. If features are
+            pooled over all units of a tensor, no other tensor reads the result. In Deep-Align, neighboring tensors also
+            read it.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;
@@ -49,14 +50,14 @@ class DWS(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits.
+        """Return the properties of the layer that determine how a net is built.
 
-        The layer cannot weight units by shares, because maxima also depend on units of weight zero.
+        The DWS layer cannot weight units by shares, because maxima also depend on units of weight zero.
         """
         return Traits(is_shared=False, weighs_units=self.pooling == "mean")
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """Return one layer; see `weightspace.layers`.
+        """Return the torch module of one layer; see `weightspace.layers`.
 
         Raises:
             ValueError: The number of heads does not divide the width.

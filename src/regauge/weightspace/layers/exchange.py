@@ -20,18 +20,18 @@ from regauge.weightspace.shares import Shares, log_weights
 
 Sets = Literal["mean", "attention"]
 Reads = dict[Key, list[tuple[int, ...]]]
-"""For all features, the axes that are kept in each read."""
+"""For all features, the axes that are kept each time they are read."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Settings of an exchange at its hubs.
+    """Settings of an exchange of features between tensors at hubs.
 
     Attributes:
-        pooling: The pooling over axes that a hub lacks.
+        pooling: The kind of pooling over axes that a hub lacks.
         sets: Whether the units of a set exchange features only by pooling, or also by attention.
         heads: The number of attention heads.
-        is_local: Whether features read only features of tensors with which they have units in common.
+        is_local: Whether a tensor's features read only features of tensors with which it has units in common.
     """
 
     pooling: Pooling = "mean"
@@ -41,11 +41,11 @@ class Exchange:
 
 
 class ExchangeLayer(nn.Module):
-    """`x + L(silu(norm(x)))` for all features, where `L` consists of one map for each hub.
+    """The layer `x + L(silu(norm(x)))` for all features, where `L` consists of one map for each hub.
 
     Every feature is pooled once for each link to a hub. The results at a hub are concatenated, and one map computes the
-    outputs for all features that the hub writes. The variance of the map's entries is one over the number of features,
-    at all hubs together, that an output reads. Therefore initial sums have the same size as their terms.
+    outputs for all features that the hub writes. The entries of a map have variance 1 / n, where n is the number of
+    features, at all hubs together, that an output reads. Sums therefore have the same initial size as their terms.
     """
 
     def __init__(self, settings: Exchange, plan: LayerPlan) -> None:
@@ -99,7 +99,7 @@ class ExchangeLayer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention messages to units from the other units of their set and copy."""
+    """Attention messages to units from all units of the same set and the same copy of their group."""
 
     def __init__(self, hub: Hub, width: int, heads: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class _Attention(nn.Module):
 
 
 def _reads(hubs: Sequence[Hub]) -> Reads:
-    """Return the axes that are kept in each read of features."""
+    """Return, for all features, the axes that are kept each time a hub reads them."""
     reads: Reads = {}
     for link in (link for hub in hubs for link in hub.reads):
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
@@ -127,7 +127,7 @@ def _reads(hubs: Sequence[Hub]) -> Reads:
 
 
 def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[Key, int]:
-    """Map features to the hub (not in `sets`) that reads and writes only this feature, without pooling it."""
+    """Return, for some features, the hub outside `sets` that reads and writes only them, without pooling."""
     found: dict[Key, int] = {}
     for k, hub in enumerate(hubs):
         link, *others = hub.reads
@@ -139,7 +139,7 @@ def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[
 
 
 def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
-    """Return the sum of all tensors, in the memory of `x` unless `x` is an input."""
+    """Return the sum of several tensors, stored in the memory of `x` unless `x` is an input."""
     *small, last = sorted(parts, key=Tensor.numel)  # The whole array is touched last.
     if is_own:
         return (x.add_(reduce(torch.add, small)) if small else x).add_(last)
@@ -148,7 +148,7 @@ def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
 
 
 def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
-    """Return a hub's output at the axes of features, with length one along axes on which it is constant."""
+    """Return a hub's output arranged at the axes of features, with length one along axes on which it is constant."""
     first: dict[int, int] = {}
     for axis, place in enumerate(link.axes):
         if place != POOLED:

@@ -1,6 +1,6 @@
 """Hubs, at which tensors exchange features.
 
-A hub is a unit set, or a combination of unit sets, that several tensors have.
+A hub is a unit set, or a combination of unit sets, that occurs in several tensors.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class HubLink:
     Attributes:
         key: The block or unit set that has the features.
         axes: For each axis of the features, the corresponding axis of the hub, or `POOLED`. If two axes correspond to
-            the same hub axis, they select the diagonal, where both ends are the same unit.
+            the same hub axis, they select the diagonal, where both belong to the same unit.
     """
 
     key: Key
@@ -39,7 +39,7 @@ class Hub:
     """Units, or combinations of units, at which tensors exchange features.
 
     Attributes:
-        grid: The axes of the hub; none if all axes are pooled.
+        grid: The axes of the hub, or none if all axes are pooled.
         is_set: Whether the hub is one unit set, to which set layers apply.
         reads: The links through which the hub reads features.
         writes: The links through which the hub writes features.
@@ -57,9 +57,9 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
 
     Args:
         layout: The layout of the networks.
-        targets: The features that are written, by their names in `weightspace.layers`.
-        is_local: Whether features read only features of tensors with which they have units in common. The pooled
-            features of a block are then written only to this block, and network features are exchanged with unit
+        targets: The kinds of features that are written, named as in `weightspace.layers`.
+        is_local: Whether a tensor's features read only features of tensors with which it has units in common. If so,
+            the pooled features of a block are written only to this block, and network features are exchanged with unit
             features.
     """
     grids: dict[Key, Grid] = {("units", name): grid for name, grid in layout.grids.items()}
@@ -104,7 +104,7 @@ def _kind(key: Key, layout: Layout) -> str:
 
 
 def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple[int, ...]]:
-    """Return all assignments of feature axes to a hub's axes, where the axes that contain them also correspond.
+    """Return all ways to assign feature axes to a hub's axes in which containing axes are assigned too.
 
     If a split unit counts as one unit, diagonals are left out, because they would distinguish the copies.
     """
@@ -131,7 +131,7 @@ def _bijections(grid: Grid, place: Grid) -> list[tuple[int, ...]]:
 
 
 def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[tuple[int, ...]]) -> bool:
-    """Return whether a link is the first of those that differ by a permutation of the hub and write the same."""
+    """Return whether a link comes first among links that differ by a permutation of the hub and write the same."""
     turned = [tuple(POOLED if k == POOLED else turn[k] for k in axes) for turn in turns]
     return found.index(axes) == min(found.index(other) for other in turned)
 

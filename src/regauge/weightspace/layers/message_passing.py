@@ -16,7 +16,7 @@ from regauge.weightspace.shares import average
 
 Aggregation = Literal["mean", "sum", "pna"]
 VARIANCE = 1e-6
-"""A constant that is added to variances, because the square root has no gradient at zero."""
+"""A constant that is added to variances, because the gradient of the square root is infinite at zero."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class MessagePassing(Layer):
 
         e <- e + MLP(e, x, y),      message to x: mean over y of (A e) * (B y) + C e
 
-    and then `x <- x + MLP(x, messages, what x is repeated within, network)`. All tensors share the maps; the encoder's
-    features distinguish the tensors. All sums are over axes of dense blocks, without scatter operations.
+    and then `x <- x + MLP(x, messages, what x is repeated within, network)`. All tensors share the maps of a layer; the
+    encoder's features distinguish the tensors. All sums are over axes of dense blocks, without scatter operations.
 
     Attributes:
-        aggregation: `"mean"`; `"sum"`, divided by the root of the number of units; or `"pna"`: mean, largest, smallest
-            and standard deviation, concatenated.
+        aggregation: `"mean"`, `"sum"` (divided by the root of the number of units), or `"pna"` (mean, largest, smallest
+            and standard deviation, concatenated).
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
 
     References:
@@ -51,11 +51,14 @@ class MessagePassing(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits. Only means can weight units, because sums and maxima depend on the number of copies."""
+        """Return the properties of the layer that determine how a net is built.
+
+        Only means can weight units by shares, because sums and maxima depend on the number of copies.
+        """
         return Traits(weighs_units=self.aggregation == "mean")
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """Return one layer; see `weightspace.layers`."""
+        """Return the torch module of one layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
@@ -93,7 +96,7 @@ class _Layer(nn.Module):
         return features.change(result, pairs, self.network.change(features, network, result, layout))
 
     def _message(self, e: Tensor, units: dict[str, Tensor], block: Block, receiver: int) -> Tensor:
-        """Return the message of every value of a block to the units at one end, `[models, *labels, width]`."""
+        """Return the message of every value of a block to the units at one of its ends, `[models, *labels, width]`."""
         factor, message = self.through.at(receiver, e).chunk(2, -1)
         for j, other in enumerate(block.ends):
             if j != receiver:

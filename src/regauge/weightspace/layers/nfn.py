@@ -10,20 +10,20 @@ from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits
 
 @dataclass(frozen=True)
 class NFN(Layer):
-    """The linear maps of a neural functional network for hidden units that are permuted (HNP), for any layout.
+    """A layer of linear maps as in a neural functional network for permuted hidden units (HNP), for any layout.
 
     Every tensor has separate maps from every other tensor. The new features of a weight between units i and j are
-    linear in the weight's own features. The new features are also linear in the features of i and j and in pooled
+    linear in the weight's own features. They are also linear in the features of the units i and j, and in pooled
     features. The pooled features are means of all tensors over axes that the weight lacks, and means over all axes:
 
         W'[i, j] = A W[i, j] + B [means over other axes, b at i] + C [the same at j] + D [means of everything]
 
     If two tensors have the same unit sets, they are mapped to each other entry by entry, for example the weights into a
     layer and the weights out of it. If both ends are the same set, transposes and diagonals also have separate maps.
-    The map is combined with layer normalization, SiLU and a residual connection.
+    The linear maps are combined with layer normalization, SiLU and a residual connection.
 
-    No group permutes inputs and classes, so the encoder projects them once instead of keeping them as channels in every
-    layer. The number of parameters grows with the square of the number of tensors that have units in common.
+    No group permutes inputs and classes, so the encoder projects them once, instead of keeping them as channels in
+    every layer. The number of parameters grows with the square of the number of tensors that have units in common.
 
     References:
         Zhou et al. (2023), "Permutation equivariant neural functionals", section 2 and equation 3; Zhou et al. (2024),
@@ -32,9 +32,12 @@ class NFN(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits. Every tensor has separate maps."""
+        """Return the properties of the layer that determine how a net is built.
+
+        In an NFN layer, every tensor has separate maps.
+        """
         return Traits(is_shared=False)
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """Return one layer; see `weightspace.layers`."""
+        """Return the torch module of one layer; see `weightspace.layers`."""
         return ExchangeLayer(Exchange(), plan)

@@ -1,4 +1,4 @@
-"""Unit features that signs change: the messages between them, their updates, and their messages to the network."""
+"""Unit features that signs change: messages between units, updates by messages, and messages to the network."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ Heard = Mapping[str, Mapping[Character, list[Tensor]]]
 
 @dataclass(frozen=True)
 class Turned:
-    """The features of a set's units, updated by the messages that the units receive.
+    """Features of a set's units, after the messages that the units receive were added.
 
     Attributes:
-        mixed: For each character, a map of its features and messages.
+        mixed: For each character, a linear map of the features and messages with this character.
         waves: Sines and cosines of the units' angles, after all messages are added to the angles, if the units have
             angles.
     """
@@ -36,18 +36,18 @@ class Turned:
 
 
 class OddUnits(nn.Module):
-    """The update of features that signs change, in one layer.
+    """The update, in one layer, of unit features that signs change.
 
-    Messages are sums over weights times features. If units have angles, their messages are multiplied by the frequency
-    and added to the angles, and sine and cosine are applied, as in a layer of a sine network. Other units add a map of
-    their messages, multiplied by functions of features that no sign changes.
+    Messages are sums over weights times features. If units have angles, messages are multiplied by the frequency and
+    added to the angles, and sine and cosine are applied, as in a sine network. Units without angles add a map of their
+    messages, multiplied by functions of features that no sign changes.
 
     Args:
         plan: The plan of the layer.
         hidden: The width of the MLPs' hidden layers.
-        reaches: For each layout, the characters of such features before this layer.
-        is_pass: Whether features are initially sent unchanged. At initialization, layers then equal the network's own
-            forward pass.
+        reaches: For each layout, the characters of unit features before this layer.
+        is_pass: Whether features are initially sent unchanged. At initialization, layers then equal the forward pass of
+            the network that is read.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:
@@ -128,7 +128,7 @@ class OddUnits(nn.Module):
         return even, odd
 
     def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
-        """Update the features of a unit set by messages, before functions of even features multiply them."""
+        """Update the features of a unit set by messages, before functions of invariant features multiply them."""
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)
         mixed = {}
@@ -154,7 +154,7 @@ class OddUnits(nn.Module):
     def change(
         self, features: Features, turned: Mapping[str, "Turned"], hidden: Mapping[str, Tensor], layout: Layout
     ) -> Odd:
-        """Return the features of all units, computed from updated features and the hidden layers of their MLPs."""
+        """Return the features of all units, from their updated features and the hidden layers of the units' MLPs."""
         result = {}
         for name, known in features.odd.units.items():
             made, new = turned[name], dict(known)
@@ -180,7 +180,7 @@ class OddUnits(nn.Module):
 
 
 def _read_signs(layout: Layout) -> dict[str, list[Character]]:
-    """Return the characters of the values that belong to single units, except those that are components of angles."""
+    """Return the characters of values that belong to single units, except those that are components of angles."""
     waves = layout.waves or {}
     angles = {name for wave in waves.values() for name in (wave.sine, wave.cosine)}
     found: dict[str, list[Character]] = {}
@@ -196,7 +196,7 @@ def _read_signs(layout: Layout) -> dict[str, list[Character]]:
 
 
 def _multiply(values: Tensor, sent: list[tuple[int, Tensor]], block: Block, receiver: int) -> Tensor:
-    """Return sums of values times features of units at other ends, `[models, *sizes, width]` for one end's units."""
+    """Return sums of values times features of units at other ends of a block, `[models, *sizes, width]`."""
     letters = ascii_lowercase[: len(block.sizes)]
     end = block.ends[receiver]
     ends = ["".join(letters[axis] for axis in block.ends[j].axes) for j, _ in sent]

@@ -13,7 +13,7 @@ from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.compile import Layout
 
 ENDS = 3
-"""The number of a block's ends that have separate maps. Further ends share the last map."""
+"""The number of a block's ends that have separate maps. All further ends share the last map."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LayerPlan:
         layouts: The layouts of all networks that the layer reads.
         width: The length of the vectors of units, pairs and networks.
         reads: The outputs that the next layer or the head reads; see `weightspace.layers`.
-        generator: Source of the initial weights.
+        generator: The random number generator for the initial weights.
         before: The number of layers that precede this layer.
     """
 
@@ -56,7 +56,7 @@ class LayerPlan:
     def for_ends(
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
-        """Return one linear map for each end of a block; if `are_read`, only for ends that are read."""
+        """Return one linear map for each end of a block or, if `are_read`, only for ends that are read."""
         ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
 
@@ -67,7 +67,7 @@ class LayerPlan:
 
 
 def read_blocks(layout: Layout, reads: frozenset[str]) -> tuple[Block, ...]:
-    """Return the blocks of pairs whose new vectors are read."""
+    """Return the blocks of pairs whose new vectors the next layer or the head reads."""
     if "pairs" not in reads:
         return ()
     is_all = "unwritten" in reads
@@ -92,10 +92,11 @@ class Traits:
     """Properties of a layer that determine how a net is built.
 
     Attributes:
-        is_shared: Whether no parameter belongs to a single tensor. One built layer then works on any layout.
+        is_shared: Whether no parameter belongs to a single tensor. A built layer without such parameters works on any
+            layout.
         keeps_pairs: Whether the layer has features of pairs of units.
-        weighs_units: Whether the layer can weight units by shares. A unit that is split in two then counts as one.
-            Layers that use means can do this, but layers that use sums or maxima cannot.
+        weighs_units: Whether the layer can weight units by shares. With shares, a unit that is split in two counts as
+            one. Layers with means can weight units by shares, but layers with sums or maxima cannot.
         channels: The number of functions of each weight between units by which the layer multiplies.
         has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.
         respects: Parts of a symmetry, in addition to permutations, that need no canonical form before the layer.
@@ -124,8 +125,8 @@ class Layer(ABC):
 
     @abstractmethod
     def build(self, plan: LayerPlan) -> nn.Module:
-        """Return one layer; see `weightspace.layers`.
+        """Return the torch module of one layer; see `weightspace.layers`.
 
         Raises:
-            ValueError: The settings do not fit the width.
+            ValueError: The settings do not fit the width of the net.
         """

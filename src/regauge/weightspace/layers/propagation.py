@@ -1,4 +1,4 @@
-"""Propagation: messages are products of weights and features, as in the network's own forward and backward passes."""
+"""Propagation: messages are products of weights and features, as in a network's own forward and backward passes."""
 
 import math
 from dataclasses import dataclass
@@ -18,34 +18,33 @@ from regauge.weightspace.shares import Terms, weigh
 
 @dataclass(frozen=True)
 class Propagation(Layer):
-    """Messages to a unit: sums of other units' features, each multiplied by functions of the weight between both.
+    """A layer whose messages sum other units' features, multiplied by functions of the weights between both units.
 
         message to unit i:   sum over c and j of E_ijc B_c x_j / sqrt(number of j)
 
-    Here, `E_ijc` are `channels` linear functions of the encoded weight between i and j, which no layer changes. A
-    message is therefore a product of matrices, and pairs of units have no features. A layer costs `channels` times as
-    much as a pass of the network itself with `width` inputs. If there is one channel, which is the weight itself, a
-    layer equals one layer of the forward or backward pass. Afterwards, `x <- x + MLP(x, messages, what x is repeated
-    within, network)`.
+    Here, `E_ijc` are `channels` linear functions of the encoded weight between i and j; no layer changes these
+    functions. A message is therefore a product of matrices, and pairs of units have no features. A layer costs
+    `channels` times as much as a pass of the read network with `width` inputs. With one channel, which is the weight
+    itself, a layer equals one layer of the read network's forward or backward pass. After the messages, `x <- x +
+    MLP(x, messages, what x is repeated within, network)`.
 
-    If signs act on the weights, these functions read absolute values. Units have additional features `u`, which signs
-    multiply by the exponents of placements:
+    If signs act on the weights, the functions of weights read absolute values. Units then have additional features `u`,
+    which signs multiply by the exponents of placements:
 
         message to unit i:   sum over j of w_ij B u_j
 
     Half periods make the biases of sine networks angles. For such an angle `a` of frequency `f`, `u` consists of `sin(a
     + f messages)` and `cos(a + f messages)`. The messages include weights from the inputs, with `width` learned inputs
-    of at most one. The features of the network read sums of `u` times the weights to the outputs. Therefore the first
-    layers can compute the outputs of a sine network at learned inputs, although the network is never evaluated. Other
-    units mix `u` and messages, times functions of `x`, and all `x` read products of two of the `u`.
+    of at most one. The features of the network read sums of `u` times the weights to the outputs. The first layers can
+    therefore compute the outputs of a sine network at learned inputs, although the network is never evaluated. Units
+    without angles mix `u` and messages, times functions of `x`, and all `x` read products of two of the `u`.
 
     Attributes:
         channels: The number of functions of each weight.
         expansion: The width of the MLP's hidden layer, as a multiple of the net's width.
-        is_signed: Whether the layer is equivariant to signs and half periods by such features, instead of a canonical
-            form.
+        is_signed: Whether the layer respects signs and half periods by features `u`, without a canonical form.
         is_pass: Whether the maps `B` of `u` are initialized as the identity. At initialization, layers then equal the
-            network's own forward pass.
+            forward pass of the network that is read.
 
     References:
         Related to the blocks of arXiv 2607.02166, which multiply features and weights too.
@@ -62,12 +61,12 @@ class Propagation(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits: weights multiply features, pairs have no vectors, and `is_signed` layers respect signs."""
+        """Return the layer's properties: weights multiply features, and `is_signed` layers respect signs."""
         respects = ("sign", "shift") if self.is_signed else ()
         return Traits(keeps_pairs=False, channels=self.channels, has_odd=True, respects=respects)
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """Return one layer; see `weightspace.layers`."""
+        """Return the torch module of one layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
@@ -127,7 +126,7 @@ class _Layer(nn.Module):
     def _finish(
         self, features: Features, layout: Layout, units: dict[str, Tensor], odd: Odd, network: Tensor
     ) -> Features:
-        """Return the new features, given the features of the units."""
+        """Return the new features of networks, given the new features of their units."""
         pairs = {block.name: self._pair(block, features, units) for block in read_blocks(layout, self.reads)}
         read = 0.0 if self.odd is None else self.odd.read(odd, layout, features.shares)
         return features.change(units, pairs, self.network.change(features, network, units, layout) + read, odd)
@@ -141,9 +140,9 @@ class _Layer(nn.Module):
 
 
 def _multiply(values: Tensor, sent: Tensor, block: Block, end: End, other: End) -> Tensor:
-    """Return sums over units at the other end, for the units at one end: `[models, *sizes of the end, width]`.
+    """Return sums over the units at one end, for the units at another end: `[models, *sizes of the end, width]`.
 
-    The sums are one batched matrix product, because einsum would copy both factors.
+    All sums are computed as one batched matrix product, because einsum would copy both factors.
     """
     shared = [axis for axis in end.axes if axis in other.axes]
     rows, columns = ([axis for axis in one.axes if axis not in shared] for one in (end, other))

@@ -1,7 +1,9 @@
-"""Features that signs or scales change and that can be nonzero after k layers. All other features have no maps.
+"""Features that signs or scales change and that can be nonzero after k layers.
 
-Units have such features for every character of their values (`Layout.unit_signs`). Initially, only features whose
-characters are those of single-unit values are nonzero. Other features become nonzero by messages or as products of two
+All features that are always zero have no maps.
+
+Units have one such feature for every character of their values (`Layout.unit_signs`). Initially, only features with
+characters of single-unit values are nonzero. Further features become nonzero by messages or as products of two
 features. Messages sum features of other units times features of the pairs between the units.
 """
 
@@ -15,7 +17,7 @@ from regauge.weightspace.layout.characters import Character, add, blank, find_so
 from regauge.weightspace.layout.compile import Layout
 
 Known = Mapping[str, Collection[Character]]
-"""For each unit set, the characters of the features that are not zero."""
+"""For each unit set, the characters of the features that can be nonzero."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Message:
     Attributes:
         receiver: The index of the end that receives the sum.
         is_block_odd: Whether the sum uses features of the block that signs or scales change.
-        heard: The character of the sum.
-        sources: The other ends, with the characters of their features.
+        heard: The character of the received sum.
+        sources: All other ends of the block, with the characters of their features.
     """
 
     receiver: int
@@ -41,7 +43,7 @@ class Reach:
 
     Attributes:
         known: For each unit set, the characters of its inputs, including products of two.
-        crossed: The characters that are products of two other characters, with all such pairs.
+        crossed: The characters that are products of two other characters, with all such pairs of factors.
         messages: For each block of pairs, the messages that its units can receive.
         made: For each unit set, the characters of its outputs.
     """
@@ -53,7 +55,7 @@ class Reach:
 
     @property
     def multiplied(self) -> frozenset[str]:
-        """Names of blocks whose features that signs or scales change enter messages."""
+        """The names of blocks whose features enter messages and are changed by signs or scales."""
         return frozenset(name for name, found in self.messages.items() if any(one.is_block_odd for one in found))
 
 
@@ -64,8 +66,8 @@ def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
     Args:
         layout: The layout of the networks.
         layers: The number of preceding layers.
-        keeps_pairs: Whether layers also have invariant features of pairs and form products of unit features. Other
-            layers multiply only by the values that signs change.
+        keeps_pairs: Whether layers also have invariant features of pairs and multiply unit features with each other. If
+            not, layers multiply only by values that signs change.
     """
     before = reach(layout, layers - 1, keeps_pairs=keeps_pairs).made if layers else layout.own_signs
     crossed = {name: _products(found, layout.unit_signs[name]) if keeps_pairs else {} for name, found in before.items()}
@@ -82,7 +84,7 @@ def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
 def _products(
     known: Collection[Character], wanted: Collection[Character]
 ) -> dict[Character, list[tuple[Character, Character]]]:
-    """Return products of two characters, with all such pairs. Scale characters are left out: sizes vary too much."""
+    """Return products of two characters, with all pairs of factors; characters of scales are left out."""
     result: dict[Character, list[tuple[Character, Character]]] = {}
     for a, b in combinations(sorted(known), 2):
         made = tuple(add(x, y) for x, y in zip(a, b, strict=True))
@@ -92,7 +94,7 @@ def _products(
 
 
 def _messages(layout: Layout, block: Block, known: Mapping[str, frozenset[Character]], has_even: bool) -> list[Message]:
-    """Return every kind of message that respects signs and scales."""
+    """Return every kind of message within a block that respects signs and scales."""
     own = layout.character(block)
     grades = ([blank(own)] if has_even else []) + ([own] if is_odd(own) else [])
     found = []

@@ -1,4 +1,4 @@
-"""The inputs of exchanges: features that are normalized, activated, and pooled over some of their axes."""
+"""The inputs of an exchange of features: they are normalized, activated, and pooled over some of their axes."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from regauge.weightspace.shares import Shares, average
 
 Pooling = Literal["mean", "max"]
 LAYER_VALUES_AT_ONCE = 1 << 17
-"""The number of values that are processed at once, chosen to fit a cache."""
+"""The number of values that are processed at once, such that they fit in a cache of the processor."""
 
 
 def activate(x: Tensor, norm: Norm) -> Tensor:
-    """Return `silu(norm(x))`; only `x` is saved for the backward pass."""
+    """Return `silu(norm(x))`, and save only `x` for the backward pass."""
     active: Tensor = _Activated.apply(x, norm.weight, norm.bias, norm.eps)  # type: ignore[no-untyped-call]
     return active
 
@@ -30,14 +30,14 @@ def map_and_pool(
     """Return `x + silu(norm(x)) weight'`, and `silu(norm(x))` pooled over some axes.
 
     Args:
-        x: Features `[models, *sizes, width]`.
+        x: The features, `[models, *sizes, width]`.
         norm: The norm before the activation.
         weight: The weight of the linear map.
         kept: The axes that are kept, for each pooled result.
         pooling: The kind of pooling.
 
     Returns:
-        The mapped features, and the pooled results by their axes.
+        The mapped features, and for each set of kept axes the pooled result.
     """
     whole = tuple(range(x.ndim - 2))
     sizes = {axes: math.prod(x.shape[1 + axis] for axis in axes) for axes in {whole, *kept}}
@@ -51,7 +51,7 @@ def map_and_pool(
 
 
 class _Activated(torch.autograd.Function):
-    """`silu(norm(x))` that saves only `x`; intermediate results are recomputed for the gradient."""
+    """The function `silu(norm(x))`, which saves only `x` and recomputes intermediate results for the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -71,10 +71,10 @@ class _Activated(torch.autograd.Function):
 
 
 class _Mapped(torch.autograd.Function):
-    """`x + silu(norm(x)) weight'` and pooled `silu(norm(x))`, which save only `x`.
+    """The functions `x + silu(norm(x)) weight'` and pooled `silu(norm(x))`, which save only `x`.
 
-    Intermediate results are computed for some networks at a time, and again for the gradient. Intermediate results
-    therefore stay in the cache.
+    Intermediate results are computed for some networks at a time, and again for the gradient. They therefore stay in a
+    cache of the processor.
     """
 
     @staticmethod
@@ -160,9 +160,10 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class _Largest(torch.autograd.Function):
-    """The maximum along an axis; equal maxima share the gradient.
+    """The maximum along an axis, where equal maxima share the gradient.
 
-    `x.max(axis)` also computes indices. Computing indices takes twenty times as long if the axis is not the last axis.
+    `x.max(axis)` also computes indices. Computing indices takes twenty times as long along an axis that is not the
+    last.
     """
 
     @staticmethod
@@ -181,10 +182,10 @@ class _Largest(torch.autograd.Function):
 
 
 class Pools:
-    """Features pooled over some of their axes; each combination is computed once from the smallest suitable result.
+    """Features pooled over some of their axes, where each result is computed once, from the smallest suitable result.
 
     Args:
-        known: Pooled features, by the axes that they keep.
+        known: Pooled features, by the axes that were kept.
     """
 
     def __init__(
@@ -198,11 +199,11 @@ class Pools:
 
     @classmethod
     def of(cls, x: Tensor, pooling: Pooling, grid: Grid | None = None, shares: Shares | None = None) -> "Pools":
-        """Return the pools of features, which start with all their axes, `[models, *sizes, width]`."""
+        """Return the pools of features, beginning with the features themselves, `[models, *sizes, width]`."""
         return cls({tuple(range(x.ndim - 2)): x}, pooling, grid, shares)
 
     def read(self, link: HubLink, hub: Hub) -> Tensor:
-        """Return the pooled features at the axes of a hub, `[models, *sizes of the hub, width]`."""
+        """Return pooled features, arranged at the axes of a hub: `[models, *sizes of the hub, width]`."""
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
         x = self.over(kept)
         places = [link.axes[axis] for axis in kept]
@@ -229,5 +230,5 @@ class Pools:
 
 
 def _away(source: tuple[int, ...], kept: tuple[int, ...]) -> list[int]:
-    """Return the axes that pooling removes, counted with the model axis."""
+    """Return the axes that pooling from `source` to `kept` removes, counted with the model axis."""
     return [1 + k for k, axis in enumerate(source) if axis not in kept]

@@ -20,17 +20,17 @@ from regauge.weightspace.shares import LOGARITHM_FLOOR, Shares, log_weights, wei
 
 @dataclass(frozen=True)
 class RelationalAttention(Layer):
-    """Attention of every unit to its connections, to itself, to the network, and to the units that contain it.
+    """A layer in which units attend to their connections, themselves, the network, and the units around them.
 
     For a unit x and a weight with features `e` between it and a unit y:
 
         logit = q_x k_y + (A e) k_y + q_x (B e) + c e,      message = (M e) * v_y + V e
 
     The softmax is over everything to which x attends, in several heads. Before the attention, `e <- e + MLP(e, x, y)`.
-    After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only connections are
-    computed, in dense blocks. A weight of zero also counts as a connection. The layer differs from the paper, whose
-    units attend to all units. `c e` replaces the product of `A e` and `B e`. Norms come before the layers, so deep nets
-    keep information about their inputs.
+    After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only existing connections
+    are computed, in dense blocks. A weight of zero also counts as a connection. In the paper, units attend to all units
+    instead. `c e` replaces the paper's product of `A e` and `B e`. Norms come before the layers, so deep nets keep
+    information about their inputs.
 
     Attributes:
         heads: The number of attention heads.
@@ -48,7 +48,7 @@ class RelationalAttention(Layer):
             raise ValueError(f"heads={self.heads} and expansion={self.expansion} must be at least 1")
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """Return one layer; see `weightspace.layers`."""
+        """Return the torch module of one layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
@@ -60,12 +60,12 @@ class _Tokens:
     values: Tensor
 
     def collect(self, weights: Tensor) -> Tensor:
-        """Return the sum of the values, weighted by attention, `[..., heads, head width]`."""
+        """Return the sum of the values of tokens, weighted by attention, `[..., heads, head width]`."""
         return torch.einsum("...nh,...nhd->...hd", weights, self.values)
 
 
 class _Token(nn.Module):
-    """Keys and values of one kind of token that is not reached through weights."""
+    """The maps to keys and values for one kind of token that is not reached through weights."""
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -81,10 +81,11 @@ class _Token(nn.Module):
 
 
 class _Connection(nn.Module):
-    """The contribution of weights' features to the attention of the units at one end of a block.
+    """The contribution of the features of weights to the attention of the units at one end of a block.
 
-    There are many weights and few units. Therefore products of projected features with unit vectors are computed as
-    products of the features with back-projected vectors. Sums of projected features are computed as projected sums.
+    A network has many weights but few units. Products of projected features with unit vectors are therefore computed as
+    products of the features with back-projected vectors. Likewise, sums of projected features are computed as projected
+    sums.
     """
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
@@ -107,7 +108,9 @@ class _Connection(nn.Module):
 
 @dataclass(frozen=True)
 class _Edges:
-    """The connections of the units at one end of a block. `values` belong to the units at the other ends.
+    """The connections of the units at one end of a block.
+
+    The field `values` belongs to the units at all other ends of the block.
 
     The logits are `[models, *sizes, connections, heads]`.
     """
@@ -120,7 +123,7 @@ class _Edges:
     values: Tensor
 
     def collect(self, weights: Tensor) -> Tensor:
-        """Return the sum of the values, weighted by attention, `[models, *sizes, heads, head width]`."""
+        """Return the sum of the values of connections, weighted by attention, `[models, *sizes, heads, head width]`."""
         away, heads = others(self.end, self.block), weights.shape[-1]
         order = _order(self.end, self.block)
         weights = weights.reshape(len(weights), *(self.block.sizes[k] for k in order), heads)
@@ -176,7 +179,7 @@ class _Layer(nn.Module):
     def _hear_members(
         self, network: Tensor, units: dict[str, Tensor], layout: Layout, shares: Shares
     ) -> Iterator[Tensor]:
-        """Yield messages to the network from all units together."""
+        """Yield messages to the network from the units of each set."""
         if units:
             everything = torch.cat([self.units.norm(x).flatten(1, -2) for x in units.values()], 1)
             tokens = self.member(_split(self.asked(network), self.heads) * self.scale, everything)
@@ -231,7 +234,7 @@ class _Layer(nn.Module):
         values: dict[str, Tensor],
         counts: list[Tensor | None],
     ) -> list[_Edges]:
-        """Return a block's connections for each of its ends. The log weights of units are added to the logits."""
+        """Return the connections of a block for each of its ends. The log weights of units are added to the logits."""
         at = [self._connection(k) for k in range(len(block.ends))]
         logits = [connection.logit(features) for connection in at]
         logits = [made if one is None else made + one for made, one in zip(logits, counts, strict=True)]
@@ -267,17 +270,17 @@ class _Layer(nn.Module):
 
 
 def _split(x: Tensor, parts: int) -> Tensor:
-    """Split the last axis: `[..., width]` to `[..., parts, share of the width]`."""
+    """Split the last axis of a tensor: `[..., width]` becomes `[..., parts, width / parts]`."""
     return x.reshape(*x.shape[:-1], parts, -1)
 
 
 def _order(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block: first the axes of an end, in the order of its set, then all other axes."""
+    """Return the axes of a block: first those of one end, in the order of its unit set, then all others."""
     return (*end.axes, *(axis - 1 for axis in others(end, block)))
 
 
 def _letters(end: End, block: Block) -> tuple[str, str]:
-    """Return einsum letters for a block's axes, and for an end's axes in the order of its set; never m, y or z."""
+    """Return einsum letters for a block's axes, and for an end's axes in the order of its set, without m, y and z."""
     letters = [letter for letter in ascii_lowercase if letter not in "myz"][: len(block.sizes)]
     return "".join(letters), "".join(letters[axis] for axis in end.axes)
 

@@ -16,14 +16,14 @@ from regauge.weightspace.layout.characters import Character, at_end, has_scale, 
 from regauge.weightspace.layout.compile import Layout
 
 Relation = Mapping[Character, float]
-"""Exponents of feature sizes for which the product of powers is invariant under scales."""
+"""Exponents for feature sizes, with which no scale changes the product of powers of the sizes."""
 
 
 class Remains(nn.Module):
     """A map from vectors of some characters to invariant vectors of the hidden width.
 
-    Division by the size makes the result invariant under scales. Products of two linear maps make it invariant under
-    signs.
+    Division by the size of the vectors makes the result invariant under scales. Products of two linear maps make the
+    result invariant under signs.
     """
 
     def __init__(self, characters: Iterable[Character], plan: LayerPlan, hidden: int) -> None:
@@ -39,7 +39,7 @@ class Remains(nn.Module):
             self.directions = plan.dense(plan.width, hidden, is_biased=False)
 
     def norm(self, u: Tensor, character: Character) -> Tensor:
-        """Return the vectors divided by their root mean squares."""
+        """Return vectors divided by their root mean squares."""
         made: Tensor = (self.scaled_norm if has_scale(character) else self.odd_norm)(u)
         return made
 
@@ -49,7 +49,7 @@ class Remains(nn.Module):
 
 
 class UnitSizes(nn.Module):
-    """Logarithms of products of powers of a unit's feature sizes that no scale changes."""
+    """Logarithms of those products of powers of a unit's feature sizes that no scale changes."""
 
     def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class UnitSizes(nn.Module):
             self.into = plan.dense(1, hidden, is_biased=False)
 
     def hear(self, name: str, turned: Mapping[Character, Tensor], layout: Layout) -> Iterator[Tensor]:
-        """Yield messages to the units of a set."""
+        """Yield messages to the units of a set about the sizes of their features."""
         for relation in self.relations[layout.key][name]:
             sizes = [(power, *log_size(turned[one])) for one, power in relation.items()]
             yield self.into(_squash(sizes))
 
 
 class PairSizes(nn.Module):
-    """Logarithms of the sizes of pairs, divided by feature sizes of their ends to be invariant under scales."""
+    """Logarithms of the sizes of pair features, divided by feature sizes at their ends to be invariant under scales."""
 
     def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class PairSizes(nn.Module):
     def hear(
         self, block: Block, odd: Tensor, units: Mapping[str, Mapping[Character, Tensor]], layout: Layout
     ) -> Iterator[Tensor]:
-        """Yield messages to the pairs of a block."""
+        """Yield messages to the pairs of a block about the sizes of their features."""
         ends = self.ends[layout.key][block.name]
         if ends is None:
             return
@@ -96,7 +96,7 @@ class PairSizes(nn.Module):
 def _ends(
     layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
 ) -> list[tuple[int, Character]] | None:
-    """Return the ends of a block whose scales change its values, with characters; None if some are not known."""
+    """Return the ends of a block whose scales change its values, with characters, or None if one is not known."""
     character = layout.signs.get(block.name, ())
     if not has_scale(character):
         return None
@@ -133,7 +133,7 @@ def log_size(u: Float[Tensor, "*units width"]) -> tuple[Float[Tensor, "*units 1"
 
 
 def _squash(sizes: Iterable[tuple[float, Tensor, Tensor]]) -> Tensor:
-    """Return a weighted sum of logarithms that grows slowly for large values; zero if some logarithm does not exist."""
+    """Return a weighted sum of logarithms that grows slowly for large values, or zero if a logarithm does not exist."""
     total: Tensor | float = 0.0
     is_there: Tensor | bool = True
     for power, size, there in sizes:

@@ -1,4 +1,4 @@
-"""ScaleGMN: messages are products of weights and features, on which signs and scales act as on weights."""
+"""ScaleGMN: messages are products of weights and features that signs and scales multiply like weights."""
 
 import math
 from dataclasses import dataclass
@@ -21,32 +21,33 @@ from regauge.weightspace.shares import Shares, average
 class ScaleGMN(Layer):
     """Message passing that is equivariant to signs because it multiplies weights and features.
 
-    Units and weights have invariant features, `x` and `e`. Units and weights also have features that signs multiply by
-    the exponents of their placements, `u` and `o`. With `i(u) = (A u) * (B u)`, for a weight between units x and y,
+    Units and weights have invariant features, `x` and `e`. Units and weights also have features `u` and `o`, which
+    signs multiply by the exponents of their placements. With `i(u) = (A u) * (B u)`, for a weight between units x and
+    y,
 
         e <- e + MLP(e, x, y, i(o)),          o <- o + (W o) * f(e, x, y, i(o))
         message to x, both ways: mean over y of (F o) * (S u_y), or of (F e) * (S x_y) + C e
         u <- u + (D u + messages) * f(x, messages),    x <- x + MLP(x, messages, i(D u + messages), network)
 
-    If a group has several families of signs, its units have such features for every product of families that occurs.
-    Products of two such features give further features. Maps of features that signs change have no biases. Products may
-    be summed over units only if their exponents at these units cancel. Signs are their own inverses, so messages
-    forward and backward use the same products.
+    If a group has several families of signs, its units have features `u` for every product of families that occurs.
+    Products of two features `u` give further features. Maps of features that signs change have no biases. Products may
+    be summed over units only if the exponents at these units cancel. Signs are their own inverses, so forward and
+    backward messages use the same products.
 
-    Positive scales can be treated in the same way, as published. `i(u)` then consists of the direction of `u` and of
-    log ratios of sizes that no scale changes. Backward messages use features with the exponents of outgoing weights,
-    which start at the outputs. No weight is inverted, and kernels may be padded with zeros.
+    Positive scales can be treated in the same way, as published. With scales, `i(u)` consists of the direction of `u`
+    and of log ratios of sizes that no scale changes. Backward messages use features with the exponents of outgoing
+    weights, beginning at the outputs. No weight is inverted, and kernels may be padded with zeros.
 
-    The layer differs from the paper. Unless `is_scaled`, positive scales are canonicalized first. Unlike the canonical
-    form of signs, the canonical form of scales is continuous, and it makes sizes visible to the first layer. Norms
-    preserve the spread over networks through many layers, and `i(u)` replaces `MLP(u) + MLP(-u)`.
+    This layer differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
+    first. The canonical form of scales, unlike that of signs, is continuous, and it shows sizes to the first layer.
+    Norms preserve the spread over networks through many layers, and `i(u)` replaces `MLP(u) + MLP(-u)`.
 
     Attributes:
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
         is_scaled: Whether the layer is also equivariant to scales by products. A canonical form is still used for
             architectures in which no features have the exponents that messages need (squared ReLU). A canonical form is
-            also used if other canonical forms or matrices depend on scales. Nets that weight units by shares, read
-            moments or use probes also need it.
+            also used if further canonical forms or matrices depend on scales. Nets that weight units by shares, read
+            moments or use probes also need a canonical form of scales.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.
@@ -61,16 +62,16 @@ class ScaleGMN(Layer):
 
     @property
     def traits(self) -> Traits:
-        """Return the traits: the layer is equivariant to signs, and also to scales if `is_scaled`."""
+        """Return the layer's properties: it respects signs, and also scales if `is_scaled`."""
         return Traits(has_odd=True, respects=("sign", "scale") if self.is_scaled else ("sign",))
 
     def build(self, plan: LayerPlan) -> nn.Module:
-        """Return one layer; see `weightspace.layers`."""
+        """Return the torch module of one layer; see `weightspace.layers`."""
         return _Layer(self, plan)
 
 
 def _keys(message: Message) -> dict[str, tuple[str, ...]]:
-    """Return names of the maps that compute a message."""
+    """Return the names of the maps that compute one kind of message."""
     at = min(message.receiver, ENDS - 1)
     is_plain = not message.is_block_odd and not any(is_odd(one) for _, one in message.sources)
     return {
@@ -163,7 +164,7 @@ class _Layer(nn.Module):
         return features.change(result, pairs, changed, Odd(odd_result, odd_pairs))
 
     def _cross(self, name: str, features: Features, layout: Layout) -> dict[Character, Tensor]:
-        """Return nonzero unit features, with products of two; features are normalized if no scale changes them."""
+        """Return nonzero unit features and products of two of them, normalized if no scale changes them."""
         found = self.reach[layout.key]
         known = {s: features.odd.units[name][s] for s in sorted(found.known[name])}
         normed = {s: u if has_scale(s) else self.odd_norm(u) for s, u in known.items()}
@@ -176,7 +177,7 @@ class _Layer(nn.Module):
         return result
 
     def _turn(self, u: Tensor | None, messages: list[Tensor]) -> Tensor:
-        """Return a linear map of the features, if there are any, plus the received messages."""
+        """Return a linear map of features, if there are any, plus the received messages."""
         parts = [*([] if u is None else [self.odd_in(u)]), *([_mean(messages)] if messages else [])]
         return torch.stack(parts).sum(0)
 
@@ -239,6 +240,6 @@ class _Layer(nn.Module):
 
 
 def _mean(messages: list[Tensor]) -> Tensor:
-    """Return the sum of messages, divided by the root of their number."""
+    """Return the sum of messages, divided by the square root of their number."""
     made: Tensor = torch.stack(messages).sum(0) / len(messages) ** 0.5
     return made

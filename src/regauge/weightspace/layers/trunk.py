@@ -17,7 +17,7 @@ Inbox = Mapping[str, list[Tensor]]
 
 
 class Update(nn.Module):
-    """`x + B silu(A norm(x) + messages)`, where messages have the hidden width.
+    """The update `x + B silu(A norm(x) + messages)`, where messages have the hidden width.
 
     Features that the next layer does not read are not updated and have no maps.
     """
@@ -30,7 +30,7 @@ class Update(nn.Module):
             self.into, self.out = plan.dense(plan.width, hidden), plan.dense(hidden, plan.width, gain=0.5)
 
     def activate(self, normed: Tensor, heard: Iterable[Tensor]) -> Tensor:
-        """Return `silu(A normed + what is heard)`, where `heard` are the received messages."""
+        """Return `silu(A normed + messages)`, where `heard` contains the received messages."""
         mixed: Tensor = self.into(normed)
         for part in heard:
             mixed = mixed + part
@@ -58,7 +58,7 @@ class PairUpdate(Update):
 
 
 class UnitUpdate(Update):
-    """The update of units by messages, by the network, and by the units that contain them or are inside them."""
+    """The update of units by messages, by the network, by the units that contain them and by those inside them."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)
@@ -109,7 +109,7 @@ class NetworkUpdate(Update):
         layout: Layout,
         heard: Iterable[Tensor] = (),
     ) -> Tensor:
-        """Return the new vector of the network, which may also receive other messages, with the hidden width."""
+        """Return the new vector of each network, which may also receive messages of the hidden width."""
         pooled = (average(x, range(1, x.ndim - 1), layout.grids[name], features.shares) for name, x in units.items())
         means = (self.from_units(x) / len(units) for x in pooled)
         made: Tensor = self(features.network, network, chain(means, heard))

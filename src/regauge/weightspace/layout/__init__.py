@@ -1,1 +1,1 @@
-"""Layouts, compiled from a symmetry: entries of tensors as values of units, of pairs of units, and of the network."""
+"""Layouts, compiled from a symmetry: entries of tensors become values of units, pairs of units, or the network."""

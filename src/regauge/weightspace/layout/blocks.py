@@ -13,7 +13,7 @@ class UnitSet:
         name: The name of the group.
         axes: The names of the groups that contain copies of this group, then the name of this group.
         sizes: The number of units along each axis.
-        is_permuted: Whether the units are permuted. If not permuted, units are identified by their positions.
+        is_permuted: Whether the units are permuted. Units that are not permuted are identified by their positions.
     """
 
     name: str
@@ -33,7 +33,8 @@ class Label:
         parity: For each family of shifts, the exponent (0 or 1) of the sign of odd half periods.
         shift: For each family of shifts, the amount that one half period adds to the values.
         is_inverse: For groups of matrices, whether the inverse transpose acts on the axis.
-        reads: The number of times that a unit is a factor in the values. It is one if a parameter sums over the units.
+        reads: The number of times that a unit is a factor in the values. The number is one if a parameter sums over the
+            units.
     """
 
     group: str
@@ -51,7 +52,7 @@ class End:
 
     Attributes:
         units: The name of the set.
-        axes: Indices of the block's axes, in the order of the set's axes. The model axis is not counted.
+        axes: The block's axes, in the order of the unit set's axes, counted without the model axis.
     """
 
     units: str
@@ -60,15 +61,14 @@ class End:
 
 @dataclass(frozen=True)
 class Block:
-    """Values of a network that are indexed by the units of some sets: `[models, *labels, channels]`.
+    """Values of networks that are indexed by the units of some sets: `[models, *labels, channels]`.
 
     Blocks with one end give features of units (biases, gains, layers next to the input or output). Blocks with two ends
     give features of pairs of units (weights between hidden layers). Blocks without ends give features of the network.
 
     Attributes:
         name: The name, which is unique within a layout.
-        parameters: Names of the tensors in the block. There is one name, or two for each product over a group of
-            matrices.
+        parameters: Names of the tensors in the block. There is one name, or two for a product over a group of matrices.
         labels: The axes of the block.
         sizes: The length of each axis.
         channels: The number of values that no group permutes: input pixels, classes, kernel positions.
@@ -98,13 +98,13 @@ class Grid:
     sizes: tuple[int, ...]
 
     def keep(self, axes: tuple[int, ...]) -> "Grid":
-        """Return a grid with some of the axes, and with all axes within which they are repeated."""
+        """Return a grid with only some of the axes and the axes within which they are repeated."""
         bases = (tuple(axes.index(base) for base in self.bases[k]) for k in axes)
         return Grid(tuple(self.groups[k] for k in axes), tuple(bases), tuple(self.sizes[k] for k in axes))
 
 
 def find_ends(labels: tuple[str, ...], bases: tuple[tuple[int, ...], ...]) -> tuple[End, ...]:
-    """Return the ends of a block: labels that are not bases of other labels, each preceded by its bases."""
+    """Return the ends of a block: labels that are not bases of other labels, each preceded by its own bases."""
     inner = {base for own in bases for base in own}
     return tuple(End(group, (*bases[k], k)) for k, group in enumerate(labels) if k not in inner)
 

@@ -1,6 +1,7 @@
 """Characters: exponents by which signs and scales multiply values and features, for each axis and family.
 
-Odd half periods of sines act as signs on other values. If odd half periods still act, they count as separate families.
+An odd number of half periods of a sine acts like a sign on further values. If half periods are not canonicalized, their
+signs count as separate families.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -9,11 +10,11 @@ from itertools import product
 from regauge.weightspace.layout.blocks import Block, End, Label
 
 Character = tuple[tuple[bool | int, ...], ...]
-"""Exponents of families for each axis: booleans for signs and shifts, integers for scales, zero if inactive."""
+"""Exponents of families for each axis: booleans for signs and shifts, integers for scales, all zero if inactive."""
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
-    """Return the character of values along some axes, for those signs, half periods and scales that still act."""
+    """Return the character of values along some axes, for signs, half periods and scales that still act."""
     return tuple(
         (
             *(bool(exponent % 2) and has_signs for exponent in label.sign),
@@ -25,7 +26,7 @@ def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts:
 
 
 def blank(character: Character) -> Character:
-    """Return the trivial character on the same axes, the character of invariant values."""
+    """Return the trivial character on the same axes, which belongs to invariant values."""
     return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
 
 
@@ -35,17 +36,17 @@ def scales_of(character: Character) -> tuple[int, ...]:
 
 
 def has_scale(character: Character) -> bool:
-    """Return whether some scale changes values of this character."""
+    """Return whether any scale changes values of this character."""
     return any(scales_of(character))
 
 
 def has_sign(character: Character) -> bool:
-    """Return whether some sign changes values of this character."""
+    """Return whether any sign changes values of this character."""
     return any(e is True for exponents in character for e in exponents)
 
 
 def is_odd(character: Character) -> bool:
-    """Return whether some sign or scale changes values of this character."""
+    """Return whether any sign or scale changes values of this character."""
     return any(any(exponents) for exponents in character)
 
 
@@ -75,7 +76,7 @@ def find_sources(
     known: Mapping[str, Collection[Character]],
     wanted: Mapping[str, Collection[Character]],
 ) -> tuple[Character, tuple[tuple[int, Character], ...]] | None:
-    """Find features at the other ends that can be multiplied with block features and summed.
+    """Find features at all but one end of a block that can be multiplied with block features and summed.
 
     A sum over units is meaningful only if neither their signs nor their scales change its terms.
 
@@ -87,8 +88,8 @@ def find_sources(
         wanted: The characters that sums may have.
 
     Returns:
-        The character of the sums at the receiver, and the other ends with the characters of their features. None if no
-        features fit.
+        The character of the sums at the receiver, and the other ends with the characters of their features. The result
+        is None if no features fit.
     """
     end = block.ends[receiver]
     numbers = [j for j in range(len(block.ends)) if j != receiver]

@@ -24,15 +24,15 @@ class Layout:
     Attributes:
         symmetry: The symmetry, with every size known.
         units: The unit sets, by name.
-        blocks: All blocks, in the order of the tensors.
-        contracted: Groups of matrices that are replaced by products over their axes.
-        fixed: Groups of matrices whose axes are channels. They must be canonicalized before networks are read.
-        pieces: The pieces of tensors, by name.
+        blocks: All blocks of values, in the order of the tensors.
+        contracted: The groups of matrices whose values are replaced by products over their axes.
+        fixed: Groups of matrices whose axes are channels. Such groups must be canonicalized before networks are read.
+        pieces: The pieces into which tensors are cut, by name.
         steps: The products, each of two pieces or earlier products.
-        is_signed: Whether signs still act on the values that are read; otherwise, signs are canonicalized first.
-        is_scaled: Whether positive scales still act on these values.
-        waves: If half periods still act, the angles by unit set, for sets whose units have one angle each; otherwise
-            None.
+        is_signed: Whether signs act on the values that are read; if not, signs are canonicalized first.
+        is_scaled: Whether positive scales act on the values that are read.
+        waves: The angles by unit set, for sets whose units have one angle each, or None if half periods are
+            canonicalized.
     """
 
     symmetry: Symmetry
@@ -48,7 +48,7 @@ class Layout:
 
     @cached_property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the tensors that are read."""
+        """The names of the tensors that a metanetwork reads."""
         return tuple(dict.fromkeys(piece.parameter for piece in self.pieces.values()))
 
     @cached_property
@@ -58,31 +58,31 @@ class Layout:
 
     @cached_property
     def unit_blocks(self) -> tuple[Block, ...]:
-        """Blocks with one end, which are values of units."""
+        """The blocks with one end, which contain values of single units."""
         return tuple(block for block in self.blocks if len(block.ends) == 1)
 
     @cached_property
     def pair_blocks(self) -> tuple[Block, ...]:
-        """Blocks with two or more ends, which are values of pairs of units."""
+        """The blocks with two or more ends, which contain values of pairs of units."""
         return tuple(block for block in self.blocks if len(block.ends) > 1)
 
     @cached_property
     def unwritten(self) -> frozenset[str]:
-        """Names of pair blocks from which no tensor is written: products and buffers."""
+        """The names of the pair blocks from which no tensor is written: products and buffers."""
         written = {written.block.name for written in self.writer.written}
         return frozenset(block.name for block in self.pair_blocks if block.name not in written)
 
     @cached_property
     def network_blocks(self) -> tuple[Block, ...]:
-        """Blocks without ends, which are values of the network."""
+        """The blocks without ends, which contain values of whole networks."""
         return tuple(block for block in self.blocks if not block.ends)
 
     def character(self, block: Block) -> Character:
-        """Return the character of a block's values under all families that still act."""
+        """Return the character of a block's values, for all families of signs and scales that are not canonicalized."""
         return self.character_of(block.labels)
 
     def character_of(self, labels: Sequence[Label]) -> Character:
-        """Return the character of values along some axes under all families that still act."""
+        """Return the character of values along some axes, for all families that are not canonicalized."""
         return character_of_labels(
             labels, has_signs=self.is_signed, has_shifts=self.waves is not None, has_scales=self.is_scaled
         )
@@ -109,7 +109,7 @@ class Layout:
         return self._grids[block]
 
     def grid_of(self, block: Block) -> Grid:
-        """Return the axes of a block that may be outside of the layout."""
+        """Return the axes of a block that need not belong to the layout."""
         groups = tuple(label.group for label in block.labels)
         bases: list[tuple[int, ...]] = [()] * len(groups)
         for end in block.ends:
@@ -124,7 +124,7 @@ class Layout:
 
     @cached_property
     def signs(self) -> dict[str, Character]:
-        """The characters of the blocks whose values signs or scales still change."""
+        """The characters of the blocks whose values are changed by signs or scales."""
         found = {block.name: self.character(block) for block in self.blocks}
         return {name: character for name, character in found.items() if is_odd(character)}
 
@@ -140,7 +140,7 @@ class Layout:
 
     @cached_property
     def own_signs(self) -> dict[str, frozenset[Character]]:
-        """The characters in `unit_signs` that belong to values of single units and to the phases of their angles."""
+        """The characters in `unit_signs` that belong to values of single units or to phases of their angles."""
         found = {name: set[Character]() for name in self.units}
         for block in self.unit_blocks:
             if block.name in self.signs:
@@ -165,14 +165,14 @@ class Layout:
 
     @cached_property
     def key(self) -> str:
-        """A key that is equal for layouts that can use the same learned parameters, for any sizes of their sets."""
+        """A key that is equal for layouts that can use the same learned parameters, whatever their sizes."""
         blocks = [(b.name, b.channels, [(label.group, label.reads) for label in b.labels], b.ends) for b in self.blocks]
         sets = [(s.name, s.axes, None if s.is_permuted else s.sizes[-1]) for s in self.units.values()]
         pieces = [(name, p.channels, [label.group for label in p.labels]) for name, p in self.pieces.items()]
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
-        """Return the first property for which another layout needs other learned parameters, or None."""
+        """Return the first property because of which another layout needs other learned parameters, or None."""
         ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):
@@ -237,13 +237,13 @@ def compile_layout(
     The layout excludes tensors that cannot influence the outputs, and all names but one of a tied tensor.
 
     Args:
-        symmetry: The symmetry, with every size known.
-        contracted: Names of the groups of matrices that are replaced by products over their axes. By default, the
-            groups whose products are small enough.
+        symmetry: The symmetry, with all sizes known.
+        contracted: Names of the groups of matrices that are replaced by products over their axes. Default: the groups
+            whose products are small enough.
         is_signed: Whether features have characters of signs, because signs are not canonicalized.
-        has_shifts: Whether features also have characters of half periods. Values to which half periods are added are
-            then read by their sine and cosine. If several half periods are added to one value, the layout has no
-            `waves`, and a canonical form is needed.
+        has_shifts: Whether features also have characters of half periods, because these are not canonicalized. Values
+            to which half periods are added are then read through their sine and cosine. If several half periods are
+            added to one value, the layout has no `waves`, and a canonical form is needed.
         readers: The axes (parameter, axis) over which parameters sum units.
 
     Raises:

@@ -1,4 +1,7 @@
-"""Cutting of tensors along each axis into pieces on which the same groups act. A piece is a full grid of units."""
+"""The cutting of tensors along each axis into pieces on which the same groups act.
+
+A piece is a complete grid of units.
+"""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -15,7 +18,7 @@ from regauge.weightspace.layout.blocks import Label
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A subset of a tensor's entries as a grid `[*labels, *fixed]`.
+    """Some entries of a tensor as a grid `[*labels, *fixed]`.
 
     Attributes:
         parameter: The name of the tensor.
@@ -24,8 +27,8 @@ class Piece:
         sizes: The length of each label.
         fixed: For each axis of the tensor, the number of indices that belong to the same units.
         start: The flat index of the first value.
-        strides: Strides of the flat index along labels and then fixed axes; None if the strides are not constant.
-        index: The flat index of every entry; None if `strides` describes the piece.
+        strides: The strides of the flat index along labels and then fixed axes, or None if they are not constant.
+        index: The flat index of every entry, or None if `strides` describes the piece.
     """
 
     parameter: str
@@ -69,7 +72,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Indices of one axis on which the same sites act: `[*units of each site, rest]`."""
+    """Indices of one axis on which the same groups act: `[*units of each site, rest]`."""
 
     sites: tuple[Site, ...]
     index: Int[Tensor, "*units rest"]
@@ -78,7 +81,7 @@ class _Segment:
 def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site], read: Collection[int] = frozenset()) -> list[Piece]:
     """Return the pieces of one tensor, a partition of its entries.
 
-    Units along axes in `read` are summed by the layer.
+    Along the axes in `read`, a layer sums over units.
     """
     per_axis = [list(_segments(axis, size, sites)) for axis, size in enumerate(shape)]
     return [_piece(name, shape, choice, read) for choice in product(*per_axis)]
@@ -157,7 +160,7 @@ def _piece(name: str, shape: tuple[int, ...], choice: Sequence[_Segment], read: 
 
 
 def _strides_of(index: Int[Tensor, "*shape"]) -> tuple[int, ...] | None:
-    """Return the strides of an index, or None if the strides along an axis are not constant."""
+    """Return the strides of an index array, or None if the strides along an axis are not constant."""
     start = int(index.flatten()[0])
     strides = []
     for axis, size in enumerate(index.shape):

@@ -1,4 +1,4 @@
-"""Elimination of groups of matrices from a layout by contracting their axes, because only products are invariant."""
+"""Elimination of groups of matrices from a layout: values are replaced by products, which are invariant."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Bases = tuple[tuple[int, ...], ...]
 """For each label of a block, the labels of the groups within which it is repeated."""
 Known = Mapping[str, tuple[Block, Bases]]
 MOST_PRODUCTS = 16
-"""The largest size of products, relative to their inputs. If products are larger, the group is not eliminated."""
+"""The size of products, relative to their inputs, up to which a group is eliminated."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,9 @@ class Product:
         left: The name of the first block or piece.
         right: The name of the second block or piece.
         equation: The `torch.einsum` equation; the model axis comes first.
-        turned: Only for plane rotations, which also preserve oriented areas: an axis of the right factor, counted with
-            the model axis. Its two entries (x, y) are also used as (-y, x). None for other groups.
+        turned: For plane rotations only, which preserve oriented areas: an axis of the right factor, counted with the
+            model axis. The two entries (x, y) along this axis are also used as (-y, x). For all other groups, `turned`
+            is None.
     """
 
     left: str
@@ -74,12 +75,12 @@ Step = Product | Reduction
 def eliminate(
     group: Group, blocks: Known, *, most: int | None
 ) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
-    """Return the blocks without the axes of a matrix group, and the steps that compute them from the given blocks.
+    """Return blocks without the axes of a matrix group, and the steps that compute them from the given blocks.
 
     For a group of invertible matrices, some values are multiplied by a matrix and others by its inverse. The products
-    of these two kinds of values determine the orbit. For rotations, norms and the products of all pairs of blocks
+    of the values of both kinds determine the orbit. For rotations, norms and the products of all pairs of blocks
     determine the orbit. The result is None if products do not determine the orbit, or if the products have more than
-    `most` times as many entries. A group without such a result needs a canonical form.
+    `most` times as many entries. A group for which the result is None needs a canonical form.
     """
     places = {
         name: [k for k, label in enumerate(block.labels) if label.group == group.name]
@@ -114,7 +115,7 @@ def eliminate(
 
 
 def fold(block: Block, bases: Bases, groups: set[str]) -> tuple[Block, Bases, list[tuple[str, Step]]]:
-    """Return a block in which the axes of some groups are merged with the channels, and the required steps."""
+    """Return a block in which the axes of some groups are merged with the channels, and the steps for this."""
     steps: list[tuple[str, Step]] = []
     while True:
         found = next((k for k, label in enumerate(block.labels) if label.group in groups), None)
@@ -139,7 +140,10 @@ def _reduced(known: tuple[Block, Bases], axis: int, name: str, how: str) -> tupl
 def _multiplied(
     left: tuple[Block, Bases], left_axis: int, right: tuple[Block, Bases], right_axis: int, *, is_turned: bool
 ) -> tuple[Block, Bases, Step]:
-    """Return the product of two blocks over an axis. Both share the axes within which the group is repeated."""
+    """Return the product of two blocks over an axis of a matrix group.
+
+    Both blocks share the axes within which the group is repeated.
+    """
     (a, a_bases), (b, b_bases) = left, right
     letters = iter(ascii_lowercase[1:] + ascii_uppercase)
     common = dict(zip(b_bases[right_axis], a_bases[left_axis], strict=True))
@@ -167,7 +171,7 @@ def _multiplied(
 
 
 def _joined(left: Label, right: Label) -> Label:
-    """Return the label of a product for a group that acts on both factors: exponents are added."""
+    """Return the label of a product for a group that acts on both factors: the exponents of both are added."""
 
     def parity(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
         return tuple((x + y) % 2 for x, y in zip(one, other, strict=True))

@@ -18,7 +18,7 @@ class Turn:
     Attributes:
         source: The name of a block or piece.
         frequency: The frequency in radians per unit of the values.
-        is_sine: Whether this block contains the sine; otherwise the cosine.
+        is_sine: Whether this block contains the sine of the angles, instead of the cosine.
     """
 
     source: str
@@ -38,7 +38,7 @@ class Wave:
         sine: The name of the block of sines.
         cosine: The name of the block of cosines.
         frequency: The frequency in radians per unit of the original values.
-        addend: The character of the angles. Values that are added to the angles must have this character.
+        addend: The character of the angles. Only values with this character may be added to the angles.
     """
 
     sine: str
@@ -48,7 +48,7 @@ class Wave:
 
 
 def find_period(block: Block) -> tuple[int, int, float] | None:
-    """Return the label, the family and the amount by which half periods shift the values of a block, or None."""
+    """Return the label, the family and the amount of half periods that a symmetry adds to a block, or None."""
     found = [
         (axis, family, shift)
         for axis, label in enumerate(block.labels)
@@ -64,7 +64,10 @@ def is_shifted(block: Block) -> bool:
 
 
 def split(block: Block) -> dict[str, tuple[Block, Turn]]:
-    """Return the sine and cosine of a block of angles. Odd numbers of half periods change their signs."""
+    """Return the sines and the cosines of a block of angles as two blocks.
+
+    An odd number of half periods changes their signs.
+    """
     found = find_period(block)
     assert found is not None
     axis, family, shift = found

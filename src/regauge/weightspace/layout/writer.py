@@ -1,4 +1,4 @@
-"""A writer that converts values of blocks to tensors."""
+"""The conversion of new values of blocks back to tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class WrittenValues:
     Attributes:
         piece: The piece of the tensor.
         block: The block of the features: the axes of units, and their ends.
-        units: The labels of the piece whose groups are sets of units.
+        units: The labels of the piece whose groups form sets of units.
         matrices: The labels on which contracted matrices act.
-        fixed: The labels that count as values.
+        fixed: The labels along which entries count as separate values of a unit.
         group: The label on which matrices act, if there is exactly one such label.
-        bases: Indices of the axes of units within which this group is repeated.
+        bases: The indices of the unit axes within which this group of matrices is repeated.
     """
 
     piece: Piece
@@ -51,14 +51,14 @@ class WrittenValues:
         return found.flatten(1 + len(self.units) + len(self.matrices))
 
     def pool(self, values: Float[Tensor, "models *units size rank changes values"]) -> Tensor:
-        """Average over all axes except those of the matrix and its bases: `[models, *bases, size, rank, changes]`."""
+        """Average over all axes but those of the matrix and its bases: `[models, *bases, size, rank, changes]`."""
         away = tuple(1 + k for k in range(len(self.units)) if k not in self.bases)
         mean = values.mean((*away, values.ndim - 1))
         order = sorted(self.bases)
         return mean.permute(0, *(1 + order.index(k) for k in self.bases), *range(1 + len(order), mean.ndim))
 
     def unpool(self, pooled: Float[Tensor, "models *bases size rank changes"]) -> Tensor:
-        """Restore the averaged axes of `pool` with length one: `[models, *units, size, rank, changes, 1]`."""
+        """Insert the axes that `pool` averaged, with length one: `[models, *units, size, rank, changes, 1]`."""
         order = sorted(range(len(self.bases)), key=lambda k: self.bases[k])
         rest = range(1 + len(order), pooled.ndim)
         moved = pooled.permute(0, *(1 + k for k in order), *rest)
@@ -67,14 +67,14 @@ class WrittenValues:
 
 
 class Writer:
-    """A writer that converts values of pieces to tensors; buffers are not written.
+    """A writer that converts new values of tensor pieces to tensors; buffers are not written.
 
     Args:
         pieces: The pieces by name.
         symmetry: The symmetry of the networks.
-        units: Names of the groups whose units form sets.
+        units: The names of the groups whose units form sets.
         contracted: Names of the groups of matrices whose axes were contracted.
-        fixed: Names of all other groups of matrices.
+        fixed: The names of the groups of matrices whose axes were not contracted.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Writer:
         return tuple(self.places)
 
     def write(self, values: Sequence[Float[Tensor, "models *units_matrices changes values"]]) -> Params:
-        """Return tensors `[models, changes, *shape]`, given the values of every piece in the order of `written`."""
+        """Return tensors `[models, changes, *shape]`, given new values of every piece in the order of `written`."""
         result: Params = {}
         for name, places in self.places.items():
             parts = [self._flat(self.written[k], values[k]) for k in places]

@@ -11,16 +11,18 @@ from regauge.weightspace.layers.dense import Dense, Norm
 
 CHANNELS = (16, 32)
 KERNELS = (5, 3)
-"""Channels and kernel size of the convolutions over a grid of probes. Each convolution has stride two."""
+"""The channels and kernel size of each convolution over a grid of probes, which has stride two."""
 CONVOLUTIONS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
 """Convolution classes by the number of axes of the grid."""
 
 
 class OutputReader(nn.Module):
-    """An MLP with two hidden layers on the outputs at all probes. If probes form a grid, convolutions come first.
+    """An MLP with two hidden layers on the outputs at all probes.
+
+    If the probes form a grid, convolutions come before the MLP.
 
     Args:
-        sizes: The lengths of the grid's axes, or one number if probes have no order.
+        sizes: The lengths of the grid's axes, or the number of probes if they have no order.
         channels: The number of output values of a network at each probe.
         hidden: The width of the MLP.
         outputs: The number of outputs for each network.
@@ -55,7 +57,7 @@ class OutputReader(nn.Module):
         self.last = Dense(hidden, outputs, generator=generator)
 
     def forward(self, made: Tensor) -> Tensor:
-        """Map features `[models, channels * probes]`, in which probes vary fastest, to `[models, outputs]`."""
+        """Map outputs `[models, channels * probes]`, where probes vary fastest, to predictions `[models, outputs]`."""
         x = made
         count = len(self.convolutions)
         if count:

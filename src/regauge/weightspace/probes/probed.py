@@ -1,4 +1,4 @@
-"""An architecture that can be evaluated on probes, with its program and the intermediate values that are read."""
+"""An architecture that can be evaluated on probes: its program and the intermediate values that are read."""
 
 import copy
 import warnings
@@ -22,9 +22,9 @@ MOST_OUTPUTS = 2**14
 
 
 class MismatchError(ValueError):
-    """An error for a module that cannot evaluate the networks of a symmetry on probes.
+    """An error for a module with which the networks of a symmetry cannot be evaluated on probes.
 
-    The file of the net may still be intact.
+    The file from which a net was loaded may still be intact.
     """
 
 
@@ -35,9 +35,9 @@ class Probed:
     Attributes:
         values: The program that evaluates the networks, in the module's dtype and on the module's device.
         readings: Intermediate values that belong to units.
-        outputs: Names of the outputs, each with the example axis.
-        is_stacked: Whether several networks are evaluated as one program (`torch.func.vmap`); otherwise they are
-            evaluated in turn.
+        outputs: The names of the outputs, each with the axis that contains the examples.
+        is_stacked: Whether several networks are evaluated as one program (`torch.func.vmap`) instead of one after the
+            other.
         dtype: The dtype of the module.
         device: The device of the module.
     """
@@ -63,8 +63,8 @@ class Probed:
     ) -> "Probed":
         """Trace a module and find the intermediate values that are read.
 
-        Discovery determines which values belong to which units. A random element confirms the result, also in float64
-        if the module works in float64.
+        Discovery determines which values belong to which units. A random element confirms these values numerically,
+        also in float64 if the module works in float64.
 
         Args:
             module: The module, not on the meta device.
@@ -129,10 +129,10 @@ class Probed:
     def run(
         self, params: Mapping[str, Tensor], inputs: Mapping[str, Any], *, reads_units: bool = True
     ) -> tuple[list[Tensor], Tensor]:
-        """Evaluate the networks of a population; `reads_units` determines whether unit values are returned.
+        """Evaluate the networks of a population, and return the values of units if `reads_units`.
 
         Returns:
-            `[models, *sizes, channels]` for each reading, and the outputs `[models, numbers]`.
+            For each reading, values `[models, *sizes, channels]`, and the outputs `[models, numbers]`.
 
         Raises:
             ValueError: The networks lack a tensor that the module has.
@@ -200,7 +200,7 @@ def _confirmed(
     kwargs: dict[str, Any],
     outputs: Outputs,
 ) -> list[str]:
-    """Return the values on which units act in the same way in float64, if the module works in float64."""
+    """Return the values on which groups act in the same way in float64, if the module works in float64."""
     if next((t.dtype for t in module.state_dict().values() if t.is_floating_point()), None) == torch.float64:
         return list(found.read)
     doubled, keywords = arguments(

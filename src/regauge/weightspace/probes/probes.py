@@ -30,26 +30,26 @@ class Probes:
     for example over pixels and tokens. Outputs become features of the network. For any module, discovery finds which
     activations belong to which units, and a random element confirms this. Activations that belong to no unit, such as
     activations inside recurrent operators, are not used. Networks are evaluated in their canonical form, in the
-    module's dtype. If layers have features that signs change, activations that signs change become such features.
+    module's dtype. Activations that signs change become features that signs change, if layers have such features.
 
     Floating-point inputs are learned. Probes are initialized to random examples. If there are fewer examples than
-    probes, they are sampled from a normal distribution with the mean and deviation of the examples. All other inputs
-    (tokens, masks) remain examples. If the first axis of an argument has another length than that of the first tensor,
-    the argument is not changed.
+    probes, probes are sampled from a normal distribution with the mean and deviation of the examples. Inputs that are
+    not floating-point, such as tokens and masks, remain examples. An argument whose first axis has another length than
+    that of the first tensor is not changed.
 
     With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may form
     a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an image.
-    In that case, convolutions along the grid precede the MLP.
+    For a grid, convolutions along the grid precede the MLP.
 
     If the module computes internally in single precision, as language models do, the features are exact only to single
     precision.
 
     Attributes:
-        module: The module of the networks. Its own parameters are not used.
+        module: The module of the networks. The module's own parameters are not used.
         examples: Positional arguments of the module, as for `discover`: a batch with examples along the first axis.
-        kwargs: Keyword arguments.
+        kwargs: Keyword arguments of the module.
         inputs: The number of probes, or the lengths of the two or three axes of a grid of probes.
-        outputs: The outputs that are used, as for `discover`.
+        outputs: The outputs of the module that are used, as for `discover`.
         constant: Names of arguments (indices for positional arguments) that do not have one row per example, although
             their first axis has the same length.
         hidden: The width of the MLP on the outputs.
@@ -89,7 +89,7 @@ class Probes:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The lengths of the grid's axes; one number if probes have no order."""
+        """The lengths of the grid's axes, or the number of probes if they have no order."""
         return (self.inputs,) if isinstance(self.inputs, int) else tuple(self.inputs)
 
     @property
@@ -99,7 +99,7 @@ class Probes:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All arguments by name; names of positional arguments are their indices."""
+        """All arguments of the module by name, where positional arguments are named by their index."""
         return {**{f"{k}": x for k, x in enumerate(self.examples)}, **self.kwargs}
 
     @property
@@ -114,7 +114,7 @@ class Probes:
         return tuple(name for name, x in tensors.items() if len(x) == count)
 
     def draw(self, generator: torch.Generator | None) -> dict[str, Any]:
-        """Return all arguments, with as many rows as there are probes."""
+        """Return all arguments of the module, with as many rows as there are probes."""
         given, wanted = self.arguments, self.count
         count = len(given[self.per_example[0]])
         if len(self.sizes) > 1:
@@ -144,8 +144,8 @@ class Probes:
 class ProbeEncoder(nn.Module):
     """The learned inputs of one architecture, and the maps from activations and outputs to features.
 
-    Without `width`, only outputs are read, and there are no features. With `answers`, a separate net computes this
-    number of predictions from the outputs.
+    If `width` is not given, only outputs are read, and there are no features. If `answers` is given, a separate net
+    computes this number of predictions from the outputs.
     """
 
     mean: Tensor
@@ -205,7 +205,9 @@ class ProbeEncoder(nn.Module):
         }
 
     def describe(self) -> dict[str, Any]:
-        """Return the settings of the probes except their module, as JSON. The net stores the tensors.
+        """Return the settings of the probes, without their module, as plain data for JSON.
+
+        The net itself stores the tensors of the probes.
 
         Raises:
             ValueError: A function selects the outputs.
@@ -281,5 +283,5 @@ class ProbeEncoder(nn.Module):
 
 
 def _sign(reading: ProbeReading, layout: Layout) -> Character:
-    """Return the character of a reading under signs; trivial if signs are canonicalized."""
+    """Return the character of a reading under signs, which is trivial if signs are canonicalized."""
     return at_end(layout.character_of(reading.piece.labels), reading.end)

@@ -15,19 +15,19 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
-"""An axis holds the examples if rolling the inputs rolls the values along this axis, up to this relative difference."""
+"""The relative difference up to which rolled values count as equal, when the axis of the examples is sought."""
 
 
 @dataclass(frozen=True)
 class Along:
-    """An axis that contains the examples, either as `[count, rest]` or as `[rest, count]`."""
+    """An axis that contains the examples, alone or merged with another axis: `[count, rest]` or `[rest, count]`."""
 
     axis: int
     count: int
     is_first: bool
 
     def last(self, values: Tensor, lead: int) -> Tensor:
-        """Move the examples to a separate last axis. `lead` axes precede the counted axes."""
+        """Move the examples to a separate last axis of values. `lead` axes precede the counted axes of the values."""
         axis = lead + self.axis
         sizes = (self.count, -1) if self.is_first else (-1, self.count)
         apart = values.reshape(*values.shape[:axis], *sizes, *values.shape[axis + 1 :])
@@ -35,7 +35,7 @@ class Along:
 
 
 def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
-    """Find the example axis by comparing values for inputs and for inputs rolled by one; return None without one."""
+    """Find the axis of the examples by comparing values for inputs and for rolled inputs, or return None."""
     if not values.numel():
         return None
     allowed = CLOSE * float(values.abs().max())
@@ -51,14 +51,14 @@ def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
 
 @dataclass(frozen=True, eq=False)
 class ProbeReading:
-    """A piece of an intermediate value, as features of one unit set.
+    """A piece of an intermediate value, read as features of one unit set.
 
     Attributes:
         value: The name of the intermediate value.
         units: The name of the unit set.
-        piece: The piece of the value that belongs to the set.
+        piece: The piece of the value that belongs to the unit set.
         end: The labels of the piece that distinguish the units.
-        examples: The example axis; None if examples are averaged with the rest.
+        examples: The axis of the examples, or None if values are averaged over examples.
     """
 
     value: str
@@ -109,7 +109,7 @@ def find_readings(
 
 
 def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
-    """Return whether the mean over the other axes has a sign character, and unit features allow this character."""
+    """Return whether the mean over all remaining axes has a sign character that unit features can have."""
     if not layout.is_signed:
         return True
     character = layout.character_of(piece.labels)
@@ -125,7 +125,10 @@ def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
 def flatten_outputs(
     values: Num[Tensor, "models *shape"], examples: Along | None, most: int
 ) -> Num[Tensor, "models numbers"]:
-    """Flatten each network's outputs. Above `most` numbers, average over axes other than examples and classes."""
+    """Flatten each network's outputs.
+
+    If there are more than `most` numbers, average over axes other than examples and classes.
+    """
     x = values.unsqueeze(-1) if examples is None else examples.last(values, 1)
     if x[0].numel() > most and x.ndim > 3:
         x = x.mean(list(range(1, x.ndim - 2)))
