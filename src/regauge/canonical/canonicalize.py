@@ -1,4 +1,4 @@
-"""One network for each orbit, the distance between two orbits, and a norm for the last layer of a classifier."""
+"""Canonical networks (one for each orbit), distances between orbits, and a norm for a classifier's last layer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -62,24 +62,25 @@ def canonicalize(
     | translations | each family is zero or centered, as in `symmetry.split` |
     | rotations behind gains | gains are one, and the stream is rotated as above; reordered where a gain is zero |
 
-    Layers are processed in the order of the signal. Each layer is fixed by entries that no remaining freedom can
-    change. Freedom that no entries determine is not fixed; `canonical_manifold(symmetry).left` describes it. The scales
-    of normalization layers are fixed by their gains and biases: the pair, or the gain alone, gets norm one. The scales
-    of a residual stream are fixed by the layers that write to it without reading hidden units. Batch normalization is
-    treated as in evaluation mode. Running statistics are transformed too. If they are recomputed afterwards, the
-    function changes.
+    Layers are processed in the order of the signal. Each layer is fixed by entries that no freedom that is still open
+    can change. Freedom that no entries determine is not fixed; `canonical_manifold(symmetry).left` describes this
+    freedom. The scales of normalization layers are fixed by their gains and biases: the pair, or the gain alone, gets
+    norm one. The scales of a residual stream are fixed by the layers that write to it without reading hidden units.
+    Batch normalization is treated as in evaluation mode. Running statistics are transformed along with the parameters.
+    If running statistics are recomputed afterwards, the function changes.
 
-    The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If its
-    bias is also zero, its outgoing weights are scaled. Equal units keep their order, because exchanging them gives the
-    same network. Rotations need distinct eigenvalues. If eigenvalues are equal, the result computes the same function,
-    but depends on the given network of the orbit. The same holds, up to rounding, if a comparison is nearly a tie.
+    The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If the
+    bias of such a unit is also zero, its outgoing weights are scaled. Equal units keep their order, because exchanging
+    them gives the same network. Rotations need distinct eigenvalues. If eigenvalues are equal, the canonical form still
+    computes the same function, but depends on which network of the orbit is given. It also depends on the given
+    network, up to rounding, if a comparison is nearly a tie.
 
-    A product of two matrices may have more inner coordinates than its rank. An example is the product of `Linear(4, 6)`
-    and `Linear(6, 2)`. Some entries of the two factors then do not affect the function. The canonical form of such a
-    product is its factorization by rank. This factorization is a limit of networks on the orbit that no element
-    reaches. The factorization computes the same function as the product. Therefore networks with the same canonical
-    form compute the same function, but may lie on different orbits. Inner coordinates that are zero on both sides have
-    zero gradients. `factorize` computes this factorization.
+    A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
+    and `Linear(6, 2)` has six inner coordinates and at most rank two. Some entries of the two factors of such a product
+    do not affect the function. The canonical form of such a product is its factorization by rank. The factorization by
+    rank is a limit of networks on the orbit that no element reaches. It computes the same function as the product.
+    Networks with the same canonical form therefore compute the same function, but may lie on different orbits. Inner
+    coordinates that are zero in both factors have zero gradients. `factorize` computes the factorization by rank alone.
 
     Args:
         params: A network, a population with a leading model axis, or the path of a checkpoint. The given tensors are
@@ -88,27 +89,27 @@ def canonicalize(
         parts: The parts of the symmetry to fix: some of "permutation", "sign", "scale", "shift", "linear",
             "translation" and "rotation". Default: all parts. The canonical form is then the same under elements of
             these parts.
-        reference: A network of the same architecture. If given, alignment to this network fixes signs, half periods,
-            rotations and order, instead of sums and sorting. Before the alignment, the translations, gains, scales and
-            invertible matrices of the reference are fixed as well.
+        reference: A network of the same architecture. If a reference is given, alignment to it fixes signs, half
+            periods, rotations and order, instead of sums and sorting. Before the alignment, the translations, gains,
+            scales and invertible matrices of the reference are fixed as well.
         method: The method that aligns the network to the reference. Default: `WeightMatching(scales="keep")`. Scales
             that the method chooses are ignored.
-        task: Model, data and loss, for methods that need them.
-        generator: The random number generator, for methods that need one.
+        task: Model, data and loss, for methods that need a task.
+        generator: The random number generator, for methods that use random numbers.
         out: The path or `Output` to which the canonical form of a checkpoint is written, together with its element.
         memory: The memory limit for a checkpoint: a number of bytes, or text such as "2GB". Default: half of the
-            machine's memory. All parameters in float64 must fit.
+            machine's memory. All parameters in float64 must fit in this memory.
 
     Returns:
         The network `act(canonical_element(params, symmetry, ...), params)`, if every matrix product has full rank.
-        Dtypes and devices stay the same. If `out` is given, the returned tensors are read from there on access.
+        Dtypes and devices stay the same. If `out` is given, the returned tensors are read from the output on access.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.
         KeyError: A parameter on which the symmetry acts is missing.
         ValueError: Parameters do not fit the symmetry or are not finite. A part is unknown, or "rotation" is given
-            without "translation". `parts` or the method cannot be combined with the reference. Or the memory limit is
-            too low.
+            without "translation". `parts` or the method cannot be combined with the reference. The memory limit is too
+            low.
 
     References:
         Pittorino et al. (2022), section 2.2, for scales and order in ReLU networks; Erdogan (2025), section 4.4.
@@ -142,7 +143,7 @@ def _canonical_pieces(
 ) -> Pieces:
     """Yield the canonical form of a checkpoint, tensor by tensor.
 
-    `base` holds the tensors that have already changed.
+    The argument `base` contains the tensors that have already changed.
     """
     plain = move_pieces(checkpoint, symmetry, element)
     rotated = symmetry.act(element, base) if element.rotation and base is not checkpoint.params else {}
@@ -162,20 +163,20 @@ def _canonical_pieces(
 def factorize(
     params: Mapping[str, Tensor], symmetry: Symmetry, *, parts: Sequence[str] | None = None
 ) -> Mapping[str, Tensor]:
-    """Return a network that computes the same function, where the factors of matrix products have minimal rank.
+    """Return a network with the same function in which the factors of matrix products have minimal rank.
 
-    If a product does not have full rank, because of its shapes or its entries, one factor has coordinates that the
-    other factor never reads. The result has no such coordinates. The result computes the same function as the given
-    network. But no element of the group maps the given network to it, because it is not on the same orbit.
-    `canonicalize` begins with this step.
+    If a product does not have full rank, one of its factors has coordinates that the other factor never reads. The
+    returned network has no such coordinates. The returned network computes the same function as the given one. However,
+    no element of the group maps one to the other, because they are not on the same orbit. `canonicalize` begins with
+    this factorization.
 
     Args:
         params: A network, or a population with a leading model axis.
         symmetry: The symmetry of the architecture.
-        parts: The parts, as for `canonicalize`. Without "linear", nothing changes.
+        parts: The parts of the symmetry, as for `canonicalize`. If "linear" is not among the parts, nothing changes.
 
     Returns:
-        The given tensors if every product has full rank. Otherwise, new tensors in float64 on the CPU.
+        The given tensors if every product has full rank. If not, new tensors in float64 on the CPU.
     """
     symmetry = symmetry.bind(params)
     is_asked = parts is None or "linear" in parts
@@ -210,10 +211,7 @@ def _find_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> tuple[Mapping[str, Tensor], Element, bool]:
-    """Return a network's representative with factorized products, and the element that makes it canonical.
-
-    The third result is whether products were factorized.
-    """
+    """Return a representative with factorized products, its canonicalizing element, and whether products changed."""
     chosen = ALL_PARTS if parts is None else tuple(parts)
     require_parts(chosen)
     if ROTATION in chosen and TRANSLATION not in chosen and symmetry.translations:
@@ -248,12 +246,15 @@ def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]
 
 
 def _is_split(symmetry: Symmetry, parts: Sequence[str]) -> bool:
-    """Return whether the parts to fix are those that representatives fix."""
+    """Return whether the given parts include those that representatives fix: translations and rotations."""
     return bool((symmetry.translations and TRANSLATION in parts) or (symmetry.rotatable and ROTATION in parts))
 
 
 def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
-    """Return the element of some parts that makes a representative canonical. Streams with a zero gain are excluded."""
+    """Return the element, restricted to some parts, that makes a representative canonical.
+
+    Residual streams in which a gain is zero are not rotated.
+    """
     names = symmetry.rotatable if ROTATION in parts else ()
     is_free, found = _is_free(symmetry, params) & bool(names), []
     if bool(is_free.any()):
@@ -266,7 +267,7 @@ def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence
 
 
 def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
-    """Return whether streams of each network are rotated, bool `[*lead]`: there are streams, and no gain is zero."""
+    """Return, for each network, whether its residual streams can be rotated because no gain is zero: bool `[*lead]`."""
     zero = zero_gains(symmetry, params, symmetry.rotatable)
     return ~torch.stack([*zero.values()]).any(0) if zero else torch.tensor(False)
 
@@ -274,7 +275,7 @@ def _is_free(symmetry: Symmetry, params: Mapping[str, Tensor]) -> Tensor:
 def _on_given(
     symmetry: Symmetry, parts: Sequence[str] | None, element: Element, params: Mapping[str, Tensor]
 ) -> Element:
-    """Return the element for a network that corresponds to a given element for its representative."""
+    """Return the element for a network that corresponds to an element for its representative."""
     is_moved = _is_split(symmetry, ALL_PARTS if parts is None else parts)
     return onto_representative(symmetry, element, params) if is_moved else element
 
@@ -291,19 +292,20 @@ def orbit_distance(
 ) -> float:
     """Return the distance of two networks up to symmetry, an upper bound on the distance between their orbits.
 
-    Both networks are canonicalized, and the second one is aligned to the first. The result is the Euclidean distance
-    between their parameters, without buffers. Scales are fixed by unit norms. No scales are chosen to bring the
-    networks closer. Up to rounding, the distance depends only on the two orbits. The distance is zero if both networks
-    are on one orbit, or if they have the same products of less than full rank (see `canonicalize`). The result is an
-    upper bound on the smallest such distance, because matching ends in a local optimum.
+    Both networks are canonicalized, and the second one is aligned to the first. The returned distance is the Euclidean
+    distance between their parameters, without buffers. Canonical scales give incoming weights unit norm. Scales are not
+    chosen to bring the networks closer. Up to rounding, the distance depends only on the two orbits. The distance is
+    zero if both networks are on one orbit, or if they have the same products of less than full rank (see
+    `canonicalize`). The returned distance is an upper bound on the smallest one, because matching ends in a local
+    optimum.
 
     Args:
         params_a: The first network.
         params_b: The second network, with the same architecture.
         symmetry: The symmetry of the architecture.
         method: The method that aligns the second network. Default: `WeightMatching(scales="keep")`.
-        task: Model, data and loss, for methods that need them.
-        generator: The random number generator, for methods that need one.
+        task: Model, data and loss, for methods that need a task.
+        generator: The random number generator, for methods that use random numbers.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -322,7 +324,7 @@ def orbit_distance(
 def normalize_logits(
     params: Mapping[str, Tensor], symmetry: Symmetry, *, weight: str, bias: str | None = None, norm: float = 1.0
 ) -> Params:
-    """Scale the last layer as a whole to give its weight a certain Euclidean norm, and return the network.
+    """Scale the last layer of a network to give its weight a certain Euclidean norm.
 
     This scaling is not a symmetry, because it multiplies all logits by the same positive number. The ranking of the
     classes stays the same, but probabilities, calibration and loss change. `canonicalize` never scales the last layer
@@ -332,13 +334,13 @@ def normalize_logits(
         params: A network, or a population with a leading model axis.
         symmetry: The symmetry of the architecture.
         weight: The name of the last layer's weight.
-        bias: The name of the last layer's bias, if there is one. If a bias exists and is not given, the predicted class
-            may change.
+        bias: The name of the last layer's bias, if there is one. If the layer has a bias that is not named here, the
+            predicted class may change.
         norm: The norm of the weight: one, as in section 6.2 of the thesis, or the square root of the number of classes,
             as in section 4.4.
 
     Raises:
-        KeyError: There is no parameter with this name.
+        KeyError: The network has no parameter with this name.
         ValueError: The norm is not positive, or the weight is zero.
 
     References:

@@ -27,11 +27,11 @@ from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_ba
 from regauge.core.symmetry import Symmetry
 
 TIE, COARSEST = 64, 1e-3
-"""Entries that differ by less than this many roundings (or this share, in coarse dtypes) count as equal."""
+"""The difference, in roundings or (in coarse dtypes) as a share, below which entries count as equal."""
 SINGULAR = 1e-10
-"""Eigenvalues of a Gram matrix count as equal if they differ by less than this share of the largest one."""
+"""The share of the largest eigenvalue below which differences of eigenvalues of a Gram matrix count as zero."""
 ROUNDING = 1e-14
-"""Singular values of a product count as zero below this share of the norms of its factors."""
+"""The share of the factors' norms below which singular values of a product count as zero."""
 
 
 def carry_out(
@@ -45,10 +45,10 @@ def carry_out(
 ) -> Element:
     """Return the element that carries out the steps of a plan for the given parts, for a network or a population.
 
-    Scale steps make norms one. Norms are square roots of sums of squares or, with `power=1`, sums of absolute values.
-    Sums of absolute values stay the same if weights are divided among copies of the unit that they read. `streams`
-    names rotations of streams with gains (`behind_gains`). Rotations of streams belong to the part "rotation", not to
-    "linear".
+    The steps for scales make norms one. These norms are square roots of sums of squares or, with `power=1`, sums of
+    absolute values. Sums of absolute values stay the same if weights are divided among copies of the unit that they
+    read. The argument `streams` names rotations of residual streams that gains prevent (`behind_gains`). Rotations of
+    streams belong to the part "rotation", not to "linear".
     """
     reads = [_names_read(step) for step in plan.steps]
     work = _Work(symmetry, params, power, frozenset().union(*reads))
@@ -82,7 +82,7 @@ def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
 
 
 def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
-    """Return whether the entries `X' = Q R` of a group have full rank, given the triangular matrix R."""
+    """Return whether the entries `X' = Q R` on which a group acts have full rank, given the triangular matrix R."""
     if root.shape[-2] < root.shape[-1]:
         return torch.zeros(root.shape[:-2], dtype=torch.bool)
     singular = torch.linalg.svdvals(root)
@@ -93,13 +93,14 @@ def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
 def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"]) -> Float64[Tensor, "n n"]:
     """Return the matrix A for which A X and A^-T Y have the same diagonal Gram matrix D in the first coordinates.
 
-    Let `X' = Q R`, `Y' = P S` and `R S' = U D W'`, truncated to the rank of the product. The first rows of A are
-    `D^-1/2 W' S`. The first rows of its inverse transpose are `D^-1/2 U' R`. The other rows of A are orthogonal to the
-    latter. If X and Y span the same space, as they do after `without_null_spaces`, the other coordinates are zero.
+    Let `X' = Q R`, `Y' = P S` and `R S' = U D W'`, truncated to the rank of the product. The first rows of A are then
+    `D^-1/2 W' S`. The first rows of its inverse transpose are `D^-1/2 U' R`. The remaining rows of A are orthogonal to
+    the first rows of its inverse transpose. If X and Y span the same space, as after `without_null_spaces`, all
+    coordinates beyond the rank are zero.
 
     Args:
-        first: The matrix R.
-        second: The matrix S.
+        first: The triangular matrix R.
+        second: The triangular matrix S.
     """
     u, d, wh = torch.linalg.svd(first @ second.mT, full_matrices=False)
     is_there = d > ROUNDING * torch.linalg.matrix_norm(first) * torch.linalg.matrix_norm(second)
@@ -111,7 +112,7 @@ def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"
 
 
 def whiten_by_rank(root: Float64[Tensor, "k n"], *, is_forward: bool) -> Float64[Tensor, "n n"]:
-    """Return the matrix A for which the Gram matrix of A X, or A^-T X, is the identity in `rank` coordinates."""
+    """Return the matrix A that makes the Gram matrix of A X, or of A^-T X, the identity up to the rank."""
     _, singular, rows = torch.linalg.svd(root, full_matrices=True)
     sizes = singular[: _rank(root)].unsqueeze(-1)
     matrix: Tensor = rows.clone()
@@ -120,7 +121,7 @@ def whiten_by_rank(root: Float64[Tensor, "k n"], *, is_forward: bool) -> Float64
 
 
 class _Work:
-    """The current element, and the parameters that later steps read, to which this element has been applied."""
+    """The current element, and the parameters that later steps read, after this element has acted on them."""
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], power: int, needed: frozenset[str]) -> None:
         self.symmetry, self.power, self.needed = symmetry, power, needed
@@ -134,7 +135,7 @@ class _Work:
         self.element = symmetry.identity(self.lead)
 
     def take(self, step: Step, value: Value) -> None:
-        """Apply a value of one group to the network. Fields that the value lacks are the identity."""
+        """Apply the value of one group to the network. Fields that the value lacks count as the identity."""
         name, is_order = step.group, isinstance(step, OrderStep)
         names = (name, *self.symmetry[name].within)
         fixed = tuple(self.symmetry[key] if is_order and key == name else self.symmetry[key].unordered for key in names)
@@ -152,16 +153,19 @@ class _Work:
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
 
     def values(self, place: GroupSite) -> Float[Tensor, "*lead size values"]:
-        """Return the entries that each unit owns at a place. The leading axes are model axes, followed by bases."""
+        """Return the entries that each unit owns at a place.
+
+        The leading axes are the model axes, followed by the bases of the group.
+        """
         return unit_values(self.symmetry, place.name, place.site, self.tensors[place.name], len(self.lead))
 
     def _bases(self, group: Group) -> tuple[int, ...]:
         return tuple(self.symmetry[base].size for base in group.within)
 
     def scale(self, step: ScaleStep) -> Value:
-        """Scale every unit to norm one, by incoming or else by outgoing weights.
+        """Scale every unit such that its incoming or, if they are zero, its outgoing weights have norm one.
 
-        A unit without both keeps its scale.
+        A unit without any weights keeps its scale.
         """
         norm, spare, opposite = (self._norms(places) for places in (step.places, step.spare, step.opposite))
         norm = torch.where(norm > 0, norm, spare)
@@ -176,10 +180,10 @@ class _Work:
         return norms
 
     def balance(self, step: LinearStep) -> Value:
-        """Compute `A = sqrt(D) U' R^-T`, where `F' = Q R`, `V' = P S` and `R S' = U D W'`; both Gram matrices become D.
+        """Compute the matrix `A = sqrt(D) U' R^-T` that makes both Gram matrices D, where `R S' = U D W'`.
 
-        If only one side is known, its Gram matrix becomes the identity. Copies without full rank are balanced only in
-        as many coordinates as their rank.
+        If only one of both Gram matrices is known, it becomes the identity. Copies without full rank are balanced only
+        in as many coordinates as their rank.
         """
         roots = [self._root(places) for places in (step.forward, step.inverse) if places]
         is_good = torch.stack([is_regular(root) for root in roots]).all(0)
@@ -200,7 +204,10 @@ class _Work:
         return Value(matrix=matrix)
 
     def _root(self, places: Sequence[GroupSite]) -> Float[Tensor, "*lead k n"]:
-        """Return the triangular R of `X' = Q R`. If there are too few entries, it has fewer rows than columns."""
+        """Return the triangular matrix R of `X' = Q R` for the entries X at some places.
+
+        If there are too few entries, R has fewer rows than columns.
+        """
         values = torch.cat([self.values(place) for place in places], dim=-1)
         root: Tensor = torch.linalg.qr(values.mT, mode="r").R
         return root
@@ -233,7 +240,7 @@ class _Work:
         return zero_sum_basis(values.shape[-2]) @ values if place.group.keeps_ones else values
 
     def reflect(self, step: SignStep) -> Value:
-        """Return the diagonal matrix that flips the selected coordinates."""
+        """Return the diagonal matrix of signs that flips the selected coordinates."""
         signs = self.signs(step)
         if self.symmetry[step.group].is_proper:  # An even number of coordinates: the last one follows the others.
             signs = torch.cat([signs[..., :-1], signs[..., :-1].prod(-1, keepdim=True)], -1)
@@ -268,7 +275,7 @@ class _Work:
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
 
     def order(self, step: OrderStep) -> Int[Tensor, "*lead size"]:
-        """Return the units in ascending order, within classes of units that the structure allows to be exchanged."""
+        """Return the units in ascending order, within classes of units that structure tensors allow to exchange."""
         group = self.symmetry[step.group]
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
@@ -283,7 +290,7 @@ class _Work:
         return (order - copies * group.size).reshape(shape)
 
     def _columns(self, step: OrderStep) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield columns that compare units, with one entry per unit, and the magnitudes that rounding scales with."""
+        """Yield columns of numbers for comparing units, each with the magnitudes to which rounding is proportional."""
         # Sums of powers do not depend on the order of the values, which other groups may still choose; single entries
         # are compared only where all other axes are in order.
         for place in step.sums:
@@ -297,7 +304,10 @@ class _Work:
 
 
 class _Classes:
-    """Rows in lexicographic classes, which are refined step by step. Entries within a tolerance count as equal."""
+    """Rows grouped into lexicographic classes, which are refined step by step.
+
+    Entries within a tolerance count as equal.
+    """
 
     def __init__(self, classes: np.ndarray, size: int, tolerance: float) -> None:
         self._classes, self._size, self._tolerance = classes, size, tolerance
@@ -342,7 +352,7 @@ def _names_read(step: Step) -> frozenset[str]:
 def _moved_by(
     step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
-    """Return the symmetry of the tensors that a step changes, with the group of the step and its bases."""
+    """Return the symmetry of only the tensors that a step changes, with the group of the step and its bases."""
 
     def is_moved(place: Placement) -> bool:
         match step:

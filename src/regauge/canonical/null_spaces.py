@@ -1,4 +1,4 @@
-"""Factorization of matrix products by rank: parts of a factor that the other factor annihilates are removed."""
+"""Factorization of matrix products by rank: parts of one factor that the other factor annihilates are removed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,9 +15,9 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 ZERO = 1e-12
-"""Singular values count as zero below this share of the largest one, in float64."""
+"""The share of the largest singular value below which singular values count as zero, in float64."""
 COARSE = 1e-6
-"""Singular values count as zero below this share of the largest one, if networks are stored with less precision."""
+"""The share of the largest singular value below which singular values count as zero, in lower precision."""
 SWEEPS = 10
 """The maximal number of rounds over all groups. If one group loses dimensions, another group may lose some too."""
 
@@ -27,18 +27,18 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
 
     Let a group of invertible matrices multiply the entries X, and let their inverse transposes multiply the entries Y.
     The function then depends only on `Y' X`. Let P be the projection onto the columns of Y, and let `X1 = P X`. Let Q
-    be the projection onto the columns of X1, and let `Y1 = Q Y`. With these projections, X1 and Y1 have the same
-    product as X and Y, and each has the rank of the product. All such pairs with the same product form one orbit, which
-    contains a network of smallest norm. The orbit of the given pair comes arbitrarily close to that orbit, although no
-    element reaches it. In a chain of groups, the result is Kalman's minimal realization: the part that is both reached
-    and read.
+    be the projection onto the columns of X1, and let `Y1 = Q Y`. X1 and Y1 have the same product as X and Y, and each
+    of them has the rank of the product. All such pairs with the same product form one orbit, which contains a network
+    of smallest norm. The orbit of the given pair X and Y comes arbitrarily close to that orbit, although no element
+    reaches it. In a chain of groups, the result is Kalman's minimal realization: the part that is both reached and
+    read.
 
     Args:
         params: A network or a population.
-        symmetry: The symmetry. All its sizes must be known.
+        symmetry: The symmetry. All sizes of its groups must be known.
 
     Returns:
-        The given tensors if every product has full rank. Otherwise, the projected tensors are new tensors in float64.
+        The given tensors if every product has full rank. If not, the projected tensors are new tensors in float64.
 
     References:
         Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for the part that is reached and
@@ -75,7 +75,7 @@ def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
 def _projection(
     params: Mapping[str, Tensor], symmetry: Symmetry, group: Group, zero: float, *, is_inverse: bool
 ) -> tuple[Float64[Tensor, "*lead n n"], bool]:
-    """Return the projection onto the span of one factor of a group's product, and whether it is the whole space."""
+    """Return the projection onto the span of one factor of a product, and whether this span is the whole space."""
     root: Tensor | None = None
     for name, sites in symmetry.sites.items():
         for site in sites:
@@ -94,7 +94,7 @@ def _projection(
 def _project(
     params: Params, symmetry: Symmetry, group: Group, projection: Float64[Tensor, "*lead n n"], *, is_inverse: bool
 ) -> set[str]:
-    """Project one factor of a group's product in place. Return the names of the tensors that changed."""
+    """Project one factor of a matrix product in place. Return the names of the tensors that changed."""
     changed = set[str]()
     for name, sites in symmetry.sites.items():
         own = [s for s in sites if s.group.name == group.name and s.placement.is_inverse == is_inverse]

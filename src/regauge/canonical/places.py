@@ -1,4 +1,4 @@
-"""Sites where groups act on compared parameters, each with the other sites that act on the same entries."""
+"""Sites where groups act on compared parameters, each with all further sites that act on the same entries."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,10 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class GroupSite:
-    """A parameter and a site where a group acts on it. `others` are the sites that act on the same entries."""
+    """A parameter and a site where a group acts on it.
+
+    The field `others` contains the sites of all further groups on the same entries.
+    """
 
     name: str
     site: Site
@@ -28,7 +31,7 @@ class GroupSite:
     def signs(self) -> tuple[int, ...]:
         """The sign exponents, modulo two.
 
-        If a rotation is fixed up to the signs of its axes, it has one sign for each unit.
+        A rotation that is fixed up to the signs of its axes has one sign for each unit.
         """
         return tuple(e % 2 for e in self.site.placement.sign) if self.group.matrix == "none" else (1,)
 
@@ -37,7 +40,10 @@ Places = tuple[GroupSite, ...]
 
 
 def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
-    """Return the compared places of each group. Buffers are excluded, and tied tensors have one name."""
+    """Return the sites of each group on compared parameters.
+
+    Buffers are left out, and a tied tensor appears under one name.
+    """
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     result: dict[str, list[GroupSite]] = {group.name: [] for group in symmetry.groups}
     for name, sites in symmetry.sites.items():
@@ -58,5 +64,5 @@ def _overlap(one: Site, other: Site) -> bool:
 
 
 def comes_in(place: GroupSite) -> bool:
-    """Return whether a scale multiplies the entries at a place."""
+    """Return whether a scale multiplies (rather than divides) the entries at a place."""
     return any(exponent > 0 for exponent in place.scale)

@@ -13,8 +13,8 @@ Ranks = Mapping[str, int]
 def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]]) -> dict[str, int]:
     """Return, for each group of invertible matrices, the largest rank that the shapes allow for its product.
 
-    The rank of a product is at most the number of entries per unit on either side, and at most the rank of either
-    factor. Therefore a low rank of one group in a chain limits the ranks of its neighbors.
+    The rank of a product is at most the number of entries per unit in either factor, and at most the rank of either
+    factor. A low rank of one group in a chain therefore limits the ranks of its neighbors.
     """
     ranks = {group.name: group.size for group in symmetry.groups if group.matrix == "linear"}
     before: dict[str, int] = {}
@@ -43,7 +43,7 @@ def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> in
 
 
 def _share(place: GroupSite, axis: int, length: int, ranks: Ranks) -> Fraction:
-    """Return the share of an axis's rank that remains under another group, which acts on the whole axis."""
+    """Return the share of an axis's rank that another group, which acts on the whole axis, leaves."""
     others = (other for other in place.others if other.site.placement.axis == axis and other.group.name in ranks)
     whole = [other.group for other in others if other.site.positions.numel() == length]
     return min((Fraction(ranks[group.name], group.size) for group in whole), default=Fraction(1))

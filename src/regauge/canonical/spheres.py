@@ -44,14 +44,15 @@ class Manifold:
     """The manifold of canonical networks: a product of unit spheres and Euclidean factors.
 
     Points are parameters. Tangent vectors are dictionaries with the same names and shapes. Distances count every
-    floating-point parameter once. On the spheres, they are in radians. Buffers and further names of tied tensors are
-    interpolated too, but distances ignore them. If a unit has no incoming weights, it has no point on its sphere. The
-    unit then moves on a straight line towards or from zero. Populations have a leading model axis on every tensor. The
-    manifold does not align networks. Signs, orders and rotations must already agree, as after `canonicalize`.
+    floating-point parameter once. On the spheres, distances are angles in radians. Buffers and further names of tied
+    tensors are interpolated too, but distances ignore them. If a unit has no incoming weights, it has no point on its
+    sphere. Such a unit moves on a straight line towards or from zero. Populations have a leading model axis on every
+    tensor. The manifold does not align networks. Signs, orders and rotations must already agree, as after
+    `canonicalize`.
 
     Attributes:
-        symmetry: The symmetry. All its sizes must be known.
-        spheres: The entries that lie on spheres. All other entries are Euclidean.
+        symmetry: The symmetry. All sizes of its groups must be known.
+        spheres: The entries that lie on spheres. All entries outside spheres are Euclidean.
         left: Sentences that describe the freedom that canonical forms do not fix.
 
     References:
@@ -79,7 +80,7 @@ class Manifold:
         return "\n".join([*rows, "a flat space of all other parameters", *self.left])
 
     def distance(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Float[Tensor, "*lead"]:
-        """Return the length of the shortest geodesic in float64: the root of the sum of squares over all factors.
+        """Return the length of the shortest geodesic in float64: the root of summed squared distances of all factors.
 
         Raises:
             ValueError: The networks are not canonical or have different architectures.
@@ -125,10 +126,10 @@ class Manifold:
         return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.log(x, y))
 
     def geodesic(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
-        """Return the network at t on the geodesic from the first (t = 0) to the second (t = 1), exact at t = 0 and 1.
+        """Return the network at fraction t of the geodesic, exactly the first network at t = 0 and the second at t = 1.
 
         Raises:
-            ValueError: The cases are those of `log`.
+            ValueError: An error of `log`.
         """
         self._require_pair(params_a, params_b)
         self._require_near(params_a, params_b)
@@ -136,11 +137,11 @@ class Manifold:
         return self._on_spheres((params_a, params_b), straight, lambda _, x, y: sphere.geodesic(x, y, t))
 
     def mean(self, networks: Sequence[Mapping[str, Tensor]], *, weights: Sequence[float] | None = None) -> Params:
-        """Return the Karcher mean of canonical networks. For two networks, it lies on the geodesic between them.
+        """Return the Karcher mean of canonical networks. The mean of two networks lies on the geodesic between them.
 
         Args:
-            networks: One or more networks. On each sphere, they should lie within a half sphere. If they do not, the
-                mean may not be unique.
+            networks: One or more networks. On each sphere, all networks should lie within a half sphere. If they do
+                not, the mean may not be unique.
             weights: One nonnegative weight for each network. Default: equal weights.
 
         Raises:
@@ -171,7 +172,10 @@ class Manifold:
     def _on_spheres(
         self, networks: Sequence[Mapping[str, Tensor]], straight: Params, function: Callable[..., Tensor]
     ) -> Params:
-        """Return the Euclidean result. For units that all lie on their spheres, a function of points replaces it."""
+        """Return a network with Euclidean entries from `straight` and with spherical entries computed by a function.
+
+        The function is used for units that lie on their spheres in all networks.
+        """
         result = dict(straight)
         for spheres in self.spheres:
             points = [self._vectors(spheres, params) for params in networks]
@@ -230,13 +234,13 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
     """Return the manifold of an architecture's canonical networks, derived from the symmetry.
 
     Args:
-        symmetry: The symmetry. All its sizes must be known: it was discovered, or bound to parameters.
-        head: The name of the last layer's weight, if `normalize_logits` brought it to norm one. The whole weight then
-            lies on one sphere.
+        symmetry: The symmetry. All sizes of its groups must be known: it was discovered, or bound to parameters.
+        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. The whole weight then lies on
+            one sphere.
 
     Raises:
-        KeyError: There is no parameter with this name.
-        ValueError: Other spheres already contain entries of the head.
+        KeyError: The symmetry has no parameter with this name.
+        ValueError: Another sphere already contains entries of this weight.
     """
     steps = plan(symmetry)
     spheres = [

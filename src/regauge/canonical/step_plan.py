@@ -1,10 +1,10 @@
 """The order in which a symmetry's freedom is fixed, and the entries that fix it.
 
 The order and the entries depend only on the symmetry. Each step fixes one kind of freedom of one group by entries that
-no remaining freedom can change. A ReLU unit is scaled to give its incoming weights unit norm. Before this, the scales
-of the units that it reads must be fixed. Therefore layers are processed in the order of the signal. A residual stream
-is fixed by the layers that write to it and on which no other free scale acts. Later steps do not change the entries
-that earlier steps fixed. Therefore one pass is sufficient, and the result is exact.
+no freedom that is still open can change. A ReLU unit is scaled to give its incoming weights unit norm. Before this, the
+scales of the units that it reads must be fixed. Therefore layers are processed in the order of the signal. A residual
+stream is fixed by the layers that write to it and on which no other open scale acts. Later steps do not change the
+entries that earlier steps fixed. One pass over all steps is therefore sufficient, and the result is exact.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +19,12 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class ScaleStep:
-    """A step that scales each unit to give its entries at all places (or at `spare` if those are zero) norm one.
+    """A step that scales each unit to give its entries at all places norm one.
 
-    `spare` contains the places of biases. The scale of each family is the unit's factor, raised to the power of the
-    family's entry in `direction`. The factor divides the entries at `opposite` (outgoing weights). If all other entries
-    are zero, these entries get norm one.
+    The field `spare` contains the places of biases, which are used if all entries at the places are zero. The scale of
+    each family is the unit's factor, raised to the power of the family's entry in `direction`. The unit's factor
+    divides the entries at `opposite` (outgoing weights). If a unit has no other nonzero entries, its outgoing weights
+    get norm one.
     """
 
     group: str
@@ -38,7 +39,7 @@ class LinearStep:
     """A step whose matrix makes both Gram matrices equal and diagonal, or a single Gram matrix the identity.
 
     The matrix multiplies the entries at `forward`, and its inverse transpose multiplies the entries at `inverse`. If
-    the product does not have full rank, this holds only for as many coordinates as the rank.
+    the product does not have full rank, only as many coordinates as the rank are treated in this way.
     """
 
     group: str
@@ -50,8 +51,9 @@ class LinearStep:
 class RotationStep:
     """A step whose rotation makes the Gram matrix of all places diagonal, in descending order.
 
-    For each place, `weighed` contains the sites and axes along which entries have fixed weights. These weights are
-    needed if a matrix has made the Gram matrix the identity. The entries alone would then not distinguish coordinates.
+    For each place, `weighed` contains the sites and axes along which entries are multiplied by fixed weights. These
+    weights are needed if a matrix has made the Gram matrix the identity. In that case, the entries without weights
+    would not distinguish coordinates.
     """
 
     group: str
@@ -61,7 +63,7 @@ class RotationStep:
 
 @dataclass(frozen=True)
 class ShiftStep:
-    """A step that shifts by half periods of one family, and brings a place's mean into (-amount / 2, amount / 2]."""
+    """A step that shifts by half periods of one family, to bring a place's mean into (-amount / 2, amount / 2]."""
 
     group: str
     family: int
@@ -85,7 +87,7 @@ class SignStep:
 class OrderStep:
     """A step that sorts units by their sums of first, second and third powers, place by place, and then entry by entry.
 
-    Entries are compared at the places where the order of all other axes is fixed.
+    Entries are compared at the places where the order along all other axes is already fixed.
     """
 
     group: str
@@ -112,7 +114,10 @@ class Plan:
 
 
 def plan(symmetry: Symmetry) -> Plan:
-    """Return the steps that bring any network to its canonical form. All sizes of the symmetry must be known."""
+    """Return the steps that bring any network to its canonical form.
+
+    All sizes of the symmetry's groups must be known.
+    """
     planner = _Planner(symmetry)
     planner.settle_continuous()
     planner.settle_rotations()
@@ -144,7 +149,7 @@ class _Planner:
     def settle_continuous(self) -> None:
         """Fix scales by incoming weights, then by biases and gains, then by outgoing weights.
 
-        Fix matrices by both sides.
+        Fix matrices by the entries that they multiply and those that their inverses multiply.
         """
         attempts: tuple[Callable[[], bool], ...] = (
             lambda: self._step_linear(is_complete=True),
@@ -193,19 +198,19 @@ class _Planner:
         return False
 
     def _has_rank(self, group: Group, *sides: Places) -> bool:
-        """Return whether the entries at some places can have the rank of all entries and so fix the whole matrix."""
+        """Return whether the entries at some places can have full rank and so fix the whole matrix."""
         known = [rank_of(self.symmetry, side, self.ranks) for side in sides if side]
         return bool(known) and min(known) >= self.ranks[group.name]
 
     def _is_bare(self, place: GroupSite) -> bool:
-        """Return whether no other free scale or invertible matrix changes the entries at a place."""
+        """Return whether no other open scale or invertible matrix changes the entries at a place."""
         return all(
             self.scales[other.group.name].contains(other.scale) and other.group.name not in self.linear
             for other in place.others
         )
 
     def settle_rotations(self) -> None:
-        """Fix rotations by the Gram matrix of their places, which no other rotation, sign or permutation changes."""
+        """Fix rotations by the Gram matrix of their entries, which no other rotation, sign or permutation changes."""
         waiting = [group.name for group in self.symmetry.groups if group.name in self.rotated - self.linear]
         while waiting:
             name = next((n for n in waiting if n not in self.whitened or any(self._weighed(n))), waiting[0])
@@ -217,7 +222,7 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[GroupSite | int, ...], ...]:
-        """Return, for each bare place of a group, the axes without an action and the sites of fixed rotations."""
+        """Return, for each place with only this group, the axes without a group and the sites of fixed rotations."""
         result = []
         for place in filter(self._is_bare, self.places[group]):
             axes = {*range(len(self.symmetry.shapes[place.name]))} - {place.site.placement.axis}
@@ -228,13 +233,16 @@ class _Planner:
         return tuple(result)
 
     def _is_turned(self, place: GroupSite) -> bool:
-        """Return whether, for a matrix that acts on a whole axis, only signs are still free."""
+        """Return whether a matrix acts on the place along a whole axis and only its signs are still open."""
         length = self.symmetry.shapes[place.name][place.site.placement.axis]
         is_whole = place.site.positions.numel() == length == place.group.size
         return is_whole and place.group.matrix != "none" and place.group.name not in self.rotated
 
     def settle_signs(self) -> None:
-        """Fix signs by gains of norm one, then by weights, then by biases. Fix shifts as soon as possible."""
+        """Fix signs by gains of norm one, then by weights, then by biases.
+
+        Fix half-period shifts as soon as possible.
+        """
         gains = {
             (place.name, place.site.placement.axis)
             for step in self.steps
@@ -301,7 +309,7 @@ class _Planner:
     def settle_orders(self) -> None:
         """Fix permutations of inner groups before those of outer groups.
 
-        Groups that read from ordered axes come first.
+        Groups that read from axes whose order is fixed come first.
         """
         waiting = [group for group in self.symmetry.groups if group.name in self.unordered]
         while waiting:
@@ -321,7 +329,7 @@ class _Planner:
         return tuple(sums), tuple(p for p in sums if not any(o.group.name in open_names for o in p.others))
 
     def left(self) -> Iterable[tuple[str, str, str]]:
-        """Return the freedom that no step fixes, each as the group, the part, and a sentence."""
+        """Return the freedom that no step fixes: for each, the group, the part of its elements, and a sentence."""
         for group in self.symmetry.groups:
             name, copies = group.name, self.symmetry.count_copies(group.name)
             where = f"group {name!r}" + (f" ({copies} copies)" if copies > 1 else "")
@@ -339,7 +347,7 @@ class _Planner:
 
 
 class Span:
-    """Exponent vectors that are already fixed, and the directions that change none of these vectors.
+    """Exponent vectors of scales or signs that are already fixed, and the directions that change none of them.
 
     Args:
         families: The length of the vectors.
@@ -353,7 +361,7 @@ class Span:
 
     @property
     def is_everything(self) -> bool:
-        """Whether no direction is free."""
+        """Whether all directions are fixed."""
         return not self._free
 
     def contains(self, vector: Sequence[int]) -> bool:
@@ -368,7 +376,7 @@ class Span:
         return self.contains([a - b for a, b in zip(left, right, strict=True)])
 
     def settle(self, vector: Sequence[int]) -> tuple[Fraction, ...]:
-        """Extend the span by `vector`. Return the dual vector (1 on `vector`, 0 on all earlier vectors)."""
+        """Extend the fixed vectors by `vector`. Return the dual vector: 1 on `vector`, and 0 on all earlier vectors."""
         chosen = next(free for free in self._free if self._dot(vector, free))
         length = self._dot(vector, chosen)
         # Free directions are orthogonal to all that is fixed, so a free one with product one with the vector is dual to
