@@ -8,10 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Shift every image by a random number of whole pixels in each direction, and mirror half of the images.
+    """A random change of images: shift each by whole pixels in both directions, and mirror half of the images.
 
-    Pixels that are shifted out of an image are lost, and pixels that are shifted in are zero. This is equivalent to a
-    random crop of a padded image.
+    Pixels that are shifted out of an image are lost, and pixels that are shifted in are zero. A shift is equivalent to
+    a random crop of a padded image.
 
     Attributes:
         shift: The largest number of pixels by which an image is shifted up, down, left or right.
@@ -29,7 +29,7 @@ class Augmentation:
         return f"shifted by up to {self.shift} pixel(s)" + (" and mirrored" if self.mirrors else "")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Change each image independently.
+        """Change each image of a batch independently.
 
         Args:
             images: A batch of images, `[n, channels, height, width]`.

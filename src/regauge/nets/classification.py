@@ -35,13 +35,13 @@ class ClassifierConfig(DescentConfig):
 
 
 def initialize(module: nn.Module, generator: torch.Generator | None = None) -> Params:
-    """Sample linear and convolutional layers as torch does, but with the random generator `generator`.
+    """Sample the parameters of linear and convolutional layers as torch does, but with the given generator.
 
     Weights and biases are uniformly random with bound 1/sqrt(fan in). Normalization layers keep their default
     initialization: weights and running variances are one, and all other tensors are zero.
 
     Returns:
-        New parameters. The parameters of the module are not changed.
+        New parameters. The parameters of the given module are not changed.
 
     Raises:
         ValueError: The module has parameters outside of linear, convolutional and normalization layers.
@@ -88,14 +88,14 @@ def train(
         module: The module that is called with the parameters; its own parameters are not used.
         params: The initial parameters and buffers.
         inputs: The training inputs, `[n, ...]`.
-        labels: Class indices, `[n]`. For sequences `[n, ...]`, one for each output.
+        labels: Class indices, `[n]`. For sequences, there is one label for each output, `[n, ...]`.
         training: The settings: epochs, batch size, optimizer and schedule.
         generator: The random generator for the order and the augmentation of examples. Default: a generator with seed
             0.
-        augmentation: Random changes of the images in every batch; none by default.
+        augmentation: Random changes of the images in every batch; by default, images stay unchanged.
         state: A `.safetensors` file in which the state of long training is saved. If the file exists, training
-            continues from it. The result is bitwise identical to that of uninterrupted training.
-        progress: Displays the steps, with the loss of each batch in nats.
+            continues from its state. The trained parameters are bitwise identical to those of uninterrupted training.
+        progress: A function that displays the steps, with the loss of each batch in nats.
         on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
             loss and the learning rate.
 
@@ -130,5 +130,5 @@ def train(
 
 
 def split_batches(inputs: Tensor, labels: Tensor, size: int = 250) -> list[tuple[Tensor, Tensor]]:
-    """Split examples into batches for a `Task`; the last batch may be smaller."""
+    """Split examples into batches for a `Task`, of which the last may be smaller."""
     return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))

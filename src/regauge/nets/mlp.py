@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """A perceptron with widths such as `(784, 512, 512, 10)` and an activation between layers. Images are flattened."""
+    """A perceptron with widths such as `(784, 512, 512, 10)` and an activation between layers.
+
+    Images are flattened before the first layer.
+    """
 
     def __init__(self, widths: Sequence[int], activation: Callable[[Tensor], Tensor] = torch.relu) -> None:
         super().__init__()
@@ -45,7 +48,7 @@ class ResidualMLP(nn.Module):
     """A residual MLP without normalization: a linear layer into the stream, residual blocks, and a linear layer.
 
     One permutation acts on the whole residual stream, and therefore on the first layer, the last layer and every block.
-    Another permutation acts on the hidden units of each block. Images are flattened.
+    Another permutation acts on the hidden units of each block. Images are flattened before the first layer.
     """
 
     def __init__(self, in_features: int, stream: int, hidden: int, blocks: int, classes: int) -> None:

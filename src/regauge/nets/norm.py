@@ -64,5 +64,5 @@ NORMS: dict[NormName, Callable[[int, int], nn.Module]] = {
 
 
 def has_activation(norm: NormName) -> bool:
-    """Return whether the normalization contains an activation. If so, no ReLU follows it."""
+    """Return whether a normalization layer contains an activation. If so, no ReLU follows the layer."""
     return norm == "filter"

@@ -29,7 +29,8 @@ class PadShortcut(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut: `act(norm2(conv2(act(norm1(conv1(x))))) + shortcut(x))`.
 
-    Filter response normalization contains an activation. With this normalization, no activation follows the sum.
+    Filter response normalization contains an activation. With filter response normalization, no activation follows the
+    sum.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of residual blocks, the mean over positions and a linear classifier.
+    """A network of a stem, stages of residual blocks, the mean over positions, and a linear classifier.
 
     The channels are the widths of the stem and of each stage. A block is built from its input channels, output channels
     and stride. All stages except the first halve the height and the width.
@@ -98,7 +99,7 @@ def resnet20(
 ) -> ResNet:
     """Return the CIFAR ResNet with 6 * blocks + 2 layers, and 16, 32 and 64 channels times `width`.
 
-    A normalization with `groups` groups follows every convolution, and each of the three stages has `blocks` blocks.
+    Each of the three stages has `blocks` blocks, and a normalization with `groups` groups follows every convolution.
     With 3 blocks, the network is ResNet20. A shortcut connects two stages: "A" pads with zero channels, "B" is a 1 x 1
     convolution.
 

@@ -63,7 +63,7 @@ def plain_population(module: Siren, count: int, *, generator: torch.Generator) -
     are zero.
 
     Returns:
-        New parameters with a leading model axis. The parameters of the module are not changed.
+        New parameters with a leading model axis. The parameters of the given module are not changed.
 
     References:
         Navon et al. (2023), appendix; the initialization of their released sine networks.

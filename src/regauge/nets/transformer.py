@@ -224,7 +224,7 @@ def initialize_transformer(module: GPT | Llama | ViT, generator: torch.Generator
     0.1. Biases are zero, and gains are one.
 
     Returns:
-        New parameters. The parameters of the module are not changed.
+        New parameters. The parameters of the given module are not changed.
     """
     generator = given_or_seed(generator)
     params = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

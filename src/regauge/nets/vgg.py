@@ -11,9 +11,9 @@ from regauge.nets.norm import NORMS, NormName
 class VGG(nn.Module):
     """A network of convolutions with ReLU, followed by linear layers on all features of all remaining positions.
 
-    The plan lists the number of channels of each convolution, and "pool" for 2 x 2 max pooling. A normalization follows
-    each convolution. Images are square with sides of `image` pixels. `hidden` lists the widths of the classifier's
-    hidden layers.
+    The argument `plan` lists the number of channels of each convolution, and "pool" for 2 x 2 max pooling. A
+    normalization follows each convolution. Images must be square with sides of `image` pixels. `hidden` lists the
+    widths of the classifier's hidden layers.
     """
 
     def __init__(
