@@ -139,7 +139,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         """The shares of units and signs that the element changes, with one row for each group on which it can act.
 
         "moved" is the share of units that the element takes from another position. "flipped" is the share of negative
-        signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. "turned" is
+        signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. This distance is
         divided by the distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are the 0.05
         and 0.95 quantiles of the factors. An entry is None if its quantity does not apply to the group. Entries are
         averaged over copies and over the networks of a batch. "group" and "units" are the name and size of the group.

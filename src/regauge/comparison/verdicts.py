@@ -60,7 +60,7 @@ No unrelated network reaches this share by alignment.
 STRANGE = 0.2
 """The share beyond chance that independent networks may explain because they were trained on the same data."""
 FAINT_SHARE = 0.02
-"""The share beyond chance up to which the order of units does not count, because every descendant has a larger share."""
+"""The share beyond chance up to which the order of units does not count; every descendant has a larger share."""
 LINE, SIBLINGS = 1.5, 0.25
 """Two thresholds for the lean of a pair, which is the change of squared norm relative to squared distance.
 

@@ -231,7 +231,7 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Tie leaves of size one if they are the same in all axes of a law; otherwise, allow only permutations on them."""
+        """Tie leaves of size one that are the same in all axes of a law; for others, allow only permutations."""
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
         if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):

@@ -41,7 +41,7 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Fourier:
-    """An encoding of each value by itself, sines and cosines of random multiples, which separate close values.
+    """An encoding of each value with sines and cosines of its random multiples, which separate close values.
 
     Attributes:
         frequencies: The number of random multiples of each value.
