@@ -11,19 +11,19 @@ from regauge.cli.options import CHECKPOINT, Checkpoint, Json, ModelOptions, Outp
 
 @dataclass(frozen=True)
 class Canonicalize(ModelOptions):
-    """Bring a checkpoint to its canonical form: the same for all networks on its orbit, and of the same function.
+    """Bring a checkpoint to canonical form: the same function, and the same weights for all symmetric copies.
 
-    The element that does it is stored next to the output, as OUT.alignment.safetensors, for `regauge apply`.
+    The applied element is stored next to the output, as OUT.alignment.safetensors, for `regauge apply`.
     """
 
     checkpoint: Checkpoint
     output: Output
     """The canonical checkpoint: a .safetensors file or a folder."""
     reference: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
-    """Fix signs and order by alignment to this checkpoint of the same architecture, instead of sums and sorting."""
+    """Choose signs and order by alignment to this checkpoint of the same architecture, instead of by fixed rules."""
     overwrite: OverwriteAll = False
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """Limit on memory, for example 3GB; half of the machine's where left out. All values, in float64, must fit."""
+    """Limit on memory, for example 3GB; by default half of the machine's memory. All values must fit in float64."""
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
 
 
@@ -31,16 +31,16 @@ class Canonicalize(ModelOptions):
 class Apply:
     """Apply a stored alignment to another checkpoint of the same architecture, or undo it.
 
-    The checkpoint is read, moved and written tensor by tensor: it may be larger than memory.
+    The checkpoint is read, transformed and written tensor by tensor, so it may be larger than memory.
     """
 
     alignment: Positional[Path]
-    """File that `regauge align` stored next to its output: OUT.alignment.safetensors, or OUT.safetensors for short."""
+    """The alignment that `regauge align` stored: OUT.alignment.safetensors. You may also name OUT.safetensors."""
     checkpoint: Checkpoint
     output: Output
-    """The moved checkpoint: a .safetensors file or a folder."""
+    """The transformed checkpoint: a .safetensors file or a folder."""
     inverse: bool = False
-    """Undo the alignment instead."""
+    """Apply the inverse, which undoes the alignment."""
     overwrite: Overwrite = False
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)
     json: Json = False
@@ -48,7 +48,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Info:
-    """Say what a checkpoint is: tensors, dtypes, sizes, the strings in its header, and where it comes from."""
+    """Print the tensors, dtypes and sizes of a checkpoint, the strings in its header, and how it was made."""
 
     checkpoint: Checkpoint
     tensors: bool = False

@@ -11,31 +11,31 @@ from regauge.cli.options import DATA_HELP, Batch, Checkpoints, JudgedOptions, Ma
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(JudgedOptions):
-    """Judge whether B is the same network as A, in another gauge, its descendant, or neither.
+    """Judge whether B is the same network as A with moved units, a descendant of A, or unrelated.
 
-    B is aligned to A. Then distances are measured, the share of each layer of A that B explains, and whether units
-    correspond in their order as stored. The p-value of that order is exact unless the order was chosen. Order alone
-    makes no descendant: a network may have been aligned to A. The page "comparison" of the documentation explains the
-    verdicts. For three or more checkpoints, or all in a folder, every pair is compared, related ones make a tree, and
-    averages of others are listed.
+    The command aligns B to A. It measures distances, the share of each layer of A that B explains, and whether units
+    correspond in the stored order. The p-value of this correspondence is exact, unless somebody chose the order, for
+    example by aligning B to A. The page "comparison" of the documentation explains the verdicts. For three or more
+    checkpoints, or a folder of them, the command compares every pair, draws related networks as trees, and lists
+    networks that are averages of others.
     """
 
     checkpoints: Positional[Checkpoints]
     output: MaybeOutput = None
-    """Write a page to this file, .html: with the picture of all layers, or with the matrix and the trees."""
+    """Write a page about the comparison to this .html file."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     batch: Batch = 512
     draws: int = 999
-    """Random elements of the test of independence; the smallest p-value is 1 / (1 + draws)."""
+    """Number of random elements in the test of independence. The smallest p-value is 1 / (1 + draws)."""
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """Limit on memory, for example 3GB; half of the machine's memory where left out. Networks that need more
-    are read in sweeps over their files, and have no fingerprints."""
+    """Limit on memory, for example 3GB; by default half of the machine's memory. Larger networks are read in passes
+    over their files, and get no fingerprints."""
     exact: bool = False
-    """Compare all values of two large networks in any case. Otherwise a sample decides where it can."""
+    """Compare all values of two large networks. By default a sample of the values is used if it decides the case."""
     database: Annotated[Path | None, arg(metavar="FILE")] = None
-    """A file of fingerprints, .safetensors: each checkpoint is compared with its nearest networks."""
+    """A .safetensors file of fingerprints. Each checkpoint is compared with the nearest networks of this database."""
     add: bool = False
-    """Add the checkpoints to the database, which is made where it is not there."""
+    """Add the checkpoints to the database; create it if it does not exist."""
     nearest: int = 5
-    """Networks of the database that each checkpoint is compared with."""
+    """Number of networks in the database with which each checkpoint is compared."""
     overwrite: Overwrite = False

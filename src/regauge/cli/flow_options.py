@@ -16,11 +16,11 @@ FLOW_HELP = "A flow that `regauge flow fit` wrote."
 NET_HELP = (
     "The net that learns the velocity. perceptron (the default) and tokens are for aligned networks. message_passing, "
     "relational_attention, propagation and others of regauge.weightspace.LAYERS are equivariant to permutations of "
-    "units. With --unaligned they also draw networks of other widths."
+    "units. With --unaligned they also sample networks of other widths."
 )
 JUDGE_DATA_HELP = (
-    f"Data to run networks on: {BATCHES_HELP}Or a set that populations are trained on, such as breast-cancer or "
-    "mnist: the examples that are kept from training."
+    f"Data on which networks are run: {BATCHES_HELP}Or the name of a data set, such as breast-cancer or mnist, whose "
+    "examples outside the training set are used."
 )
 
 
@@ -30,7 +30,7 @@ JUDGE_DATA_HELP = (
 class FlowFit(LearnRun):
     """Fit a flow, a generative model of networks, to the trained networks of a store.
 
-    Networks are split by run. Those of the test runs are never read: `regauge flow judge` compares with them. An
+    Networks are split by run. Networks of test runs are never read; `regauge flow judge` compares with them. An
     interrupted training continues with --resume.
     """
 
@@ -40,109 +40,109 @@ class FlowFit(LearnRun):
     output: Output
     """File of the flow, which ends in .safetensors."""
     unaligned: bool = False
-    """Do not align networks to their common middle first: for equivariant nets, which then draw other widths, too."""
+    """Do not align networks to their common mean first. Equivariant nets can then also sample other widths."""
     aligned: bool = False
-    """Align networks, as is done by default: earlier versions did not."""
+    """Align networks first. This is the default, but was not in earlier versions."""
     net: Annotated[str | None, arg(metavar="NET", help=NET_HELP)] = None
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON."""
     width: int | None = None
-    """Length of the vectors of units, or width of a perceptron; the default of the net by default."""
+    """Length of the feature vector of each unit, or width of a perceptron. The default depends on --net."""
     depth: int | None = None
-    """Number of layers; the default of the net by default."""
+    """Number of layers. The default depends on --net."""
     data: Annotated[str | None, arg(metavar="DATA")] = None
-    """Data on which the drawn networks of the epoch that is kept have the least loss; not those for testing."""
+    """Data that select the epoch: its sampled networks have the lowest loss on DATA. Do not give test data."""
     loss: Loss = "cross-entropy"
     prior: Literal["full", "matched", "uniform", "plain", "initialization"] | None = None
-    """Distribution at time 0. full: normal values with the covariances of aligned networks, the default for these.
-    matched: with means and deviations alone. uniform: the same, but uniform on spheres. plain: with a deviation of 0.1.
-    initialization: normal values matched to the initialization of the population."""
+    """Distribution at time 0. full (default for aligned networks): normal with their covariances. matched: normal with
+    their means and deviations. uniform: the same, but uniform on spheres. plain: normal with deviation 0.1.
+    initialization: normal, matched to the initialization of the population."""
     coupling: Annotated[tuple[Literal["assignment", "alignment"], ...], arg(metavar="PART ...")] = ()
-    """assignment: pair the starts and ends of a batch such that the sum of squared distances is least; alignment: align
-    each end to its start."""
+    """Pairs of prior samples and networks in a batch. assignment: minimize the sum of squared distances. alignment:
+    align each network to its prior sample. By default pairs are independent."""
     thesis: Literal["no", "euclidean", "geometric"] = "no"
-    """Fit with the settings of paper 000 (page "flows" of the documentation). geometric has a last layer of norm one
-    and needs --head. Only --net, --layer-settings, --width, --depth and options of the training's length go with it."""
+    """Fit with the settings of paper 000 (page "flows" of the documentation). geometric normalizes the last layer and
+    needs --head. It allows only --net, --layer-settings, --width, --depth and the length of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Settings of drawing networks, for the commands that draw."""
+    """Settings of sampling networks, for the commands that sample."""
 
     flow: Annotated[Positional[Path], arg(help=FLOW_HELP)]
     output: NewStore
     networks: int = 100
-    """Number of networks that are drawn."""
+    """Number of networks that are sampled."""
     steps: int = 50
-    """Steps of the solver."""
+    """Number of steps of the solver."""
     label: str | None = None
-    """One of the values of the column that `regauge flow fit --labels` named."""
+    """Sample networks with this value in the column that `regauge flow fit --labels` named."""
     seed: Seed = 0
     json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowSample(Sampling):
-    """Draw networks from a flow into a new store; the same command continues an interrupted one."""
+    """Sample networks from a flow into a new store; the same command continues after an interruption."""
 
     solver: Literal["heun", "euler", "runge_kutta", "thesis"] = "heun"
-    """Heun's method evaluates the velocity twice in a step, Euler's once, Runge and Kutta's four times; thesis: the
-    sampler of paper 000, for flows with --predicts end."""
+    """heun evaluates the velocity twice in a step, euler once, runge_kutta four times. thesis: the sampler of paper
+    000, for flows with --predicts end."""
     noise: float = 0.0
-    """Amount of noise in each step, which leaves the distribution as it is; for the solver thesis, the deviation of the
-    noise that it adds in late steps."""
+    """Amount of noise in each step; this noise preserves the distribution. For the solver thesis, the standard
+    deviation of the noise that it adds in late steps."""
     like: Annotated[Path | None, arg(metavar="STORE")] = None
-    """Draw networks of the widths of this store's."""
+    """Sample networks with the widths of the networks in this store."""
     data: Annotated[str | None, arg(metavar="DATA")] = None
-    """Data that choose: networks with the least loss are kept, and move where it falls; not those for testing."""
+    """Keep the sampled networks with the lowest loss on DATA, and lower it further. Do not give test data."""
     keep: float = 0.1
-    """The share of drawn networks that --data keeps."""
+    """The share of sampled networks that --data keeps."""
     loss: Loss = "cross-entropy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowGuide(Sampling):
-    """Draw networks from a flow, guided by the gradient of a loss on DATA, into a new store.
+    """Sample networks from a flow into a new store, guided by the gradient of a loss on DATA.
 
-    Prints their loss and accuracy next to those of three controls: networks drawn without guidance, the same after
-    equally many gradient steps, and random networks after equally many.
+    The command prints their loss and accuracy, and those of three controls: networks sampled without guidance, these
+    networks after the same number of gradient steps, and random networks after the same number of gradient steps.
     """
 
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     test: Annotated[str | None, arg(metavar="DATA")] = None
-    """Data that losses and accuracies are measured on; --data where left out."""
+    """Data on which losses and accuracies are measured; by default those of --data."""
     strength: float = 10.0
-    """Sum of the learning rates of all steps: the guided step is the gradient times --strength / --steps."""
+    """Sum of the learning rates of all steps: each step adds minus the gradient times --strength / --steps."""
     start: float = 0.0
     """Time, from 0 to 1, before which there is no guidance."""
     dropout: float = 0.0
-    """Share of the inputs' values that are set to zero, others in each step: DATA is then fitted less closely."""
+    """Share of input values that are set to zero at random in each step, which reduces overfitting to DATA."""
     loss: Loss = "cross-entropy"
     batch: int = 512
-    """Examples of DATA in a step; each step takes the next batch."""
+    """Number of examples of DATA in a step. Each step uses the next batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowJudge:
-    """Compare drawn networks with held-out ones, and with networks that are made without a flow.
+    """Compare sampled networks with held-out networks, and with networks that are made without a flow.
 
-    Prints losses, accuracies and distances to training networks, and writes a page with these, a map of the drawn
-    networks among the trained ones, and the calibration of their average.
+    The command prints losses, accuracies and distances to training networks. It writes them to a page, with a map of
+    the sampled and trained networks, and the calibration of the sampled networks' average prediction.
     """
 
     flow: Annotated[Positional[Path], arg(help=FLOW_HELP)]
     samples: Annotated[Positional[Path], arg(metavar="SAMPLES")]
-    """Folder of the store of drawn networks."""
+    """Folder of the store with the sampled networks."""
     stores: Annotated[
         Positional[tuple[Path, ...]],
         arg(metavar="STORE [...]", help="Folders of the stores that the flow was fitted to."),
     ]
     output: Output
-    """The page, .html; its numbers go to the same name with .json."""
+    """The page (.html). Its numbers are written to a .json file of the same name."""
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     loss: Loss = "cross-entropy"
     most: int = 1000
-    """Largest number of drawn networks, and of held-out ones, that are compared."""
+    """Largest number of sampled networks, and of held-out networks, that are compared."""
     seed: Seed = 0
     overwrite: bool = False
     """Replace the page and its numbers if they exist."""
@@ -159,6 +159,6 @@ FlowCommand = (
 
 @dataclass(frozen=True)
 class Flow:
-    """Flows, generative models of networks: fit one to trained networks, draw new networks, judge and guide them."""
+    """Flows, generative models of networks: fit one to trained networks, sample new networks, judge and guide them."""
 
     command: FlowCommand

@@ -12,9 +12,9 @@ from regauge.inr.fit_config import RATE, FitConfig, Represented
 
 SIGNAL_HELP = (
     "A shape (spot, teapot, fandisk, ...) or a voxel grid (chair:0, monitor:0) from the folder that REGAUGE_DATA "
-    "names. Or a file: an image, a mesh (.ply, .obj, .stl, .npz) or points (.ply, .xyz, .npz), which are moved into "
-    "the unit ball. Of a mesh, SIGNAL:points means distances to 2,048 points of it, SIGNAL:mesh to itself; the former "
-    "if neither is given and distances have no sign."
+    "names. Or a file: an image, a mesh (.ply, .obj, .stl, .npz) or points (.ply, .xyz, .npz), which are scaled into "
+    "the unit ball. For a mesh, SIGNAL:points means distances to 2,048 points on it (the default for unsigned "
+    "distances), and SIGNAL:mesh distances to the mesh itself."
 )
 Checkpoint = Annotated[Positional[Path], arg(help="A checkpoint that `regauge inr fit` wrote.")]
 
@@ -22,24 +22,24 @@ Checkpoint = Annotated[Positional[Path], arg(help="A checkpoint that `regauge in
 @dataclass(frozen=True)
 @with_settings(FitConfig, "steps batch")
 class InrFit:
-    """Fit a network to an image or a shape; the checkpoint says itself what network it holds and what it represents."""
+    """Fit a network to an image or a shape; the checkpoint records the architecture and the represented signal."""
 
     target: Annotated[Positional[str], arg(metavar="SIGNAL", help=SIGNAL_HELP)]
     output: Output
     """The checkpoint, a .safetensors file."""
     signal: Represented | None = None
-    """Signal of a shape: the distance to it, that with a sign (negative inside), or its inside; unsigned where left
-    out, and occupancy for a voxel grid."""
+    """What the network outputs: the distance to the shape, the signed distance (negative inside), or whether a point is
+    inside. By default the distance, and for voxel grids whether a point is inside."""
     kind: Literal["siren", "relu"] = "siren"
-    """Sine layers or ReLU layers."""
+    """Activation of the hidden layers: sine (siren) or ReLU."""
     width: int | None = None
-    """Units of each hidden layer; 512 for shapes and 256 for images where left out."""
+    """Units of each hidden layer; by default 512 for shapes and 256 for images."""
     depth: int | None = None
-    """Hidden layers; 4 for shapes and 3 for images where left out."""
+    """Number of hidden layers; by default 4 for shapes and 3 for images."""
     start: Annotated[str, arg(metavar="random|shared|CHECKPOINT")] = "random"
-    """Begin at random, at the initialization that all networks of inr2vec share, or where another fit ended."""
+    """Initial weights: random, those that all networks of inr2vec share (shared), or those of a checkpoint."""
     bias: Literal["torch", "siren", "zero"] = "torch"
-    """Initial biases: spread over many periods of the sines, as small as the weights, or zero."""
+    """Initial biases: spread over many periods of the sines (torch), as small as the weights (siren), or zero."""
     lr: float = RATE
     """Learning rate."""
     seed: Seed = 0
@@ -48,26 +48,26 @@ class InrFit:
 
 @dataclass(frozen=True)
 class InrRender:
-    """Draw what a network represents: an image, the points of an unsigned distance, or the mesh of the others."""
+    """Draw what a network represents: an image, points on a surface, or a mesh."""
 
     checkpoint: Checkpoint
     output: Output
-    """The output: .png for a picture of any; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
+    """The output: .png for a picture; .ply, .xyz or .npz for points; .ply, .obj or .stl for a mesh."""
     points: int = 2048
-    """Number of points, of an unsigned distance."""
+    """Number of points on the surface, if the network represents an unsigned distance."""
     up: Literal["x", "y", "z"] = "y"
-    """The upward axis of a shape in a picture."""
+    """The axis of the shape that points upward in a picture."""
     resolution: int | None = None
-    """Points along each edge of the grid that a mesh is made from, 128 where left out; or the height of an image, whose
-    own height is taken where left out."""
+    """For a mesh: number of grid points along each edge, by default 128. For an image: its height in pixels, by default
+    that of the original image."""
     seed: int = 0
-    """Source of the random points."""
+    """Seed of the random points."""
     overwrite: Overwrite = False
 
 
 @dataclass(frozen=True)
 class InrOrbit:
-    """Move a network by random elements of its symmetry: a store of copies that compute the same."""
+    """Apply random elements of the symmetry to a network, and write a store of copies with the same function."""
 
     checkpoint: Checkpoint
     output: Output
@@ -75,11 +75,11 @@ class InrOrbit:
     count: int = 100
     """Number of copies."""
     parts: tuple[Literal["permutation", "sign", "scale", "shift"], ...] = ()
-    """Draw only from these parts of the symmetry; from all where left out."""
+    """Parts of the symmetry from which elements are sampled; by default all."""
     noise: float = 0.0
-    """Standard deviation of the noise that each copy gets, as a share of that of each tensor."""
+    """Standard deviation of noise that is added to each copy, relative to the standard deviation of each tensor."""
     reach: int = 1
-    """Largest shift of a sine's bias, in half periods."""
+    """Largest shift of the bias of a sine unit, in half periods."""
     seed: Seed = 0
 
 
@@ -92,6 +92,6 @@ InrCommand = (
 
 @dataclass(frozen=True)
 class Inr:
-    """Networks that are signals: fit them to images and shapes, draw them, and copy them along their orbits."""
+    """Networks that represent images and shapes: fit them, draw what they represent, and make symmetric copies."""
 
     command: InrCommand

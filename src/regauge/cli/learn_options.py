@@ -17,13 +17,13 @@ TRAINING = "epochs batch lr weight_decay patience seconds device"
 
 Parts = Annotated[tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")]
 INPUTS_HELP = (
-    "Inputs of the networks, for --render and --probes: grid:28x28, the centers of pixels over [-1, 1]^2, for networks "
-    f"of coordinates. Or data: {BATCHES_HELP}The inputs of their first 512 examples are used."
+    "Inputs of the networks, for --render and --probes: grid:28x28 (pixel centers in [-1, 1]^2) for networks of "
+    f"coordinates, or data: {BATCHES_HELP}Of data, the inputs of the first 512 examples are used."
 )
 COMPARED_HELP = (
-    "Inputs at which networks are compared: grid:28x28, the centers of pixels over [-1, 1]^2, for networks of "
-    f"coordinates; points:4096x3, random points of [-1, 1]^3. Or data: {BATCHES_HELP}The inputs "
-    "of their first 512 examples are used."
+    "Inputs at which networks are compared: for networks of coordinates grid:28x28 (pixel centers in [-1, 1]^2) or "
+    f"points:4096x3 (random points in [-1, 1]^3); or data: {BATCHES_HELP}Of data, the inputs of "
+    "the first 512 examples are used."
 )
 LAYER_HELP = (
     "Kind of the net's layers: propagation, message_passing, nfn, dws, relational_attention, or another of "
@@ -36,15 +36,15 @@ class Varied:
     """Random changes of networks in each step of the training."""
 
     augment: Parts = ()
-    """Parts of the symmetry by whose random elements networks are moved, where --parts leaves some out."""
+    """Parts of the symmetry, for parts that --parts leaves out. Each step applies random elements of these parts."""
     translate: float = 0.0
-    """Shift the inputs of networks of coordinates by up to so much along each axis, which changes their first layer."""
+    """For networks of coordinates: shift the inputs along each axis by at most this distance."""
     rotate: float = 0.0
-    """Rotate these inputs by up to this number of degrees."""
+    """For networks of coordinates: rotate the inputs by at most this number of degrees."""
     scale: float = 0.0
-    """Multiply these inputs by a factor that differs from 1 by up to so much."""
+    """For networks of coordinates: multiply the inputs by a factor that differs from 1 by at most this number."""
     noise: float = 0.0
-    """Add noise to all weights, as a share of the root mean square of each tensor."""
+    """Standard deviation of noise on all weights, relative to the root mean square of each tensor."""
     drop: float = 0.0
     """Set this share of the weights to zero."""
 
@@ -58,17 +58,17 @@ class LearnRun:
         arg(metavar="STORE [...]", help="Folders of stores, of one or several architectures."),
     ]
     output: Output
-    """File of the net, which ends in .safetensors; the report gets the same name with .html, its numbers with .json."""
+    """File of the net, .safetensors. The report has the same name with .html, and its numbers with .json."""
     where: Where = ()
     checkpoints: KeptCheckpoints = "last"
     seed: Seed = 0
     resume: bool = False
     """Continue an interrupted training with the same settings."""
     overwrite: bool = False
-    """Replace the output, and its report if there is one, and the state of an interrupted training."""
+    """Replace the output, its report, and the state of an interrupted training, if they exist."""
     split_by: Annotated[str, arg(metavar="COLUMN")] = ""
-    """Divide the networks by this column instead of by run: those with one value there are in one part. Networks that
-    several runs fitted to one signal are divided by the column "signal" where left out."""
+    """Split the networks by this column instead of by run: networks with the same value are in the same part. If
+    several runs fitted networks to one signal, the default is the column "signal"."""
     json: Json = False
 
 
@@ -83,9 +83,9 @@ class LearnNet(LearnRun):
     fourier: int = 0
     """Encode each value with this number of sines and cosines."""
     logarithms: bool = False
-    """Encode values with logarithms of their sizes, for networks that differ by orders of magnitude."""
+    """Encode values by the logarithms of their absolute values, for networks that differ by orders of magnitude."""
     parts: Parts = ()
-    """Parts of the symmetry that the net respects by construction, always with permutation; all where left out."""
+    """Parts of the symmetry that the net respects by construction; by default all. permutation is always included."""
     varied: Annotated[Varied, arg(name="")] = Varied()
 
 
@@ -94,66 +94,66 @@ class LearnNet(LearnRun):
 class LearnPredictor(LearnNet):
     """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
 
-    Networks are split by run, or as a column "split" of the store says. Several stores, of several architectures, too,
-    are learned from together. The net is compared with boosted trees on plain
-    statistics of the layers. An interrupted training continues with --resume.
+    Networks are split by run, or by a column "split" of the store. Several stores are used together, even if their
+    architectures differ. The net is compared with boosted trees on statistics of the layers. An interrupted training
+    continues with --resume.
     """
 
     target: Annotated[str, arg(metavar="COLUMN")]
     """The column that is predicted; `regauge zoo info STORE` lists the columns of a store."""
     inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
     probes: Annotated[str, arg(metavar="N|NxN")] = "0"
-    """Run the networks on this number of learned inputs, which begin as some of the inputs, and read the outputs. 16x16
-    lie on a sheet, which begins as a grid or as the inputs in their order, and are read by convolutions. With --depth,
-    weights are read too, and the mean is weighed such that it is no worse in validation than the probes alone."""
+    """Run the networks on this number of learned inputs, and read the outputs. The learned inputs start as some of the
+    given inputs. With 16x16, they lie on a grid, and the outputs are read by convolutions. With --depth, the net also
+    reads weights; both predictions are averaged with the weight that is best in validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 @with_settings(AutoencoderConfig, f"width depth dropout latent examples {TRAINING}")
 class LearnAutoencoder(LearnNet):
-    """Train a net that reads networks and gives a vector for each orbit, and one that makes networks from vectors.
+    """Train an autoencoder of networks: a net that maps each orbit to a vector, and one that maps vectors to networks.
 
-    Decoded networks are trained to compute what the encoded ones do at the inputs. Networks are split by run, or as a
-    column "split" of the store says. An interrupted training continues with --resume.
+    The decoded networks are trained to have the same outputs as the encoded networks at the inputs. Networks are split
+    by run, or by a column "split" of the store. An interrupted training continues with --resume.
     """
 
     inputs: Annotated[str, arg(metavar="GRID|POINTS|DATA", help=COMPARED_HELP)] = ""
     decoder: Literal["mlp", "template"] = "mlp"
-    """Decoder from vectors to networks: an MLP to all parameters; or a learned network whose units hear from each other
-    and from the vector how to change."""
+    """Decoder from vectors to networks. mlp: an MLP that outputs all parameters. template: a learned network, which an
+    equivariant net changes depending on the vector."""
     decoder_widths: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
-    """Hidden layers of the decoder mlp; 256 and 512 where left out."""
+    """Widths of the hidden layers of the decoder mlp; by default 256 and 512."""
     loss: Literal["squared-error", "distillation"] = "squared-error"
-    """Comparison of outputs: by their squared difference, or, for logits of classifiers, by the divergence of
+    """Loss between the outputs of both networks: the squared error, or, for logits of classifiers, the divergence of
     softened probabilities."""
     temperature: float = 1.0
-    """Divisor of logits in --loss distillation."""
+    """Number by which --loss distillation divides logits."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
-    """Color the map of the latent vectors on the report by this column."""
+    """Column that colors the points in the map of latent vectors in the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 @with_settings(MatchingConfig, f"width depth vectors probes supervised line line_by distance checked {TRAINING}")
 class LearnMatching(LearnRun):
-    """Train a net that finds which units of two networks belong together: a method for `align` and `merge`.
+    """Train a net that finds which units of two networks correspond: a method for `align` and `merge`.
 
-    With DATA it learns to align networks such that the loss is low halfway and everywhere else between them, and is
-    validated by that. An interrupted training continues with --resume.
+    With DATA, the net learns to align networks such that the loss between them is low, and the loss halfway also
+    validates it. An interrupted training continues with --resume.
     """
 
     stores: Annotated[
         Positional[tuple[Path, ...]],
-        arg(metavar="STORE [...]", help="Folders of stores of one architecture, of any numbers of units."),
+        arg(metavar="STORE [...]", help="Folders of stores of one architecture; the widths may differ."),
     ]
     output: Output
-    """File of the matcher, which ends in .safetensors, for --matcher."""
-    data: Annotated[str, arg(metavar="DATA", help=f"Data to run the networks on: {BATCHES_HELP}None by default.")] = ""
+    """File of the matcher, .safetensors, for the option --matcher of other commands."""
+    data: Annotated[str, arg(metavar="DATA", help=f"Data on which networks are run: {BATCHES_HELP}Optional.")] = ""
     loss: Loss = "cross-entropy"
     examples: int = 128
-    """Examples of a step, for data from a file."""
+    """Number of examples in a step, for data from a file."""
     layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
     pair_by: Annotated[str, arg(metavar="COLUMN")] = ""
-    """Align networks with the same value of this column only, such as those that were fitted to one signal."""
+    """Only align networks that have the same value in this column, such as networks fitted to one signal."""
 
 
 LearnCommand = (

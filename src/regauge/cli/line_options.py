@@ -25,8 +25,8 @@ from regauge.cli.options import (
 )
 
 STATISTICS_HELP = (
-    "The statistics of batch normalization are recomputed from them for every network, A and B too; from those of "
-    "--data where left out."
+    "From these data, by default --data, the statistics of batch normalization are recomputed for every network, "
+    "including A and B."
 )
 
 
@@ -41,7 +41,7 @@ class Judging:
     """The loss that is measured; accuracy too for the cross entropy."""
     batch: Batch = 512
     outputs: tuple[str, ...] = ()
-    """Name of the model's output that is compared with the targets, for example logits; the first where left out."""
+    """Name of the model's output that is compared with the targets, for example logits; by default the first."""
     overwrite: OverwriteAll = False
     json: Json = False
 
@@ -60,23 +60,23 @@ class Line(Between):
     a: Checkpoint
     b: Checkpoint
     path: Literal["straight", "geodesic", "bezier", "chain"] = "straight"
-    """The straight line; great circles on the unit spheres of scale-free weights; or a Bezier curve or a polygonal
-    chain that is trained first. Align B to A before: no path removes what a symmetry explains."""
+    """straight: the linear path. geodesic: great circles on the spheres of normalized weights. bezier, chain: a curve
+    or polygonal chain that is trained first. Align B to A first, or use --align."""
     align: bool = False
-    """Also align B to A by its weights: both lines, as trained and aligned, are measured and drawn together."""
+    """Also align B to A by weights, and draw both lines together: as trained, and aligned."""
     points: int = 25
-    """Number of networks that are evaluated, the ends included."""
+    """Number of networks that are evaluated on the path, including both ends."""
     bends: int = 1
-    """Control points of a bezier curve or chain."""
+    """Number of trained control points of a bezier curve or chain."""
     train: Annotated[str | None, arg(metavar="DATA")] = None
-    """Data on which a bezier curve or chain is trained; the examples of --data where left out."""
+    """Data on which a bezier curve or chain is trained; by default the examples of --data."""
     steps: int = 300
-    """Steps of that training."""
+    """Number of training steps of a bezier curve or chain."""
     lr: float = 1e-2
-    """Its learning rate at the start."""
+    """Initial learning rate for training a bezier curve or chain."""
     seed: Seed = 0
     output: MaybePicture = None
-    """Write the plot to this file, .svg, .png or .pdf, and the table to the same name with .csv."""
+    """Write the plot to this file (.svg, .png or .pdf), and the table to a .csv file of the same name."""
     held: Annotated[Held, arg(name="")] = field(default_factory=Held)
 
     @property
@@ -87,42 +87,42 @@ class Line(Between):
 
 @dataclass(frozen=True)
 class Plane(Between):
-    """Evaluate a model over the plane through three checkpoints: a contour plot with the three marked, and a table.
+    """Evaluate a model on the plane through three checkpoints, and write a contour plot and a table.
 
-    Distances in the plot are distances of the parameters. The command prints its cost beforehand.
+    Distances in the plot are distances between parameters. The command first prints how long it will take.
     """
 
     a: Checkpoint
     b: Checkpoint
     c: Checkpoint
     output: Picture
-    """The plot, .svg, .png or .pdf; the table gets the same name with .csv."""
+    """The plot (.svg, .png or .pdf). The table is written to a .csv file of the same name."""
     metric: Literal["loss", "accuracy"] = "loss"
-    """Metric that is drawn; the table has both."""
+    """The metric in the plot; the table contains both."""
     resolution: int = 21
-    """Points along the longer side of the grid."""
+    """Number of points along the longer side of the grid."""
     margin: float = 0.2
-    """Margin of the plot around the three networks, as a share of its longer side without."""
+    """Margin around the three networks, as a share of the longer side of their bounding box."""
 
 
 @dataclass(frozen=True)
 class Repair(Judging):
-    """Renormalize the activations of a merged checkpoint, whose variance averaging makes collapse.
+    """Rescale the units of a merged checkpoint, because averaging reduces the variance of activations (REPAIR).
 
-    Every unit gets the mean and the standard deviation over DATA that it has in the endpoints (REPAIR), and running
-    statistics of batch normalization are recomputed. Without endpoints only these are.
+    Every unit gets the mean and standard deviation over DATA that it has in the endpoints. Running statistics of batch
+    normalization are recomputed. Without --endpoints, only the running statistics are recomputed.
     """
 
     merged: Checkpoint
     output: Output
     """The repaired checkpoint: a .safetensors file or a folder."""
     endpoints: Checkpoints = ()
-    """The checkpoints that were merged, aligned with one another; unaligned ones with --align."""
+    """The checkpoints that were merged, aligned with one another. If they are not aligned, add --align."""
     align: bool = False
-    """Match the weights of the endpoints to the merged checkpoint first, as they were when it was made of them."""
+    """First align the endpoints to the merged checkpoint by weights."""
     weights: tuple[float, ...] = ()
-    """Share of each endpoint; equal where left out."""
+    """Merging weight of each endpoint; by default equal."""
     always: bool = False
-    """Write the repaired checkpoint even where its loss on the data that choose is higher than before."""
+    """Write the repaired checkpoint even if its loss on --data is higher than before."""
     held: Annotated[Held, arg(name="")] = field(default_factory=Held)
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)

@@ -9,25 +9,25 @@ from tyro.conf import Positional, arg
 from regauge.checkpoints.formats.file_formats import FORMATS
 
 MODEL_HELP = (
-    "package.module:factory, file.py:factory, a folder with config.json in Hugging Face style, or a checkpoint that "
-    "`regauge inr fit` wrote. A factory takes no arguments and returns a module, or (module, example_inputs), or "
-    "(module, example_inputs, example_kwargs). Checkpoints of the last two kinds need no MODEL."
+    "The model: package.module:factory, file.py:factory, a folder with config.json in Hugging Face style, or a "
+    "checkpoint of `regauge inr fit`. A factory takes no arguments and returns a module, (module, example_inputs), or "
+    "(module, example_inputs, example_kwargs). If a checkpoint is such a folder or file, you need no MODEL."
 )
 CHECKPOINT_HELP = (
-    f"{', '.join(FORMATS['safetensors'].suffixes)}, .index.json of a sharded checkpoint, "
-    f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, or a folder with one of them or of torch.distributed. "
+    f"{', '.join(FORMATS['safetensors'].suffixes)}, the .index.json of a sharded checkpoint, "
+    f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, a folder with such a file, or one of torch.distributed. "
     "FILE:NAME is one of several networks in a file, such as b.pt:state_dict_ema. BASE+ADAPTER is a network with a "
-    "LoRA adapter in a folder of PEFT's format; a folder of an adapter can also be given alone."
+    "LoRA adapter in PEFT's format. You can also name the folder of an adapter alone."
 )
 BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
     "with the arrays inputs and targets. "
 )
 TEST_HELP = (
-    "DATA that judge what --data chose, such as matching and statistics. Where left out and something is chosen by "
-    "--data, half of its examples, drawn at random, judge and choose nothing."
+    "Data on which losses are measured, in the form of --data. Nothing is chosen on these data. By default, if --data "
+    "choose something, such as a matching or statistics, a random half of their examples only measures losses."
 )
-DATA_HELP = BATCHES_HELP + "For networks that are signals also a SIGNAL, as `regauge inr fit` reads it."
+DATA_HELP = BATCHES_HELP + "For networks that represent a signal: also a SIGNAL, as in `regauge inr fit`."
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ Overwrite = Annotated[bool, arg(help="Replace the output if it exists.")]
 OverwriteAll = Annotated[
     bool,
     arg(
-        help="Replace the output and the files written next to it if they exist; in a folder only the checkpoint is "
-        "replaced, and other files stay."
+        help="Replace the output and the files written next to it if they exist. In a folder, only files of the "
+        "checkpoint are replaced."
     ),
 ]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
-Batch = Annotated[int, arg(help="Examples per batch, for data from a file.")]
+Batch = Annotated[int, arg(help="Number of examples in a batch, for data from a file.")]
 Test = Annotated[str | None, arg(metavar="DATA", help=TEST_HELP)]
-Loss = Annotated[Literal["cross-entropy", "mse"], arg(help="The loss on the data.")]
+Loss = Annotated[Literal["cross-entropy", "mse"], arg(help="The loss that is computed on the data.")]
 Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "interoperation" of the documentation).')]
 
 
@@ -83,9 +83,9 @@ class Held:
     """Tensors that are structure, in addition to those that the traced model shows."""
 
     keep: tuple[str, ...] = ()
-    """Frozen parameters that are structure, as masks are, by names or patterns: tables of sines, fixed filters."""
+    """Names or patterns of parameters that no element may change, as for masks: tables of sines, fixed filters."""
     move: tuple[str, ...] = ()
-    """Buffers that are moved like weights although no normalization fills them, by names or patterns; "*" for all."""
+    """Names or patterns of buffers that elements transform like weights, although they are fixed; "*" for all."""
 
 
 @dataclass(frozen=True)
@@ -93,24 +93,23 @@ class ExampleInputs(Held):
     """Settings of tracing; example inputs are for models that do not bring their own."""
 
     input_shape: tuple[str, ...] = ()
-    """Shapes of the positional inputs, for example 2x3x32x32; normal noise, or small integers."""
+    """Shapes of the model's positional inputs, for example 2x3x32x32. The inputs are filled with random numbers."""
     input_dtype: tuple[str, ...] = ()
-    """Their dtypes, for example float32 or int64; float32 where left out."""
+    """Dtypes of the positional inputs, for example int64; by default float32."""
     outputs: tuple[str, ...] = ()
-    """Names of the model's outputs that must not change, for example logits; all tensors where left out."""
+    """Names of the model's outputs that must not change, for example logits; by default all output tensors."""
     retrace: bool = False
-    """Trace a folder's model anew, also where its symmetry is known from an earlier run with the same config.json."""
+    """Trace the model of a folder again, even if an earlier run with the same config.json stored its symmetry."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """The form of the output; where left out, as in the checkpoint whose files it takes over."""
+    """The form of the output; by default that of the checkpoint whose other files are copied."""
 
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, arg(metavar="DTYPE")] = None
-    """Dtype to which floating-point tensors are rounded, once: float32, bfloat16, float16 or float64; also in
-    config.json."""
+    """Dtype of the written floating-point tensors: float32, bfloat16, float16 or float64. config.json names it too."""
     shard_size: Annotated[str, arg(metavar="SIZE")] = ""
-    """Bytes in one file of an output folder at most, for example 5GB."""
+    """Largest size of one file in an output folder, for example 5GB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,12 +141,12 @@ class Demo:
     """Train small networks on handwritten digits, align and merge them, and write an HTML report."""
 
     out: Path = Path("out/demo")
-    """Folder for the report, the checkpoints and the numbers; files of an earlier demo are replaced."""
+    """Folder for the report, the checkpoints and the numbers. Files of an earlier demo are replaced."""
     seed: Seed = 0
     data: Literal["auto", "digits", "mnist"] = "auto"
-    """Digits ship with scikit-learn; MNIST is taken from the folder that REGAUGE_DATA names, if it is there."""
+    """digits come with scikit-learn; mnist is read from the folder that the variable REGAUGE_DATA names."""
     quick: bool = False
-    """Train narrow networks for a few steps: to see that everything works, not for the numbers."""
+    """Train narrow networks for a few steps, only to see that everything works."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +157,11 @@ class Discover:
     output: MaybeOutput = None
     """Write the symmetry as JSON to this file."""
     page: Path | None = None
-    """Write a page with the picture of the symmetry to this file, .html."""
+    """Write a page with a picture of the symmetry to this .html file."""
     overwrite: Overwrite = False
     meta: bool = False
-    """Build the model on the meta device, without values: for models larger than memory. It is not verified then."""
+    """Build the model without weights, for models larger than memory. The symmetry is then not verified."""
     skip_verification: bool = False
-    """Do not apply random elements and compare the outputs (in float64)."""
+    """Skip the check, which applies random elements and compares the outputs in float64."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     json: Json = False

@@ -10,26 +10,26 @@ from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, 
 
 @dataclass(frozen=True)
 class Prune(JudgedOptions):
-    """Remove units of a checkpoint everywhere at once: hidden units, channels, heads; a smaller checkpoint that runs.
+    """Remove hidden units, channels and heads from all tensors of a checkpoint, and write a smaller one that runs.
 
-    Units that the network does not need are removed first, checked on outputs: without --share, the function stays. The
-    report is next to the output: OUT.prune.json and the page OUT.prune.html, in a folder regauge.prune.json and .html.
+    Units without influence on the outputs are removed first; without --share, the function therefore stays the same. A
+    report is written next to OUT: OUT.prune.json and the page OUT.prune.html, or regauge.prune.json and .html in OUT.
     """
 
     checkpoint: Checkpoint
     output: Output
-    """The smaller checkpoint: a .safetensors file or a folder, whose config.json is changed, too."""
+    """The smaller checkpoint: a .safetensors file, or a folder with an updated config.json."""
     share: float = 0.0
-    """Share of the units of each group that are removed in all, from 0 to below 1."""
+    """Share of the units of each group that is removed, including unneeded units; from 0 to below 1."""
     criterion: Literal["magnitude", "taylor", "output", "random"] | None = None
-    """Criterion by which units are removed. Where left out: output with --data, and magnitude without. magnitude: sums
-    of squares. taylor: gradient times weight. output: the change of what layers put out, with the weights that read the
-    other units fitted (page "pruning" of the documentation)."""
+    """Which units are removed: those with the smallest magnitude (sum of squared weights), taylor (gradient times
+    weight), or output (change of the next layer's outputs, after refitting the layer to the kept units). By default
+    output with --data, and magnitude without (page "pruning" of the documentation)."""
     groups: tuple[str, ...] = ()
-    """Groups that the share is for, as `regauge discover` names them; all that can be cut where left out."""
-    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "They serve criteria and the loss.")] = None
+    """Groups from which --share is removed, by their names in `regauge discover`; by default all that can be pruned."""
+    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "Criteria and losses use these data.")] = None
     batch: Batch = 64
     overwrite: OverwriteAll = False
     memory: Annotated[str, arg(metavar="SIZE")] = ""
-    """Limit on memory, for example 4GB; half of the machine's memory where left out."""
+    """Limit on memory, for example 4GB; by default half of the machine's memory."""
     written: Annotated[Written, arg(name="")] = field(default_factory=Written)

@@ -7,15 +7,15 @@ from tyro.conf import Positional, arg
 
 StoreFolder = Annotated[Positional[Path], arg(help="Folder of the store.")]
 NewStore = Annotated[
-    Path, arg(aliases=["-o"], help="Folder of the store that is written; one that is there is continued.")
+    Path, arg(aliases=["-o"], help="Folder of the store that is written. An existing store is continued.")
 ]
 KeptCheckpoints = Annotated[
     Literal["last", "all"],
     arg(
-        help="Which checkpoints of each run are read: the last one of those that --where leaves and that was not "
-        "discarded, or all of them."
+        help="Which checkpoints of each run are read, among those that --where selects: the last one that was not "
+        "discarded, or all."
     ),
 ]
 Where = Annotated[
-    tuple[str, ...], arg(metavar="COLUMN=VALUE", help="Only networks with these values, for example step=86.")
+    tuple[str, ...], arg(metavar="COLUMN=VALUE", help="Read only networks with these values, for example step=86.")
 ]

@@ -18,12 +18,12 @@ NetworkPaths = Annotated[
 
 @dataclass(frozen=True)
 class LearnPredict:
-    """Predict a value of each network with a trained predictor."""
+    """Predict a value for each network with a trained predictor."""
 
     predictor: Annotated[Positional[Path], arg(help="A predictor that `regauge learn predictor` wrote.")]
     networks: NetworkPaths
     model: Model = None
-    """The architecture of the checkpoints, for a net with probes; a store knows its own."""
+    """The architecture of checkpoints, which a net with probes needs. Stores contain their architecture."""
     output: MaybeOutput = None
     """Write the predictions to this file, .csv, instead of printing them."""
     overwrite: Overwrite = False
@@ -33,12 +33,12 @@ class LearnPredict:
 
 @dataclass(frozen=True)
 class LearnEncode:
-    """Write the latent vectors of networks: the same for all networks of an orbit."""
+    """Write the latent vectors of networks. All networks of an orbit have the same latent vector."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
     networks: NetworkPaths
     output: Output
-    """The table, .csv: a row for each network, with columns z0, z1, ..."""
+    """The table (.csv) with one row for each network, and columns z0, z1, ..."""
     overwrite: Overwrite = False
     checkpoints: KeptCheckpoints = "last"
     json: Json = False
@@ -46,29 +46,29 @@ class LearnEncode:
 
 @dataclass(frozen=True)
 class LearnDecode:
-    """Write the decoded twins of networks: nearly the same functions, and one network for each orbit."""
+    """Write the decoded networks: one network for each orbit, with nearly the same function as the encoded one."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
     networks: Annotated[Positional[Path], arg(metavar="STORE|CHECKPOINT|LATENTS")]
     """Folder of a store, a checkpoint, or a .csv table of latent vectors that `regauge learn encode` wrote."""
     output: Output
-    """A new folder for a store; for a checkpoint another one."""
+    """A new folder if NETWORKS is a store; a checkpoint if NETWORKS is a checkpoint."""
     overwrite: bool = False
-    """Replace the output if it is a checkpoint that exists."""
+    """Replace the output if it is an existing checkpoint."""
     checkpoints: KeptCheckpoints = "last"
     json: Json = False
 
 
 @dataclass(frozen=True)
 class LearnNearest:
-    """Find networks of a store that compute nearly the same function: those with the nearest latent vectors."""
+    """Find networks of a store with nearly the same function, by the distance of their latent vectors."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
     networks: NetworkPaths
     among: Path
     """Folder of the store that is searched."""
     count: int = 5
-    """Neighbors that are printed for each network."""
+    """Number of neighbors that are printed for each network."""
     output: MaybeOutput = None
     """Write the table to this file, .csv, instead of printing it."""
     overwrite: Overwrite = False

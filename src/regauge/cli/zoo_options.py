@@ -11,12 +11,12 @@ from regauge.cli.store_options import KeptCheckpoints, NewStore, StoreFolder, Wh
 from regauge.cli.zoo_population_options import ZooAlign, ZooCompare, ZooMap, ZooNearest
 
 ON_HELP = (
-    "Where the networks are trained: here, in this process; processes or processes:4 of this machine; dask or dask:4, "
-    "a local cluster; or tcp://HOST:PORT of a running Dask scheduler. Each worker has one thread."
+    "Where the networks are trained: in this process (here); in processes of this machine (processes, processes:4); in "
+    "a local Dask cluster (dask, dask:4); or on a Dask scheduler (tcp://HOST:PORT). Each worker has one thread."
 )
 Storage = Annotated[
     Literal["float16", "bfloat16"] | None,
-    arg(help="Keep the weights rounded to this, in half the bytes; as they are where left out."),
+    arg(help="Round the stored weights to this dtype, which halves the size. By default they are not rounded."),
 ]
 
 
@@ -38,21 +38,21 @@ class ZooTrain:
     ]
     output: NewStore
     networks: int | None = None
-    """Number of networks, as the config says where left out; a store of fewer is extended. Of each network all
-    checkpoints that the config names are stored (82 by the preset uci-mlps); later commands read the last ones."""
+    """Number of networks, by default from the config. A smaller store is extended. The store holds all checkpoints that
+    the config names (82 for each network of uci-mlps). By default, most later commands read the last of each run."""
     seed: int | None = None
-    """Seed of all random numbers; as the config says where left out."""
+    """Seed of all random numbers; by default from the config."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"
     shard: int | None = None
-    """Networks of a shard, which one worker trains; by default the work of some minutes, at most 512."""
+    """Number of networks in a shard, which one worker trains; by default some minutes of work, at most 512."""
     device: str = "cpu"
-    """Device on which they are trained: cpu, cuda or another device of torch."""
+    """Device on which the networks are trained: cpu, cuda or another device of torch."""
     storage: Storage = None
 
 
 @dataclass(frozen=True)
 class ZooInfo:
-    """Print what a store holds: networks, columns, symmetry, bytes."""
+    """Print the contents of a store: networks, columns, symmetry, size in bytes."""
 
     store: StoreFolder
     json: Json = False
@@ -60,7 +60,7 @@ class ZooInfo:
 
 @dataclass(frozen=True)
 class ZooImport:
-    """Bring networks from elsewhere into a store; a network with NaN or Inf is kept and marked."""
+    """Import networks from other programs into a store; networks with NaN or Inf are marked."""
 
     source: Positional[Path]
     """Folder, zip file or HDF5 file."""
@@ -69,18 +69,18 @@ class ZooImport:
     """Layout of the source: folder, dwsnets, nfn, deep-align, small-cnn-zoo, small-transformer-zoo, model-zoo-dataset,
     vit-model-zoo or hdf5, or one that another package adds."""
     template: str | None = None
-    """Names below a folder, {id}.pt by default, for example {id}/step{step}.pt: what stands in braces becomes a
-    column, * is anything in a name and ** anything at all. For trials of Ray Tune: the checkpoints to take."""
+    """Template of the file names below a folder, by default {id}.pt. For example, {id}/step{step}.pt fills the columns
+    id and step; * matches anything in one name, and ** any path. For Ray Tune: the checkpoints to read."""
     beside: tuple[str, ...] = ()
-    """Entries of a folder's checkpoints that are no parameters, for example label; they become columns."""
+    """Entries of the checkpoints that are not parameters, for example label. These entries become columns."""
     model: Annotated[str | None, arg(metavar="MODEL")] = None
-    """package.module:factory of the networks in a folder or HDF5 file; their symmetry is then found."""
+    """package.module:factory of the networks in a folder or HDF5 file, from which their symmetry is found."""
     settings: str = "{}"
     """Arguments of the factory as JSON, for example '{"widths": [784, 10, 10]}'."""
     input_shape: tuple[str, ...] = ()
     """Shapes of the model's inputs, for example 2x784."""
     activation: str | None = None
-    """Activation of the networks to take from the small CNN zoo, which has several."""
+    """Read only networks with this activation from the small CNN zoo, which has several."""
     dataset: str | None = None
     """Name of the data set in an HDF5 file, "dataset" by default."""
     storage: Storage = None
@@ -92,9 +92,9 @@ class ZooExport:
 
     store: StoreFolder
     output: Output
-    """A new folder."""
+    """A new folder for the files."""
     format: Literal["safetensors", "npy", "small-cnn-zoo", "dwsnets"] = "safetensors"
-    """One file for each network; one array for all with a layout; or the layout of a public zoo."""
+    """safetensors: one file for each network. npy: one array for all networks, and its layout. Others: public zoos."""
     where: Where = ()
     checkpoints: KeptCheckpoints = "last"
 

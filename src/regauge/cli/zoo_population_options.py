@@ -10,17 +10,17 @@ from regauge.cli.options import BATCHES_HELP, Json, Loss, Picture, Seed
 from regauge.cli.store_options import KeptCheckpoints, NewStore, StoreFolder, Where
 
 COMPARE_DATA_HELP = (
-    f"{BATCHES_HELP}Or a set that populations are trained on, such as breast-cancer or mnist: the examples that are "
-    "kept from training."
+    f"{BATCHES_HELP}Or the name of a data set, such as breast-cancer or mnist, whose examples outside the training "
+    "set are used."
 )
 
 
 @dataclass(frozen=True)
 class ZooNearest:
-    """Find the networks of a store that are nearest to a network, in whatever gauge, by their fingerprints.
+    """Find the networks of a store that are nearest to a network, even if their units were moved, by fingerprints.
 
-    All checkpoints of all runs are looked at. The fingerprints of a store are computed once (page "comparison" of
-    the documentation).
+    The command searches all checkpoints of all runs. The fingerprints of a store are computed once (page "comparison"
+    of the documentation).
     """
 
     store: StoreFolder
@@ -33,19 +33,19 @@ class ZooNearest:
 
 @dataclass(frozen=True)
 class ZooAlign:
-    """Align all networks of a store to one, into another store; the same command continues an interrupted one.
+    """Align all networks of a store to one network, and write a new store; the same command continues after a stop.
 
-    All checkpoints of all runs are aligned. The network that they are aligned to is written into the folder of the new
-    store.
+    All checkpoints of all runs are aligned. The folder of the new store also contains the network to which they were
+    aligned.
     """
 
     store: StoreFolder
     output: NewStore
     to: Annotated[str, arg(metavar="ID|medoid|universe")] = "medoid"
-    """The trajectory with this id, at its end; the medoid: the network nearest to all others; or the universe: the mean
-    of networks that were aligned with one another."""
+    """The network to which all are aligned: the last checkpoint of the run with this id; the medoid (the network
+    nearest to all others); or the universe (the mean of networks that were aligned with one another)."""
     sample: int = 64
-    """Number of networks among which the medoid is found, or of which the universe is made."""
+    """Number of networks from which the medoid or the universe is computed."""
     on: Annotated[str, arg(help="Where the shards are aligned, as for `regauge zoo train`.")] = "here"
     seed: Seed = 0
 
@@ -56,9 +56,9 @@ class Sampled:
 
     store: StoreFolder
     output: Picture
-    """The picture, .svg, .png or .pdf; the table goes to the same name with .csv."""
+    """The picture (.svg, .png or .pdf). The table is written to a .csv file of the same name."""
     networks: int = 100
-    """Number of networks, drawn at random from those that --where and --checkpoints leave."""
+    """Number of networks, chosen at random from those that --where and --checkpoints select."""
     where: Where = ()
     checkpoints: KeptCheckpoints = "last"
     overwrite: bool = False
@@ -68,14 +68,14 @@ class Sampled:
 
 @dataclass(frozen=True, kw_only=True)
 class ZooCompare(Sampled):
-    """Measure the barriers between all pairs of networks, before and after alignment: a heat map and a table."""
+    """Measure the barriers between all pairs of networks before and after alignment; write a heat map and a table."""
 
     data: Annotated[str, arg(metavar="DATA", help=COMPARE_DATA_HELP)]
     align: Literal["pairs", "medoid", "universe", "no"] = "pairs"
-    """The alignment: each pair aligned with one another, or all networks aligned to their medoid or to the mean of
-    their universe; or nothing, for a store that is aligned already."""
+    """pairs: each pair is aligned separately. medoid, universe: all networks are aligned to their medoid, or to the
+    mean of their universe. no: no alignment, for a store that is already aligned."""
     points: int = 3
-    """Networks on each line, both ends included; three are the midpoint alone."""
+    """Number of networks that are evaluated on each line, including both ends; with three only the midpoint."""
     loss: Loss = "cross-entropy"
     """The loss whose barrier is measured."""
     batch: int = 512
@@ -85,11 +85,11 @@ class ZooCompare(Sampled):
 
 @dataclass(frozen=True, kw_only=True)
 class ZooMap(Sampled):
-    """Draw networks as points in the plane, near one another where their orbits are near; and divide them."""
+    """Draw networks as points in the plane, such that networks with near orbits are near; optionally cluster them."""
 
     by: Literal["orbits", "universe", "weights", "latent"] = "orbits"
-    """Distances between networks. orbits: every pair is aligned. universe: all are aligned to the mean of their
-    universe, for many networks. weights: as they are. latent: of the latent vectors of --autoencoder."""
+    """Distances between networks. orbits: after aligning every pair. universe: after aligning all networks to their
+    mean, for many networks. weights: without alignment. latent: between the latent vectors of --autoencoder."""
     autoencoder: Path | None = None
     """File that `regauge learn autoencoder` wrote, for --by latent."""
     clusters: int = 1

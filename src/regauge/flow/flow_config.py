@@ -27,11 +27,10 @@ class Design:
             `MatchedGaussian`.
         coupling: The coupling of start points and endpoints in training.
         net: The net that learns the velocity. Default: a perceptron.
-        predicts: The output of the net: the velocity, or the endpoint of the path (x1-prediction), from which the
-            velocity is `log_x(end) / (1 - t)`.
-        has_gaussian: Whether the net's output is added to the velocity between normal distributions of all coordinates,
-            which is known in closed form. Before training, the flow then samples the normal distribution that is
-            matched to the networks.
+        predicts: The output of the net: the velocity, or the endpoint of the path (x1-prediction). From the endpoint,
+            the velocity is `log_x(end) / (1 - t)`.
+        has_gaussian: Whether the net learns only the difference from the velocity between two normal distributions,
+            which has a closed form. An untrained flow then samples the normal distribution fitted to the networks.
         is_aligned: Whether networks are first aligned to their common mean. Coordinates then belong to corresponding
             units in all networks. Equivariant nets need no alignment. Without alignment, they also sample networks of
             other widths.
@@ -76,10 +75,10 @@ class FlowConfig(Design, NetTrainingConfig):
 
     Attributes:
         times: The distribution of times in training.
-        balance: Weight of a tensor in the loss: the number of its values to this power, from 0 (all tensors alike) to 1
-            (all values alike). Principal components count by their deviations.
-        is_standardized: Whether errors count in units of what they would be without the net; else as they are.
-        labels: Condition the flow on this column; networks are then drawn for one of its values. None: no column.
+        balance: Exponent from 0 to 1. In the loss, a tensor of n values has the weight n to this power: 0 gives all
+            tensors the same weight, and 1 all values. Principal components are weighted by their deviations.
+        is_standardized: Whether errors are divided by the errors that the flow would have without the net.
+        labels: Column on which the flow is conditioned; networks are then sampled for one of its values. None: none.
     """
 
     lr: float = 2e-3

@@ -12,19 +12,17 @@ class Representation:
     """A representation of networks as points.
 
     Attributes:
-        scales: balance: every network goes to the point of smallest norm on its orbit, where networks are aligned, too,
-            and the flow is Euclidean. sphere: the incoming weights of each unit whose scale is a symmetry get norm one,
-            which changes no function, and the flow stays on the unit spheres. flat: the same norm, but the flow is
-            Euclidean, and drawn networks are brought to norm one at the end. keep: weights as they are. Unless they are
-            kept, translations are taken out, too (`Symmetry.split`), and drawn networks have none.
-        head: Weight of the last layer, for `head_form`.
-        head_form: keep: the last layer as it is. direction: its direction on a unit sphere and the logarithm of its
-            norm. unit: its direction alone, which changes the loss of networks but not their classes, for studies of
-            the thesis.
-        head_bias: Name of the head's bias, which "unit" divides by the norm, too.
+        scales: balance: every network is moved to the point of smallest norm on its orbit, and the flow is Euclidean.
+            sphere: if the scale of a unit is a symmetry, its incoming weights get norm one, and the flow stays on the
+            unit spheres. flat: the same norm, but the flow is Euclidean, and sampled networks are normalized at the
+            end. keep: weights are not changed. Except for keep, translations are removed as well (`Symmetry.split`).
+        head: Name of the weight of the last layer, for `head_form`.
+        head_form: keep: the last layer is not changed. direction: its direction on a unit sphere, and the logarithm of
+            its norm. unit: only its direction, which changes losses but not predicted classes; for studies of the
+            thesis.
+        head_bias: Name of the head's bias, which "unit" also divides by the norm.
         components: Fit the flow in this number of principal components of aligned networks, with a perceptron and
-            without spheres, and draw the rest from a normal distribution: for many values. None: in all
-            values.
+            without spheres. The other components are sampled from a normal distribution. None: use all values.
 
     References:
         Erdogan (2025), sections 4.4 and 6.2; "unit" is its Normalized and Geometric flow.

@@ -21,8 +21,8 @@ class FitConfig(DescentConfig):
     """Settings of a fit with Adam on random samples, drawn with replacement. The defaults are those of paper 003.
 
     Attributes:
-        steps: Steps of Adam.
-        batch: Samples of a step, of 500,000 for shapes and of all pixels for images.
+        steps: Number of steps of Adam.
+        batch: Number of samples in a step, drawn from 500,000 points of a shape or from all pixels of an image.
         loss: Cross entropy of distances, squared error of images and the focal loss of occupancy by default.
 
     Raises:

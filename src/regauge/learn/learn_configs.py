@@ -26,12 +26,12 @@ class ReaderConfig(NetTrainingConfig):
 
     Attributes:
         layer: Settings of the net's layers; see `regauge.weightspace.LAYERS`.
-        width: Length of the vectors of units inside the net.
+        width: Length of the feature vector of each unit inside the net.
         values: Encoding of single values; by default they are standardized.
         parts: Parts of the symmetry that the net respects by construction; by default all that it can.
-        augment: Parts of the symmetry by whose random elements networks are moved in each step, for those that the net
-            does not respect.
-        changes: Further random changes in each step.
+        augment: Parts of the symmetry, for parts that the net does not respect. In each step, random elements of these
+            parts are applied to the networks.
+        changes: Further random changes of the networks in each step.
     """
 
     layer: "Layer" = field(default_factory=later("regauge.weightspace.layers.propagation:Propagation"))
@@ -47,10 +47,10 @@ class PooledConfig(ReaderConfig):
     """Settings of a net that maps a network to one vector.
 
     Attributes:
-        reads_moments: Let the net also begin with the moments of every tensor: sizes, means and extremes.
-        widening: Count a unit that is split in two as one: function-preserving widening then changes nothing that is
-            read. See the argument `readers` of `regauge.weightspace.Metanet`.
-        hidden: Units of the hidden layer of the head; by default twice the width, and 512 where outputs at probes are
+        reads_moments: Also give the net the moments of every tensor: size, mean and extremes.
+        widening: Count a unit that is split into two as one unit. Function-preserving widening then does not change the
+            result. See the argument `readers` of `regauge.weightspace.Metanet`.
+        hidden: Units of the hidden layer of the head; by default twice the width, and 512 if outputs at probes are
             read.
     """
 
@@ -64,24 +64,22 @@ class PredictorConfig(PooledConfig):
     """Settings of a predictor: its net, its training, and the random changes of networks.
 
     Attributes:
-        depth: Number of layers; by default 4, and 0 with probes, which tell most for their price. 0 reads nothing but
-            what networks compute at probes.
-        dropout: Share of the hidden units of the head that are dropped in training; by default 0, and 0.2 with probes.
-        kind: The kind of the targets: numbers, fractions in [0, 1] such as accuracies, which are learned by cross
-            entropy, or classes. By default texts, truth values and whole numbers that recur are classes, and all others
-            are numbers.
-        render: Weight of a second loss in training: the net also predicts what the networks that it reads compute at
-            fixed inputs, which needs no labels (mean squared error of standardized outputs). 0: no such loss.
-        probes: Number of learned inputs that the net runs the networks on, or the lengths of the axes of a sheet on
-            which they lie, such as `(16, 16)`, along which their outputs are convolved; 0: none. With a depth, weights
-            are read, too: what reads the outputs is trained first, for half of `seconds` if these are given, and what
-            reads the weights next. The result is a mean of both with the best weight in validation, and is never worse
-            there than the first alone.
-        linear: Whether a linear reader of statistics of the canonical networks answers, too: means, deviations and
-            quantiles of every tensor, and logarithms of their sizes. It is fitted first, which takes a second or two
-            that do not count as training. The result is a mean of both with the best weight in validation, and is never
-            worse there than either alone. It is left out with `widening`.
-        statistics: Whether plain readers are fitted, too, to compare with: boosted trees and ridge regression on
+        depth: Number of layers that read weights; by default 4, and 0 with probes. With 0, the net reads only the
+            outputs of networks at the probes.
+        dropout: Dropout probability of hidden units in the head; by default 0, and 0.2 with probes.
+        kind: The kind of the targets: numbers; fractions in [0, 1] such as accuracies, learned by cross entropy; or
+            classes. By default strings, booleans and recurring integers are classes, and all other targets are numbers.
+        render: Weight of a second loss in training: the net also predicts the outputs of the networks at fixed inputs.
+            This loss (mean squared error of standardized outputs) needs no labels. 0: no second loss.
+        probes: Number of learned inputs on which the net runs the networks; 0: none. A shape such as `(16, 16)` places
+            these inputs on a grid, and the net convolves the outputs along the grid. With a depth, the net also reads
+            weights: the part that reads outputs is trained first, for half of `seconds` if given, and then the part
+            that reads weights. The result averages both parts with the weight that is best in validation.
+        linear: Whether the result also includes a linear regression on statistics of the canonical networks: means,
+            deviations and quantiles of every tensor, and logarithms of their sizes. Its fit takes one or two seconds,
+            which do not count as training. The result averages both predictions with the weight that is best in
+            validation. It is left out with `widening`.
+        statistics: Whether plain readers are also fitted, for comparison: boosted trees and ridge regression on
             statistics of layers, and ridge regression on canonical parameters.
     """
 
@@ -147,12 +145,12 @@ class AutoencoderConfig(PooledConfig):
 
     Attributes:
         depth: Number of layers of the encoder.
-        dropout: Share of the hidden units of its head that are dropped in training.
+        dropout: Dropout probability of hidden units in the encoder's head.
         latent: Length of the latent vectors.
         decoder: Settings of the decoder; see `regauge.weightspace.DECODERS`.
         loss: Comparison of the outputs of a decoded network with the original's: the squared error by default, or the
             criterion of the task if there is one.
-        examples: Inputs that a step reads, drawn anew for each; by default all.
+        examples: Number of random inputs in each step; by default all inputs.
     """
 
     depth: int = 2
@@ -176,21 +174,21 @@ class MatchingConfig(ReaderConfig):
     units of the copies to the original units.
 
     Attributes:
-        batch: Networks of a step; each is aligned with another one of them.
+        batch: Number of networks in a step; each network is aligned with another network of the batch.
         depth: Number of layers.
-        vectors: Length of the vectors by which units are matched.
-        probes: Number of learned inputs on which the net runs the networks to read their activations; 0: none.
-        supervised: Weight of recognizing the units of a changed copy, by cross entropy; 0 leaves it out. Copies need no
-            permutation: the net respects it by construction, and the loss would be the same.
-        line: Weight of the task's loss at a random point between two networks, the second of which is moved by soft
-            plans; 0 leaves it out.
-        line_by: Loss between two networks. "loss": that of the task; "outputs": the mean squared difference between the
-            outputs there and the mix of both networks' outputs, for networks that compute different functions; only the
-            inputs of the task's batches are used.
-        distance: Weight of the distance between two networks, as a share of their squared norms; 0 leaves it out.
-        max_iterations: Most Sinkhorn iterations of a plan.
-        tolerance: Largest error of the sums of a plan's rows.
-        checked: Largest number of pairs of networks that are aligned for validation, and for the scores at the end.
+        vectors: Length of the feature vectors by which units are matched.
+        probes: Number of learned inputs on which the networks are run; the net reads their activations. 0: none.
+        supervised: Weight of the loss for recognizing the units of a changed copy (cross entropy); 0: no such loss. The
+            copies are not permuted, because the net is equivariant and the loss would be the same.
+        line: Weight of the task's loss at a random point between the first network and the softly aligned second
+            network; 0: no such loss.
+        line_by: The loss between two networks. "loss": the loss of the task. "outputs": the mean squared difference
+            between the outputs at the point and the mix of both networks' outputs, for networks that compute different
+            functions; this loss uses only the inputs of the task's batches.
+        distance: Weight of the distance between two networks, relative to their squared norms; 0: no such loss.
+        max_iterations: Largest number of Sinkhorn iterations for a plan.
+        tolerance: Largest allowed error of the row sums of a plan.
+        checked: Largest number of pairs of networks that are aligned for validation, and for the final scores.
 
     References:
         Navon et al. (2024), section 4.2. Departures from this paper: each network forms a pair with the next one of a

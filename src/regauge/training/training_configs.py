@@ -17,7 +17,7 @@ class TrainingConfig:
 
     Attributes:
         epochs: Passes over the examples.
-        batch: Examples of a step; None is all of them.
+        batch: Number of examples in a step; None for all examples.
         schedule: The schedule of the learning rate.
 
     Raises:
@@ -38,7 +38,7 @@ class DescentConfig(TrainingConfig):
     """Settings of gradient descent with any optimizer.
 
     Attributes:
-        steps: Steps of the optimizer; give either these or epochs.
+        steps: Number of optimizer steps; give either `steps` or `epochs`.
         optimizer: The optimizer with its learning rate.
     """
 
@@ -65,22 +65,21 @@ class NetTrainingConfig(TrainingConfig):
     """Settings of training a net by AdamW, shared by all nets that are trained on networks.
 
     Attributes:
-        epochs: Number of times that each network is read, at most.
-        batch: Networks of a step.
-        lr: Largest learning rate.
+        epochs: Largest number of passes over the networks.
+        batch: Number of networks in a training step.
+        lr: Largest learning rate of the schedule.
         weight_decay: Weight decay of AdamW.
-        schedule: Change of the learning rate; by default up for a twentieth of the steps, then down as a cosine.
-        clip: Largest norm of a gradient; longer ones are shortened.
-        patience: End the training after this number of epochs without a better validation; None: never.
-        seconds: End the training after this number of seconds of the clock and keep the best net so far; None: no
-            limit. These are no CPU seconds: on a busy machine, fewer steps are done. The learning rate follows the
-            steps or the seconds, whichever are nearer to their end; a run that the seconds cut short depends on the
-            machine's speed.
-        is_cpu_time: Whether `seconds` are CPU seconds of this process instead, the same budget on a busy machine. The
-            time of all threads counts, and that of a GPU does not.
-        average: Decay of the moving average of the weights, which is validated and kept; at first less,
-            (1 + steps) / (10 + steps) where that is smaller. 0 or None: the weights of the last step.
-        device: The device of the training: cpu, cuda or another device of torch.
+        schedule: Change of the learning rate; by default it rises for a twentieth of the steps, then falls as a cosine.
+        clip: Largest norm of a gradient; longer gradients are shortened to it.
+        patience: End the training after this number of epochs without a better validation score; None: never.
+        seconds: End the training after this number of seconds of wall time and keep the best net so far; None: no
+            limit. On a busy machine, fewer steps fit into this time. The learning rate follows the steps or the
+            seconds, whichever are closer to their limit. A run that ends by time depends on the machine's speed.
+        is_cpu_time: Whether `seconds` are CPU seconds of this process, which a busy machine does not shorten. The time
+            of all threads is added up; the time of a GPU is not included.
+        average: Decay of the moving average of the weights, which is validated and kept. The first steps use the
+            smaller decay (1 + steps) / (10 + steps). 0 or None: keep the weights of the last step.
+        device: The device on which the net is trained: cpu, cuda or another device of torch.
     """
 
     epochs: int = 100
