@@ -17,12 +17,12 @@ TRAINING = "epochs batch lr weight_decay patience seconds device"
 
 Parts = Annotated[tuple[Literal["permutation", "sign", "scale", "shift", "linear"], ...], arg(metavar="PART ...")]
 INPUTS_HELP = (
-    "Inputs of the networks, for --render and --probes: grid:28x28 (pixel centers in [-1, 1]^2) for networks of "
-    f"coordinates, or data: {BATCHES_HELP}Of data, the inputs of the first 512 examples are used."
+    "Inputs of the networks, for --render and --probes. For networks of coordinates: grid:28x28 (pixel centers in "
+    f"[-1, 1]^2). For other networks, data: {BATCHES_HELP}The inputs of the first 512 examples are used."
 )
 COMPARED_HELP = (
-    "Inputs at which networks are compared: for networks of coordinates grid:28x28 (pixel centers in [-1, 1]^2) or "
-    f"points:4096x3 (random points in [-1, 1]^3); or data: {BATCHES_HELP}Of data, the inputs of "
+    "Inputs at which networks are compared. For networks of coordinates: grid:28x28 (pixel centers in [-1, 1]^2) or "
+    f"points:4096x3 (random points in [-1, 1]^3). For other networks, data: {BATCHES_HELP}The inputs of "
     "the first 512 examples are used."
 )
 LAYER_HELP = (

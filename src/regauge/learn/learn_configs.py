@@ -183,8 +183,8 @@ class MatchingConfig(ReaderConfig):
         line: Weight of the task's loss at a random point between the first network and the softly aligned second
             network; 0: no such loss.
         line_by: The loss between two networks. "loss": the loss of the task. "outputs": the mean squared difference
-            between the outputs at the point and the mix of both networks' outputs, for networks that compute different
-            functions; this loss uses only the inputs of the task's batches.
+            between the outputs at the point and the mix of both networks' outputs. The second loss is for networks that
+            compute different functions, and uses only the inputs of the task's batches.
         distance: Weight of the distance between two networks, relative to their squared norms; 0: no such loss.
         max_iterations: Largest number of Sinkhorn iterations for a plan.
         tolerance: Largest allowed error of the row sums of a plan.
