@@ -110,12 +110,12 @@ def align(
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
             "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
             Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
-        untie: Whether the tied output heads of Hugging Face folders get their own tensor. If so, the written folder
-            also contains this tensor, and its config.json records it. An untied head no longer prevents rotations of
-            the stream. With `untie`, `symmetry` must be the symmetry of the untied model. To get it, open the untied
-            model with `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and use
-            `rg.open_model(untied).symmetry` within this context. Networks in memory store tied tensors separately under
-            each name, so they need no untying.
+        untie: Whether the tied output heads of Hugging Face folders get their own tensor. With `untie`, the written
+            folder also contains the head's own tensor, and its config.json records it. An untied head no longer
+            prevents rotations of the stream. With `untie`, `symmetry` must be the symmetry of the untied model. To get
+            it, open the untied model with `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and
+            use `rg.open_model(untied).symmetry` within this context. Networks in memory store tied tensors separately
+            under each name, so they need no untying.
         out: The path or `Output` to which the aligned network is written. The written network has the names, dtypes and
             header of the second network. The alignment itself is written next to the aligned network. The arguments
             `out`, `memory` and `progress` apply only to networks on disk.

@@ -81,8 +81,8 @@ class DescentMethod(Method):
     After every `every` steps, the element is evaluated on the held-out examples. The method returns the best of all
     evaluated elements, the initial element and the identity. The number of steps determines only when the descent ends.
     A shorter run therefore takes exactly the first steps of a longer run. So a longer run is never worse on the
-    held-out examples. If the examples cannot be split, the method learns and selects on all of them. In this case, a
-    note of the result says so.
+    held-out examples. If the examples cannot be split, the method learns and selects on all of them. A note of the
+    result says if learning and selection use the same examples.
 
     Subclasses define `learn` and a setting `init`: an element, a method whose result is the initial element, or None
     for the identity.

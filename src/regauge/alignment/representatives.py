@@ -402,8 +402,8 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
     output. Therefore the given networks are also matched, with scales fitted to the first network. Matching the given
     networks is best if they do not differ by translations. The reason is that biases and gains, which representatives
     lack, distinguish units that noise has made similar. If the networks do differ by translations, they are matched
-    once more in the coordinates of the first network. If there are no gains, these coordinates do not amplify noise. In
-    that case, a fit in these coordinates is sufficient.
+    once more in the coordinates of the first network. If there are no gains, these coordinates do not amplify noise.
+    Without gains, a fit in the coordinates of the first network is therefore sufficient.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")

@@ -176,7 +176,8 @@ def factorize(
         parts: The parts of the symmetry, as for `canonicalize`. If "linear" is not among the parts, nothing changes.
 
     Returns:
-        The given tensors if every product has full rank. If not, new tensors in float64 on the CPU.
+        The given tensors if every product has full rank. If a product does not have full rank, new tensors in float64
+        on the CPU.
     """
     symmetry = symmetry.bind(params)
     is_asked = parts is None or "linear" in parts

@@ -52,8 +52,8 @@ class RotationStep:
     """A step whose rotation makes the Gram matrix of all places diagonal, in descending order.
 
     For each place, `weighed` contains the sites and axes along which entries are multiplied by fixed weights. These
-    weights are needed if a matrix has made the Gram matrix the identity. In that case, the entries without weights
-    would not distinguish coordinates.
+    weights are needed if a matrix has made the Gram matrix the identity. If the Gram matrix is the identity, the
+    entries without weights would not distinguish coordinates.
     """
 
     group: str

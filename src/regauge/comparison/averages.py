@@ -31,8 +31,8 @@ class Average:
         child: The name of the average.
         parents: The compared networks that were averaged.
         weights: The weights of the parents, computed from distances. The weights of all parents sum to one.
-        is_told: Whether the provenance of the average names the parents. Otherwise, the parents were recognized by
-            distances.
+        is_told: Whether the provenance of the average names the parents. If not, the parents of an average were
+            recognized by distances.
     """
 
     child: str

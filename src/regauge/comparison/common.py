@@ -58,8 +58,8 @@ class Common:
         notes: Notes on tensors that are cut or excluded.
         widths: The groups of which the two networks have different numbers of units. Units of such groups are selected
             before other axes are cut.
-        is_whole: Whether the common part covers both networks completely. In this case, both networks have the same
-            shapes, and only the symmetry was found on other shapes.
+        is_whole: Whether the common part covers both networks completely. Both networks then have the same shapes, and
+            only the symmetry was found on other shapes.
     """
 
     symmetry: Symmetry
@@ -122,7 +122,7 @@ def find_common(
     in the two networks, as many units as the smaller number are compared. Tensors that differ in width for another
     reason are left out. Layers that one network lacks, that is, numbered parts such as `layers.7`, are also left out.
     The result is also None if one network lacks a tensor outside such layers, or if the symmetry acts on no remaining
-    tensor. In this case, the networks have different architectures or are damaged.
+    tensor. If a network lacks such a tensor, the networks have different architectures or are damaged.
 
     Args:
         a: The first network. The networks may be on the meta device, or checkpoints of which only the headers are read.

@@ -61,8 +61,8 @@ class Comparison:
             measurements use both networks cut to these units, in this order.
         function: If there is a task: the agreement of outputs, losses, barriers before and after alignment, and the
             loss of the merged network.
-        is_sampled: Whether a sample of both networks determined the verdict. In this case, all numbers are measured on
-            the sample, and `units` lists the sampled units.
+        is_sampled: Whether a sample of both networks determined the verdict. If a sample determined the verdict, all
+            numbers are measured on the sample, and `units` lists the sampled units.
         notes: Notes on parts that were excluded, cut, or could not be transferred.
     """
 

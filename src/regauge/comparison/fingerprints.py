@@ -329,7 +329,8 @@ def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
     """Return a tensor `[models, ...]` in a form that permutations of gains and half periods do not change.
 
     The gains of rotated streams are set to 1. If some of these gains are zero, the stream is permuted instead of
-    rotated. In this case, the gains are sorted. `_without_shifts` replaces biases to which half periods are added.
+    rotated. The gains of a permuted stream are sorted. `_without_shifts` replaces biases to which half periods are
+    added.
     """
     if any(name in gains_of(symmetry, group) for group in symmetry.rotatable):
         return tensor.sort(-1).values

@@ -56,11 +56,11 @@ def measure_independence(
     Return None if the networks have no group that can be tested.
 
     The null hypothesis is that the networks are independent, and that all permutations of one network's units are
-    equally likely. This holds if the initial weights of all units in a group have the same distribution, and if
-    training does not depend on unit indices. Training by SGD or Adam does not depend on unit indices. Consider the rank
-    of the statistic T(a, b) among T(a, g b) for uniformly random permutations g. Under the null hypothesis, all ranks
-    are equally likely. The p-value is therefore exactly uniform for all networks, sizes, data and training methods. No
-    distribution is assumed.
+    equally likely. Permutations are equally likely if the initial weights of all units in a group have the same
+    distribution, and if training does not depend on unit indices. Training by SGD or Adam does not depend on unit
+    indices. Consider the rank of the statistic T(a, b) among T(a, g b) for uniformly random permutations g. Under the
+    null hypothesis, all ranks are equally likely. The p-value is therefore exactly uniform for all networks, sizes,
+    data and training methods. No distribution is assumed.
 
     T is a sum of cosines over units and tensors, between the weights of unit i in the first and in the second network.
     Only groups without common tensors are permuted, such as every second layer of a chain. T is then a sum of one entry

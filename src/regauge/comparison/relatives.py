@@ -47,8 +47,8 @@ class Relatives:
             other widths, vocabularies or numbers of layers.
         limit: The memory limit.
         is_streamed: Whether the networks stay on disk because they exceed the memory limit.
-        note: If the networks have different tokens, a sentence on which tokens are compared. Otherwise, the note is
-            empty.
+        note: If the networks have different tokens, a sentence on which tokens are compared. If the tokens are the
+            same, the note is empty.
     """
 
     networks: Networks
@@ -100,8 +100,8 @@ def open_relatives(
         symmetry: The symmetry. Default: the symmetry of the model.
         tracing: Further settings of `rg.open_model`, if the model is given by name.
         memory: The memory limit: a number of bytes, or text such as "2GB". Default: half of the machine's memory.
-        data: Whether the caller will run the model on data. This requires all networks in memory and with the same
-            shapes.
+        data: Whether the caller will run the model on data. Running the model requires all networks in memory and with
+            the same shapes.
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.

@@ -96,8 +96,8 @@ class Evidence:
         noise: The relative distance between representatives that rounding of the stored entries causes. `noise` is zero
             if it was not measured.
         is_whole: Whether both networks are compared completely.
-        is_factorized: Whether distances modulo the group are distances of matrix products without full rank. In this
-            case, zero distance does not imply that an element maps one network to the other.
+        is_factorized: Whether distances modulo the group are distances of matrix products without full rank. Without
+            full rank, zero distance does not imply that an element maps one network to the other.
         lean: The change of the squared norm relative to the squared distance; see `kinship`. `lean` is None if it is
             unknown.
         parent: A sentence if one network's provenance names the other as a parent, otherwise empty.

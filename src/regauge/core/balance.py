@@ -375,8 +375,8 @@ def _solve(norm: SquaredNorm, right: Steps, diagonal: Steps) -> tuple[Steps, int
     """Return the x with `H x = right` by conjugate gradients, preconditioned by the diagonal of the Hessian.
 
     The second result is the number of products with the Hessian H. If matrices are singular, the norm may have almost
-    no curvature, or negative curvature, along a direction. In that case, conjugate gradients stop and the current x is
-    returned.
+    no curvature, or negative curvature, along a direction. If the curvature along a direction is tiny or negative,
+    conjugate gradients stop and the current x is returned.
     """
     inverse = np.divide(1.0, diagonal, out=np.zeros_like(diagonal), where=diagonal > 0)
     x, residual, scaled = np.zeros_like(right), right, inverse * right

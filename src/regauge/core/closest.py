@@ -265,8 +265,8 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
     """Return the profit of each sign pattern with its best shifts, `[pattern, ...]`, and these shifts by family.
 
     For a given sign pattern, the best shift is the nearest integer of the required parity. Rounding to the nearest
-    integer is exact unless two families of shifts add to the same entries. In that case, each family of shifts is
-    optimized in turn while the others are fixed.
+    integer is exact unless two families of shifts add to the same entries. Two families of shifts on the same entries
+    are optimized in turn, each while the other is fixed.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]

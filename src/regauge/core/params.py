@@ -127,7 +127,7 @@ def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, T
 def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
     """Return a hint for an error message if the names of two networks differ only by a prefix.
 
-    Otherwise return an empty string.
+    If the names differ in more than a prefix, return an empty string.
     """
     for which, longer, shorter in (("second", params_b, params_a), ("first", params_a, params_b)):
         ends = {name for name in shorter if any(one.endswith(name) for one in longer)}

@@ -155,12 +155,12 @@ class SquaredNorm:
         """Return the step of scales to the minimum of an upper bound of the squared norm.
 
         The upper bound is a sum of one function for each unit. With weights W and exponents e, such a function `sum W
-        exp(e t)` of the step t has a rising and a falling part. The function is smallest where the slopes of both parts
-        have equal logarithms. The difference of the two logarithms changes at most at a rate that is the sum of the
-        largest exponents of both parts. A step that divides the difference of the logarithms by this rate therefore
-        never goes too far. An entry that k units scale is bounded by the mean of k terms, each with k times the
-        exponent. If the function of a unit only rises or only falls, the unit moves until its slope equals that of a
-        linear term.
+        exp(e t)` of the step t has a rising and a falling part. `sum W exp(e t)` is smallest where the slopes of its
+        rising and its falling part have equal logarithms. The difference of the two logarithms changes at most at a
+        rate that is the sum of the largest exponents of both parts. A step that divides the difference of the
+        logarithms by this rate therefore never goes too far. An entry that k units scale is bounded by the mean of k
+        terms, each with k times the exponent. If the function of a unit only rises or only falls, the unit moves until
+        its slope equals that of a linear term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0

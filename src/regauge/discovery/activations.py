@@ -225,7 +225,7 @@ def activations(
         example_kwargs: Keyword arguments of the model.
         outputs: The outputs that must not change, as passed to `discover`.
         only_read: Whether to report only the values that layers read (see `Activations.read`). Layers read only a
-            fraction of all values. Therefore checking these values takes less time and memory.
+            fraction of all values. Checking only the values that layers read therefore takes less time and memory.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.

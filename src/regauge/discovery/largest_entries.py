@@ -34,8 +34,8 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
     """Return whether equal largest entries are only zeros of a ReLU that are written into a tensor of zeros.
 
-    In that case, the choice among the zeros has no effect. Sparse autoencoders keep their largest entries by writing
-    them into zeros.
+    A choice among zeros that are written into zeros has no effect. Sparse autoencoders keep their largest entries by
+    writing them into zeros.
     """
     source = top.args[0]
     while isinstance(source, Node) and operator_name(source) in SAME:

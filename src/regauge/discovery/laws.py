@@ -136,8 +136,8 @@ class Law:
             position along this index.
         is_shared: Whether a single permutation must apply to all copies. The group of this axis then cannot be repeated
             within another group.
-        is_virtual: Whether the result has an axis that selects indices from this axis. In that case, the result stores
-            this axis as its virtual axis.
+        is_virtual: Whether the result has an axis that selects indices from this axis. The result stores an axis from
+            which it selects indices as its virtual axis.
         shift: The equations for translations of entries that are constant along all other axes. If `shift` is None, no
             translation commutes with the operator.
         period: For a function with half period pi, such as sin: whether it is odd or even.

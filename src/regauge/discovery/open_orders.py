@@ -1,9 +1,9 @@
 """Open orders: orders of entries that an operator does not specify, so no later operator may depend on them.
 
 `topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. The
-selected entries form a set if every later operator treats all ranks alike and each token separately. In that case, the
-units that `topk` compares may be permuted. If the entries do not form a set, `topk` is treated as an operator without a
-rule.
+selected entries form a set if every later operator treats all ranks alike and each token separately. If the selected
+entries form a set, the units that `topk` compares may be permuted. If the entries do not form a set, `topk` is treated
+as an operator without a rule.
 """
 
 from collections import Counter

@@ -64,5 +64,8 @@ NORMS: dict[NormName, Callable[[int, int], nn.Module]] = {
 
 
 def has_activation(norm: NormName) -> bool:
-    """Return whether a normalization layer contains an activation. If so, no ReLU follows the layer."""
+    """Return whether a normalization layer contains an activation.
+
+    No ReLU follows a normalization layer that contains an activation.
+    """
     return norm == "filter"

@@ -123,7 +123,7 @@ class Metanet(nn.Module):
         conditions: The number of conditions of each network, such as a time or a class, which the net reads in addition
             to the weights. Functions of the conditions scale and shift features before every layer.
         is_linear: Whether the output includes a `LinearReader` of statistics of canonical networks. A linear reader
-            requires an `Invariant` head. It is fitted separately. Its weight in the output is the buffer
+            requires an `Invariant` head. The linear reader is fitted separately. Its weight in the output is the buffer
             `linear_share`, which is zero until it is set.
         generator: The random number generator for the initial weights.
 
@@ -344,8 +344,8 @@ class Metanet(nn.Module):
         Args:
             population: Networks with a leading model axis.
             conditions: The conditions of each network, `[models, conditions]`.
-            symmetry: The symmetry of the networks. It is needed if the net reads several architectures with the same
-                tensors, such as networks of one shape with different activations.
+            symmetry: The symmetry of the networks. The symmetry is needed if the net reads several architectures with
+                the same tensors, such as networks of one shape with different activations.
 
         Raises:
             ValueError: The net cannot read the architecture of these networks, or the networks have several

@@ -299,7 +299,7 @@ class Ascent:
         """Take a full or a shortened step of a group if it raises the exact objective, which is quadratic here.
 
         The cost is the linear model of the objective at the current value. At the maximum of the linear model, the
-        exact objective may be lower than before. In this case, a shorter step is tried.
+        exact objective may be lower than before. If a step lowers the exact objective, a shorter step is tried.
         """
         family, least = self._families[k], self._least(rows, ROUNDING * _changed_share(current, found))
         before = self._objectives(family, rows) if bool(is_open.any()) else torch.zeros_like(least)

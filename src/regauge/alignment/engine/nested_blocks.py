@@ -3,9 +3,9 @@
 A block permutation with groups inside the blocks (attention heads, experts, normalization groups) is solved on two
 levels. First, for each pair of blocks (u, v), the best inner elements are found. These inner elements bring block v of
 the second network closest to block u of the first. Second, the objectives of the inner elements are the profits of an
-assignment between blocks. If no inner groups share a tensor, the inner problems are solved exactly. In that case, the
-whole solution is exact. If inner groups share tensors, coordinate ascent from two initial elements solves each pair of
-blocks. For deeper nesting, both levels are repeated within each pair of blocks.
+assignment between blocks. If no inner groups share a tensor, the inner problems are solved exactly. If all inner
+problems are solved exactly, the whole solution is exact. If inner groups share tensors, coordinate ascent from two
+initial elements solves each pair of blocks. For deeper nesting, both levels are repeated within each pair of blocks.
 
 All tensors in this module have one leading axis of independent problems.
 """

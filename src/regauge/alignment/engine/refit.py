@@ -139,8 +139,8 @@ class GroupFit:
     sites. For scales, X multiplies each unit by factors: the exponents of its families times their steps t. The steps t
     of a unit solve its normal equations. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where
     its inverse acts. Hence X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with Gram matrices F and G of both
-    kinds of sites. If a group acts on several axes of one tensor, the curvatures are enlarged by a factor. Their sum is
-    then never below the true curvature.
+    kinds of sites. If a group acts on several axes of one tensor, the curvatures along these axes are enlarged by a
+    factor. Their sum is then never below the true curvature.
 
     Attributes:
         sites: The sites of the group on compared tensors.

@@ -77,8 +77,9 @@ class ContinuousDescent(DescentMethod):
         """Return False also if representatives, whose gains are one, would leave no scales to optimize.
 
         For example, if all layers have batch normalization, only gains have scales that leave running statistics
-        unchanged. In that case, the descent optimizes the networks themselves. Networks whose stream may be rotated are
-        still passed as representatives, and so are networks with translations other than those of running statistics.
+        unchanged. If representatives leave no scales to optimize, the descent optimizes the networks themselves.
+        Networks whose stream may be rotated are still passed as representatives, and so are networks with translations
+        other than those of running statistics.
         """
         behind = symmetry.on_data.on_representatives()
         is_lost = any(kept_scales(symmetry, g) and not kept_scales(behind, behind[g.name]) for g in symmetry.groups)

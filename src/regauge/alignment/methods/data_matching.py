@@ -20,8 +20,8 @@ class DataMatching(MixedMatching):
     Therefore a share of the examples is held out from all three methods and selects among their elements. The reported
     objective is that of the selected method. The objectives of different pairs may therefore have different units.
 
-    If the examples of a task cannot be split (`Task.split`), the selection uses examples that the methods have seen. In
-    this case, a note of the result says so.
+    If the examples of a task cannot be split (`Task.split`), the selection uses examples that the methods have seen. A
+    note of the result says if the selection used examples that the methods have seen.
 
     Attributes:
         kept: The share of the examples that are held out for the selection. If 0, all examples are used both for

@@ -51,9 +51,9 @@ def fold_gains(
     """Set gains to one by the scales and signs of the symmetry.
 
     If an entry of a gain is zero, no scale can set it to one. Instead, the parameter entries that read this zero gain
-    become zero. This is possible only if the scale's other parameters, such as the bias after the gain, are zero at
-    this entry. If two gains share one scale, only the first gain is folded. The network must be passed in the form of
-    `symmetry.sums`, and the symmetry must be an `on_sums` symmetry.
+    become zero. Such a fold of a zero gain requires that the scale's other parameters, such as the bias after the gain,
+    are zero at this entry. If two gains share one scale, only the first gain is folded. The network must be passed in
+    the form of `symmetry.sums`, and the symmetry must be an `on_sums` symmetry.
 
     Returns:
         The network, the gains that are now exactly one, and the remaining gains, each with the reason.

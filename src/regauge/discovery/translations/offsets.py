@@ -108,7 +108,7 @@ class Addend:
 
     @property
     def varied(self) -> Tensor:
-        """Labels of the entries of a value. Entries with equal labels get the same amount."""
+        """Labels of the entries of a value. The offset adds the same amount to entries with equal labels."""
         if self.product is ONE:
             return self.places
         varying = {axis % self.places.ndim for axis in self.product.axes}
@@ -123,8 +123,8 @@ class Offset:
         terms: The added vectors, if each is known as a function of the weights.
         labels: If the added amounts depend on the inputs, an array of labels that replaces the terms. Entries with
             equal labels change by equal amounts, and entries with label zero do not change.
-        is_masked: Whether the offset is missing at entries that a mask excludes from a softmax. In that case, only a
-            softmax may remove the offset.
+        is_masked: Whether the offset is missing at entries that a mask excludes from a softmax. Only a softmax may
+            remove an offset that is missing at masked entries.
         source: An object that two offsets share if equal labels in both mean equal amounts.
     """
 

@@ -79,7 +79,7 @@ class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
     Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset as soon as
-    possible. Otherwise, `is_missed` records that parameters could have compensated.
+    possible. If not `is_eager`, `is_missed` records that parameters could have compensated.
     """
 
     def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:

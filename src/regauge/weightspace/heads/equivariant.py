@@ -31,12 +31,12 @@ class Equivariant:
 
     The change of a weight between two units is computed from the features of this pair of units. The change of a weight
     of one unit is computed from the features of the unit. Along an axis on which matrices act, the change is a
-    combination of the weights along this axis. This combination consists of `a_i v_i` and of terms for a few further
-    directions. Such a term is `b_i` times the mean of `c_j v_j` over all `v_j` that the same matrix multiplies. The
-    coefficients `a`, `b` and `c` are computed from features. Every matrix therefore transforms the change as it
-    transforms the weights. If signs still act on weights, the change is computed from features that signs change, and
-    from the weights themselves. For angles, the sine of twice the angle is used instead of the weights. Buffers are not
-    changed.
+    combination of the weights along this axis. The change along an axis of matrices consists of `a_i v_i` and of terms
+    for a few further directions. Such a term is `b_i` times the mean of `c_j v_j` over all `v_j` that the same matrix
+    multiplies. The coefficients `a`, `b` and `c` are computed from features. Every matrix therefore transforms the
+    change as it transforms the weights. If signs still act on weights, the change is computed from features that signs
+    change, and from the weights themselves. For angles, the sine of twice the angle is used instead of the weights.
+    Buffers are not changed.
 
     Attributes:
         scale: The initial size of the changes. Every tensor has its own learned size.

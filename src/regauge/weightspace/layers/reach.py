@@ -66,8 +66,8 @@ def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
     Args:
         layout: The layout of the networks.
         layers: The number of preceding layers.
-        keeps_pairs: Whether layers also have invariant features of pairs and multiply unit features with each other. If
-            not, layers multiply only by values that signs change.
+        keeps_pairs: Whether layers also have invariant features of pairs and multiply unit features with each other.
+            Layers without pair features multiply only by values that signs change.
     """
     before = reach(layout, layers - 1, keeps_pairs=keeps_pairs).made if layers else layout.own_signs
     crossed = {name: _products(found, layout.unit_signs[name]) if keeps_pairs else {} for name, found in before.items()}
