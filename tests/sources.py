@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import regauge
@@ -11,7 +12,17 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 """The pages of the documentation."""
 FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
-TREES = {path: ast.parse(text) for path, text in FILES.items()}
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file, read when a test wants it: most workers need only those of packages."""
+    return ast.parse(FILES[path])
+
+
+def trees() -> dict[Path, ast.Module]:
+    """The syntax trees of all files."""
+    return {path: tree_of(path) for path in FILES}
 
 
 def module_of(path: Path) -> str:
@@ -32,7 +43,7 @@ def public_names() -> Iterator[str]:
                 if isinstance(node, ast.ImportFrom):
                     names |= {one.asname or one.name for one in node.names}
         else:
-            for node in TREES[path].body:
+            for node in tree_of(path).body:
                 if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                     names |= set(ast.literal_eval(node.value))
         listed[package] = names

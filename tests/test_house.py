@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sources import FILES, PUBLIC, TREES, module_of, public_names
+from sources import FILES, PUBLIC, module_of, public_names, tree_of, trees
 
 CLI = [path for path in FILES if path.parts[0] == "cli"]
 
@@ -49,7 +49,7 @@ def lines_of(paths: list[Path]) -> dict[Path, int]:
 def deep_imports(path: Path) -> Iterator[str]:
     """Names below a public package that a file takes from outside cli/: by an import, wherever, or by dots."""
     aliases = {"regauge": "regauge"}
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         names, is_module = [], True
         if isinstance(node, ast.ImportFrom):
             package = node.module or ""
@@ -64,7 +64,7 @@ def deep_imports(path: Path) -> Iterator[str]:
             is_public = name in PUBLIC and not is_module  # A function with the name of its file.
             if name.count(".") > 1 and name in MODULES and not is_public and not name.startswith("regauge.cli."):
                 yield f"cli/{path.name}:{node.lineno} {name}"  # type: ignore[attr-defined]
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute):
             chain, inner = [node.attr], node.value
             while isinstance(inner, ast.Attribute):
@@ -83,7 +83,7 @@ def deep_imports(path: Path) -> Iterator[str]:
 def without_words(path: Path) -> int:
     """How many lines of a file hold code: no blank ones, no comments, no docstrings of whatever."""
     words: set[int] = set()
-    for node in ast.walk(TREES[path]):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             words |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     empty = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -121,7 +121,7 @@ def test_commands_are_thin() -> None:
 
 def test_class_names_stand_once() -> None:
     where = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 where[node.name].append(f"{path}:{node.lineno}")
@@ -143,7 +143,7 @@ def test_docstrings_say_what_a_thing_is_or_does() -> None:
     papers = Path(__file__).parents[1] / "papers" / "src"
     others = {path.relative_to(papers): ast.parse(path.read_text(encoding="utf-8")) for path in papers.rglob("*.py")}
     assert others
-    for path, tree in [*TREES.items(), *sorted(others.items())]:
+    for path, tree in [*trees().items(), *sorted(others.items())]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 words = (ast.get_docstring(node) or "").split()

@@ -8,11 +8,12 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from sources import PAGES, PUBLIC, ROOT, TREES
+from sources import PAGES, PUBLIC, ROOT, trees
 
 from regauge.cli.command_help import options_of
 from regauge.cli.commands import commands_by_name
@@ -152,7 +153,7 @@ def sentences_of_docstring(text: str, place: str) -> Iterator[Sentence]:
 def public_docstrings() -> Iterator[tuple[str, str]]:
     """Docstrings of public functions and classes, of public methods, and of attributes, each with its place."""
     names = {name.rpartition(".")[2] for name in PUBLIC}
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names:
                 yield f"{path}:{node.lineno}", ast.get_docstring(node) or ""
@@ -197,7 +198,7 @@ def text_of(node: ast.AST) -> str:
 
 def sentences_of_errors() -> Iterator[Sentence]:
     """The sentences of all errors that are raised with a text."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 for argument in node.exc.args:
@@ -206,7 +207,7 @@ def sentences_of_errors() -> Iterator[Sentence]:
 
 def sentences_of_messages() -> Iterator[Sentence]:
     """The sentences of all other texts in the source: what commands print, notes, warnings, and named errors."""
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         skipped: set[int] = set()
         for node in ast.walk(tree):
             own = node.value if isinstance(node, ast.Expr) else node if isinstance(node, ast.Raise) else None
@@ -225,7 +226,7 @@ def errors_without_a_remedy() -> list[str]:
     Reasons are left out, which another error gives with a remedy: they begin with "it", or are of a kind for reasons.
     """
     found = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)):
                 continue
@@ -236,6 +237,7 @@ def errors_without_a_remedy() -> list[str]:
     return found
 
 
+@cache
 def sentences() -> dict[str, list[Sentence]]:
     """All sentences that users read, by kind of place."""
     return {
@@ -248,17 +250,14 @@ def sentences() -> dict[str, list[Sentence]]:
     }
 
 
-SENTENCES = sentences()
-
-
 def worst(found: list[Sentence]) -> str:
     """The longest sentences, one a line."""
     return "\n".join(str(one) for one in sorted(found, key=lambda one: -one.words)[:30])
 
 
-@pytest.mark.parametrize("kind", SENTENCES)
+@pytest.mark.parametrize("kind", MEAN)
 def test_sentences_are_short(kind: str) -> None:
-    found = SENTENCES[kind]
+    found = sentences()[kind]
     mean = sum(one.words for one in found) / len(found)
     assert mean <= MEAN[kind], f"{mean:.2f} words on average, at most {MEAN[kind]}:\n{worst(found)}"
     long = [one for one in found if one.words > LONG]
@@ -266,9 +265,9 @@ def test_sentences_are_short(kind: str) -> None:
     assert len(long) <= bound, f"{len(long)} sentences over {LONG} words, at most {bound}:\n{worst(long)}"
 
 
-@pytest.mark.parametrize("kind", SENTENCES)
+@pytest.mark.parametrize("kind", MEAN)
 def test_words_are_the_usual_ones(kind: str) -> None:
-    found = [(idiom[0], one) for one in SENTENCES[kind] for idiom in IDIOM.finditer(one.text)]
+    found = [(idiom[0], one) for one in sentences()[kind] for idiom in IDIOM.finditer(one.text)]
     lines = [f"{idiom!r}, {one}" for idiom, one in found[:60]]
     assert len(found) <= IDIOMS[kind], "\n".join([f"{len(found)} idioms, at most {IDIOMS[kind]}:", *lines])
 
