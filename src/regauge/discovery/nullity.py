@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
@@ -20,7 +19,7 @@ from regauge.core.given import example_arguments, given_or_seed
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params
-from regauge.core.probe import Probe, perturb
+from regauge.core.probe import InDouble, Probe, perturb
 from regauge.core.rotations import zero_sum_basis
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.discover import discover
@@ -208,7 +207,7 @@ def _at_point(
     params = perturb(probe.params, set(probe.buffers), generator, strength)
     params |= {name: torch.full_like(params[name], value) for name, value in symmetry.unit_gains.items()}
     total = sum(params[name].numel() for name in names)
-    with _Doubles():
+    with InDouble():
         jacobian = _jacobian(probe, params, names, generator, int(1.5 * total) + 64)
     columns = jacobian.norm(dim=0)
     if not float(columns.max()) > 0:
@@ -234,7 +233,7 @@ def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator:
     """Return how many unexplained null directions change the outputs if norms have another eps."""
     if not any(True for _ in _norms_eps(probe.module)):
         return 0
-    with _Doubles(), _other_eps(probe.module):
+    with InDouble(), _other_eps(probe.module):
         jacobian = _jacobian(probe, point.params, names, generator, int(1.5 * len(point.columns)) + 64)
     return point.space.count_seen(jacobian / point.columns, point.space.rest())
 
@@ -262,14 +261,14 @@ def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.G
     }
     called: dict[nn.Module, None] = {}
     handles = [one.register_forward_hook(lambda layer, _, __: called.setdefault(layer)) for one in layers]
-    with _Doubles():
+    with InDouble():
         _jacobian(probe, point.params, names, generator, 1)
     for handle in handles:
         handle.remove()
     for layer in called:
         own = [name for name in names if name.rpartition(".")[0] == layers[layer]]
         handle = layer.register_forward_hook(lambda _, inputs, output: held.append((inputs[0], output)))
-        with _Doubles():
+        with InDouble():
             inputs, outputs = rows(0), rows(1)
         handle.remove()
         is_own = torch.cat([torch.full((point.params[name].numel(),), name in own) for name in names])
@@ -432,18 +431,6 @@ def _jacobian(
             )
             found.append(torch.cat([g.flatten() for g in gradients]))
     return torch.stack(found)
-
-
-class _Doubles(TorchFunctionMode):
-    """A mode that keeps values in float64 where the model would convert them to float32."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.float:
-            return args[0].double()
-        args, kwargs = pytree.tree_map(lambda v: torch.float64 if v is torch.float32 else v, (args, kwargs or {}))
-        return func(*args, **kwargs)
 
 
 def _batch_norm(layer: _BatchNorm, x: Tensor) -> Tensor:
