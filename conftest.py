@@ -10,7 +10,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -104,6 +104,16 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks in files stay on the disk, however small they are."""
     monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", False)
+
+
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn up, and a word is saved in the place of each: for tests that read numbers alone."""
+
+    def save(figure: object, file: Any, **options: object) -> None:
+        file.write(b"picture") if hasattr(file, "write") else Path(file).write_bytes(b"picture")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
 @pytest.fixture

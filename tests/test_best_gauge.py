@@ -202,6 +202,7 @@ def test_what_is_refused_says_why() -> None:
         rg.gauge(params, symmetry, method=rg.gauging.BestGauge(by="loss"))
 
 
+@pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize("options", [(), ("--bits", "3", "--group", "4"), ("--method", "equalize")], ids=str)
 @pytest.mark.parametrize("has_data", [True, False])
 def test_the_command_and_the_function_give_the_same(

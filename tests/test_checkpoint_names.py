@@ -135,6 +135,7 @@ def test_prefixes_are_left_out_told_and_kept_in_the_output(
     assert list(load("other.safetensors")) == list(_net(0))
 
 
+@pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_commands_that_judge_leave_prefixes_out(prefix: str) -> None:
     save({"inputs": torch.randn(8, 4), "targets": torch.randint(3, (8,))}, "test.safetensors")

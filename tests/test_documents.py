@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
         return importlib.import_module(name)
 
     return load
+
+
+@cache
+def tables_of_records() -> set[str]:
+    """The tables of all records of experiments."""
+    return {Table.from_json(json.loads(path.read_text("utf-8"))).markdown() for path in RECORDS.glob("*.json")}
 
 
 @pytest.mark.usefixtures("nothing_registered")
@@ -305,6 +312,7 @@ def test_the_page_of_judges_is_drawn_from_their_records(script: Script) -> None:
         assert sum(run) >= 0.95 * len(run), path.stem
 
 
+@pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize("record", sorted((ROOT / "docs" / "records").glob("*.json")), ids=lambda path: path.stem)
 def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["reproduce", "--draw", str(record), "--out", str(tmp_path)])
@@ -333,8 +341,7 @@ PAPERS = (
 def test_every_table_of_a_paper_comes_from_a_record(name: str, script: Script) -> None:
     """And so does the best number of each page: none stands in bold outside such a table."""
     defaults = script("benchmarks/defaults")
-    known = {Table.from_json(json.loads(path.read_text("utf-8"))).markdown() for path in RECORDS.glob("*.json")}
-    known |= {defaults.table(RECORDS / "defaults.jsonl", part) for part in defaults.PARTS}
+    known = tables_of_records() | {defaults.table(RECORDS / "defaults.jsonl", part) for part in defaults.PARTS}
     lines = (RECORDS / "physics-attention.jsonl").read_text("utf-8").splitlines()
     known.add(script("benchmarks/physics_attention").table([json.loads(line) for line in lines]))
     page = ROOT / "docs" / "measurements" / f"{name}.md"
@@ -342,6 +349,7 @@ def test_every_table_of_a_paper_comes_from_a_record(name: str, script: Script) -
     assert re.findall(r"\*\*[\d.]+\*\*", page.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_excerpts_agree_with_their_records(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

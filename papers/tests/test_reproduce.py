@@ -96,6 +96,7 @@ def results(folder: Path, paper: str, name: str) -> dict[str, Any]:
 # --- from end to end --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize(("paper", "name"), IN_SMALL)
 def test_every_experiment_runs_in_small(paper: str, name: str, ran: Callable[[str, str], tuple[Path, str]]) -> None:
     tmp_path, printed = ran(paper, name)
