@@ -25,9 +25,8 @@ class Placement:
     flattened output axis of a convolution, C x (H W), has stride H W and the repeat (H W, 1). A head axis of length H x
     d has stride d and the repeat (d, 1).
 
-    The entries of a unit are multiplied by the product of `scale ** exponent`, `sign ** exponent` and `(-1) ** (parity
-    * shift)` over all families of the group. After the multiplication, `shift * amount` is added to the entries of a
-    unit.
+    The product of `scale ** exponent`, `sign ** exponent` and `(-1) ** (parity * shift)` over all families of the group
+    multiplies the entries of a unit. After the multiplication, `shift * amount` is added to the entries of a unit.
 
     Attributes:
         parameter: The name of the parameter or buffer.
