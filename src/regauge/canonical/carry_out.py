@@ -329,7 +329,7 @@ class _Classes:
         self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])
 
     def order(self) -> np.ndarray:
-        """Return the rows ordered by class. Rows that no comparison distinguished keep their order."""
+        """Return the rows ordered by class. Rows that are equal in all comparisons keep their order."""
         return np.argsort(self._classes, kind="stable")
 
 

@@ -55,11 +55,11 @@ def find_averages(
     """Return the networks that are averages of two or more other networks.
 
     An average lies between its parents, because no training separates it from them. A common ancestor does not lie
-    between its descendants, because the steps of separate training runs are nearly orthogonal. For steps that are
-    orthogonal, weights `w` and squared distances `c` to the parents, the squared distance from the weighted mean is the
-    sum of `w^2 c`. Distances modulo the group are not exactly Euclidean distances of points. Even an average therefore
-    has a small squared distance from the mean of its parents. A network does not count as a parent if other networks
-    can replace it, for example the network's own parent.
+    between its descendants, because the steps of separate training runs are nearly orthogonal. If the steps to the
+    parents are orthogonal, with weights `w` and squared distances `c`, the squared distance from the weighted mean is
+    the sum of `w^2 c`. Distances modulo the group are not exactly Euclidean distances of points. Even an average
+    therefore has a small squared distance from the mean of its parents. A network does not count as a parent if other
+    networks can replace it, for example the network's own parent.
 
     Args:
         names: The names of all networks.

@@ -2,10 +2,11 @@
 
 If a filter before batch normalization is scaled, its gain (gamma) can compensate for the scale. Such a scaling changes
 the running mean but not the running variance. The stored statistics then no longer match the activations. The function
-nevertheless stays the same as long as the stored statistics are used. Recomputing the statistics undoes part of the
-scaling. Therefore the second network keeps its statistics, unless it is a transformed copy of the first network. In a
-transformed copy, the statistics were transformed too. Copies are recognized by running variances that equal those of
-the first network. In an independently trained network, the running variances follow the scales of its filters.
+nevertheless stays the same as long as the stored statistics are used. Recomputing the statistics undoes part of a
+scaling of filters. Therefore the second network keeps its statistics, unless it is a transformed copy of the first
+network. In a transformed copy, the statistics were transformed too. Copies are recognized by running variances that
+equal those of the first network. In an independently trained network, the running variances follow the scales of its
+filters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -136,11 +136,11 @@ class GroupFit:
     """A Gauss-Newton step of one group's scales or matrices, computed from sums over the tensors on which it acts.
 
     The step X of the second networks y towards the first networks x minimizes `sum |x - y - X y|^2` over the group's
-    sites. For scales, X multiplies each unit by factors: the exponents of its families times their steps t. The steps t
-    of a unit solve its normal equations. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y` where
-    its inverse acts. Hence X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with Gram matrices F and G of both
-    kinds of sites. If a group acts on several axes of one tensor, the curvatures along these axes are enlarged by a
-    factor. Their sum is then never below the true curvature.
+    sites. For scales, the step X multiplies each unit by factors: the exponents of its families times steps t. The
+    steps t of a unit solve its normal equations. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y`
+    where its inverse acts. Hence X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with Gram matrices F and G of
+    both kinds of sites. If a group acts on several axes of one tensor, the curvatures along these axes are enlarged by
+    a factor. Their sum is then never below the true curvature.
 
     Attributes:
         sites: The sites of the group on compared tensors.

@@ -272,7 +272,7 @@ def _working_sets(
 def can_be_blocked(symmetry: Symmetry, one: WorkingSet) -> bool:
     """Return whether a working set can be read one tensor at a time.
 
-    Such a working set may have at most one group, which is a plain permutation group.
+    A working set that is read tensor by tensor may have at most one group, which is a plain permutation group.
     """
     groups = [*one.sign_families(symmetry), *one.families]
     return len(one.families) <= 1 and not Neighborhoods.of(groups).sign_pairs and all(map(_is_plain, one.families))

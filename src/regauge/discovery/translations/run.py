@@ -130,7 +130,7 @@ class Run:
     def _advance(self, start: Addend, points: list[tuple[Hashable, int]]) -> None:
         """Apply the rules of operators in graph order.
 
-        The argument `points` collects keys for reuse, each with the number of events before it.
+        The argument `points` collects keys under which results are reused, each with the number of events before it.
         """
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
