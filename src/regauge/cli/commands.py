@@ -123,7 +123,7 @@ def _flags(options: Any) -> set[str]:
 
 
 def _require_choices(words: list[str], options: Any) -> None:
-    """Refuse a value that none of the choices of its option is, and name the closest one."""
+    """Raise an error if a value is not among the choices of its option; the error names the closest choice."""
     for name, hint in get_type_hints(options).items():
         choices = [one for part in (hint, *get_args(hint)) if get_origin(part) is Literal for one in get_args(part)]
         option = f"--{name.replace('_', '-')}"

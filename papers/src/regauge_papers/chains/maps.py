@@ -16,10 +16,10 @@ BIAS = 1e-4
 class Map(nn.Module):
     """A map between tensors: a set layer over the places that both tensors have, or a linear map without such places.
 
-    Places that are no sets are part of the features of both tensors. Places that only the source has are pooled. The
-    result is constant along places that only the target has. If a tensor with two set places is mapped to itself, the
-    result is the mean of four linear maps. These maps read the tensor, the tensor pooled over each place, and the
-    tensor pooled over both places.
+    Axes that are not sets, such as inputs and outputs, belong to the features of both tensors. Places that only the
+    source has are pooled. The result is constant along places that only the target has. If a tensor with two set places
+    is mapped to itself, the result is the mean of four linear maps. These maps read the tensor, the tensor pooled over
+    each place, and the tensor pooled over both places.
 
     Args:
         source: The places of the tensor that is read.

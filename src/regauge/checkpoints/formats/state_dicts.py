@@ -2,7 +2,7 @@
 
 A training checkpoint contains state dictionaries as named entries, together with optimizer states and similar entries.
 
-Torch files are pickles, which can run code when they are loaded. Therefore they are always read with
+Torch files are pickles, which can run code when they are loaded. Therefore regauge always reads torch files with
 `weights_only=True`.
 """
 

@@ -14,7 +14,7 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Dare(SparseRule):
-    """Task vectors whose random entries are dropped and other entries enlarged, which preserves the expectation.
+    """Task vectors after random entries are dropped and the others are enlarged, which preserves the expectation.
 
     Each entry is dropped with probability `drop`, and otherwise divided by `1 - drop`. Another rule then combines the
     task vectors. If this rule is `TaskArithmetic`, the result is unbiased: its expectation equals the result without

@@ -134,7 +134,7 @@ def _psoft_turn(values: Tensor, rank: int, config: Config) -> Tensor:
 
 
 def frod(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`U (S + diag(l)) V^T` instead of `W = U diag(l_0) V^T`, with a sparse S. Modules with the same role share V."""
+    """Replace `W = U diag(l_0) V^T` by `U (S + diag(l)) V^T`, where S is sparse. Modules with the same role share V."""
     role = _role(module)
     if f"frod_V.{role}" not in shared:
         raise ValueError(NO_PROJECTION)
