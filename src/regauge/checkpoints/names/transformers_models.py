@@ -117,7 +117,7 @@ def _configured(folder: Path, what: str) -> Iterator[None]:
 
 
 def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversion:
-    """Return the sources of a transformers module's tensors in files with these tensors.
+    """Return, for each tensor of a transformers module, the tensors of the files from which it is made.
 
     Transformations are tried in the order of `from_pretrained`.
 
