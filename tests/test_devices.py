@@ -129,7 +129,7 @@ def test_the_next_cost_is_computed_while_the_last_is_searched(count: int, monkey
     ascent = Ascent(around, a, b, solve_family, searches=count)
     # Feed-forward layers, which depend on the stream alone, come first.
     order = sorted(range(len(around.families)), key=lambda k: (around.families[k].is_nested, len(around.neighbors[k])))
-    ascent._order[0] = torch.tensor(order)
+    ascent._order[0] = order
     monkeypatch.setattr(FamilyCost, "cost", counted)
     monkeypatch.setattr(FamilyCost, "closest", searched)
     ascent.sweep(torch.arange(1))

@@ -28,6 +28,7 @@ from regauge.core.counted import count
 from regauge.core.element import Element, stack
 from regauge.core.families import compared
 from regauge.core.params import Params, batch_of_one, select
+from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 Known = TypeVar("Known")
@@ -56,6 +57,7 @@ def has_representatives(symmetry: Symmetry) -> bool:
     return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
 
 
+@remembered
 def on_matched(symmetry: Symmetry) -> Symmetry:
     """Return the symmetry for matching representatives: `on_data`, without gains behind running statistics.
 

@@ -76,7 +76,7 @@ def count_not_finite(tensor: Tensor, *, is_structure: bool = False) -> int:
 
     If `is_structure`, count only NaN, because structure tensors such as masks may contain Inf.
     """
-    tensor = tensor.detach()
+    tensor = tensor.detach() if tensor.requires_grad else tensor
     if tensor.is_floating_point() and tensor.itemsize == 1:
         tensor = tensor.float()  # float8 has no sums
     # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
@@ -263,7 +263,8 @@ def _is_finite(tensor: Tensor) -> bool:
 
     If the sum of all entries is finite, all entries are finite. Computing the sum takes only one pass over the tensor.
     """
-    return math.isfinite(tensor.detach().sum(dtype=torch.float32 if tensor.itemsize < 4 else None))
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    return math.isfinite(tensor.sum(dtype=torch.float32 if tensor.itemsize < 4 else None))
 
 
 def _count(tensor: Tensor) -> int:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
+from numpy.typing import NDArray
 from torch import Tensor
 
 from regauge.alignment.engine.family_costs import FamilyCost
@@ -140,8 +141,9 @@ class Ascent:
         }
         self._shares: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         self._averages: dict[tuple[str, frozenset[tuple[str, int]]], Tensor] = {}
-        self._order = torch.arange(len(self._families)).expand(self.pairs, -1).clone()
-        self._dirty = torch.ones(self.pairs, len(self._families), dtype=torch.bool)
+        # Arrays of NumPy, which indexes small arrays several times as fast as torch.
+        self._order = np.tile(np.arange(len(self._families)), (self.pairs, 1))
+        self._dirty = np.ones((self.pairs, len(self._families)), dtype=np.bool)
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
@@ -152,7 +154,7 @@ class Ascent:
         Families that do not depend on one another are searched at the same time. Steps are nevertheless accepted in the
         order of the families. The result is therefore the same as that of consecutive searches.
         """
-        before = self.gained[rows]
+        before, numbers = self.gained[rows], rows.numpy()
         waiting: dict[int, Callable[[], None]] = {}
 
         def accept() -> None:
@@ -162,14 +164,15 @@ class Ascent:
 
         with self._searching() as start:
             for step in range(len(self._families)):
-                family = self._order[rows, step]
+                family = self._order[numbers, step]
                 for k in sorted(set(family.tolist())):
                     if len(waiting) == self._searches or not waiting.keys().isdisjoint({k, *self._around.neighbors[k]}):
                         accept()
-                    here = rows[(family == k) & self._dirty[rows, k]]
-                    if len(here):
-                        self._dirty[here, k] = False
-                        waiting[k] = (self._improve if k in self._costs else self._improve_nested)(k, here, start)
+                    is_here = (family == k) & self._dirty[numbers, k]
+                    if is_here.any():
+                        self._dirty[numbers[is_here], k] = False
+                        improve = self._improve if k in self._costs else self._improve_nested
+                        waiting[k] = improve(k, _chosen(rows, is_here), start)
             accept()
         return self.gained[rows] > before
 
@@ -223,23 +226,23 @@ class Ascent:
         unknown = tuple(k for name, k in numbers.items() if k not in ahead and name not in turned)
         for position, k in enumerate(ahead):
             self._choose(k, rows, (*ahead[position + 1 :], *unknown))
-        order = torch.empty_like(self._order)
+        order = np.empty_like(self._order)
         ahead += [numbers[name] for name in turned]
-        order[:, : len(ahead)] = torch.tensor(ahead, dtype=torch.int64)
+        order[:, : len(ahead)] = ahead
         pending = [(rows, unknown)]
         while pending:
             rows, unknown = pending.pop()
             if not unknown:
                 continue
-            best = torch.zeros(len(rows), dtype=torch.int64)
+            best = np.zeros(len(rows), dtype=np.intp)
             if len(unknown) > 1:
-                scores = torch.stack([self._anchored(k, unknown)[rows] for k in unknown])
-                best = torch.from_numpy(np.argmax(scores.numpy(), axis=0))  # The first of equals.
+                scores = [at(self._anchored(k, unknown), rows).numpy() for k in unknown]
+                best = np.argmax(scores, axis=0)  # The first of equals.
             for position in sorted(set(best.tolist())):
-                here, k = rows[best == position], unknown[position]
+                here, k = _chosen(rows, best == position), unknown[position]
                 rest = tuple(other for other in unknown if other != k)
                 self._choose(k, here, rest)
-                order[here, len(self._families) - len(unknown)] = k
+                order[here.numpy(), len(self._families) - len(unknown)] = k
                 pending.append((here, rest))
         self._order = order
 
@@ -271,7 +274,7 @@ class Ascent:
 
     def _least(self, rows: Rows, roundings: float | Tensor) -> Float64[Tensor, " row"]:
         """Return the gain that a step must exceed: the tolerance, or the objective's rounding error if it is larger."""
-        return torch.maximum(self._scale[rows] * self._tolerance, self._rounding[rows] * roundings)
+        return torch.maximum(at(self._scale, rows) * self._tolerance, at(self._rounding, rows) * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
         """Search the best step of a family, and return a function that takes it for the pairs in which it gains."""
@@ -394,7 +397,7 @@ class Ascent:
         else:
             self._choose_nested(k, rows, hidden)
         if not any(hidden.values()) and not self._around.coupled[k]:
-            self._dirty[rows, k] = False
+            self._dirty[rows.numpy(), k] = False
 
     def _choose_nested(self, k: int, rows: Rows, hidden: Mapping[str, Sequence[Site]]) -> None:
         family, left, right = self._families[k], {}, {}
@@ -444,8 +447,13 @@ class Ascent:
         self._soil(k, rows)
 
     def _soil(self, k: int, rows: Rows) -> None:
+        numbers = rows.numpy()
         for neighbor in self._around.neighbors[k]:
-            self._dirty[rows, neighbor] = True
+            self._dirty[numbers, neighbor] = True
+
+
+def _chosen(rows: Rows, is_chosen: NDArray[np.bool]) -> Rows:
+    return rows if is_chosen.all() else rows[torch.from_numpy(is_chosen)]
 
 
 def _at_once(work: Callable[[], T]) -> Callable[[], T]:
