@@ -6,11 +6,14 @@ settings (ridge, rates, scales) were chosen on the pairs of `TUNING`; those of `
 
     OMP_NUM_THREADS=1 python benchmarks/transport.py --out docs/records/transport.jsonl [--only SETUP ...]
     python benchmarks/transport.py --out docs/records/transport.jsonl --table
+
+`--networks FOLDER` keeps the trained networks in a folder, and `--train` makes them without measuring any row.
 """
 
 import argparse
 import inspect
 import json
+import re
 import tarfile
 import time
 import typing
@@ -30,9 +33,10 @@ import regauge as rg
 from regauge.data import digits
 from regauge.data.packaged import help_topics, tiny_shakespeare, windows
 from regauge.merging import activation_maps
-from regauge.merging.transport_change import SCALES
 from regauge.nets.transformer import GPT, Llama, ViT
 
+SCALES = tuple(k / 8 for k in range(33))
+"""Scales that the rows of other methods try."""
 TABLE, TUNING = (10, 11, 12), (0, 1, 2)
 """Seeds of the first bases; those of the second ones are 100 more."""
 WIDTHS = "mirrored"
@@ -57,6 +61,7 @@ class Setup:
         steps: Steps of Adam for a base, and for a fine-tune.
         labels: Labelled examples of the new task, and those with which training is tried.
         lr: The learning rate of Adam.
+        batch: Examples in a step of it.
         inputs: Inputs without labels.
         training: Steps of training on labels, or on inputs, at most.
         only: The rows between two seeds that are made, for curves; all rows of both kinds of pairs by default.
@@ -70,6 +75,7 @@ class Setup:
     steps: tuple[int, int]
     labels: tuple[int, int]
     lr: float = 1e-3
+    batch: int = 64
     inputs: int = 1000
     training: int = 300
     only: tuple[str, ...] = ()
@@ -148,11 +154,12 @@ def language(make: Callable[[], nn.Module]) -> Setup:
         make,
         lambda: tokens(help_text()),
         text_tasks,
-        (800, 200),
+        (500, 125),
         (64, 96),
         lr=3e-3,
+        batch=32,
         inputs=200,
-        training=100,
+        training=60,
         metric="loss",
     )
 
@@ -179,7 +186,15 @@ SETUPS = {
         other=(("from width 128", lambda: mlp(128)), ("from width 512", lambda: mlp(512))),
     ),
     "ViT of width 32, digits": Setup(
-        vit, digit_data, lambda: digit_tasks((1, 8, 8)), (800, 150), (64, 96), lr=2e-3, inputs=500, training=100
+        vit,
+        digit_data,
+        lambda: digit_tasks((1, 8, 8)),
+        (500, 125),
+        (64, 96),
+        lr=2e-3,
+        batch=32,
+        inputs=500,
+        training=60,
     ),
     "GPT of width 32, text": language(gpt),
     "Llama of width 32, text": language(llama),
@@ -187,20 +202,61 @@ SETUPS = {
 }  # fmt: skip
 
 
-def train(module: nn.Module, data: Data, steps: int, seed: int, lr: float, start: rg.Params | None = None) -> rg.Params:
-    """Train with Adam on random batches of 64."""
+def train(
+    module: nn.Module, data: Data, steps: int, seed: int, setup: Setup, start: rg.Params | None = None
+) -> rg.Params:
+    """Train with Adam on random batches."""
     if start is not None:
         module.load_state_dict(start)
-    chance, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(module.parameters(), lr)
+    chance, optimizer = torch.Generator().manual_seed(seed), torch.optim.Adam(module.parameters(), setup.lr, fused=True)
     module.train()
     for _ in range(steps):
-        rows = torch.randint(len(data[0]), (64,), generator=chance)
+        rows = torch.randint(len(data[0]), (setup.batch,), generator=chance)
         optimizer.zero_grad()
         loss = functional.cross_entropy(module(data[0][rows]).flatten(0, -2), data[1][rows].flatten())
         loss.backward()
         optimizer.step()
     module.eval()
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The networks of one pair of seeds, trained when they are asked for, and kept in a folder if there is one."""
+
+    name: str
+    seed: int
+    folder: Path | None = None
+
+    def __call__(
+        self, what: str, data: Data, steps: int, seed: int, *, module: nn.Module, start: rg.Params | None = None
+    ) -> rg.Params:
+        """A network: one that is kept by this name, or one that is trained now."""
+        words = re.sub("[^a-z0-9]+", "-", f"{self.name} {self.seed} {what}".lower())
+        path = self.folder and self.folder / f"{words}.safetensors"
+        if path and path.exists():
+            return rg.load(path)
+        made = train(module, data, steps, seed, SETUPS[self.name], start)
+        if path:
+            rg.save(made, path)
+        return made
+
+    def bases(self) -> tuple[rg.Params, dict[str, rg.Params]]:
+        """The first base, and the second one of each kind of pair."""
+        setup, seed = SETUPS[self.name], self.seed
+        data, (steps, _) = setup.base(), setup.steps
+        base_a = self("a", data, steps, seed, module=seeded(setup.make, seed))
+        base_b = self("b", data, steps, seed + 100, module=seeded(setup.make, seed + 100))
+        if setup.only:
+            return base_a, {"two seeds": base_b}
+        released = self("release", data, steps // 2, seed + 1, module=setup.make(), start=base_a)
+        return base_a, {"two seeds": base_b, "next release": released}
+
+    def tuned(self, task: str, pair: str, start: rg.Params) -> rg.Params:
+        """The fine-tune of a base: of the first one, or of the second one of a pair."""
+        setup = SETUPS[self.name]
+        seed = self.seed + 100 * (pair != "a")
+        return self(f"{task} {pair}", setup.tasks()[task][0], setup.steps[1], seed, module=setup.make(), start=start)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -231,7 +287,7 @@ class Measure:
         seconds = time.process_time() - start
         found: dict[str, Any] = {}
         if isinstance(made, rg.merging.TransportResult):
-            found = {"scale": made.scale, "cosine": made.cosine, "steps": made.steps}
+            found = {"scale": made.scale, "cosine": made.cosine, "steps": made.steps, "losses": made.losses}
             found["is_element"], made = made.element is not None, made.params
         reached, (before, after) = self.judge.evaluate(made)[self.metric], self.ends
         gain = (reached - before) / (after - before)
@@ -281,12 +337,10 @@ def gradfix(base: rg.Params, change: rg.Params, task: rg.Task) -> rg.Params:
     return scaled(base, {name: change[name] * (change[name] * vote < 0) for name, vote in votes.items()}, task)
 
 
-def rows_of(setup: Setup, seed: int, done: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+def rows_of(fit: Trained, done: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """The rows of one pair of bases, of a base and its next release, and of bases of other widths, task by task."""
-    data, fit = setup.base(), partial(train, lr=setup.lr)
-    base_a = fit(seeded(setup.make, seed), data, setup.steps[0], seed)
-    released = base_a if setup.only else fit(setup.make(), data, setup.steps[0] // 2, seed + 1, start=base_a)
-    base_b = fit(seeded(setup.make, seed + 100), data, setup.steps[0], seed + 100)
+    setup, seed = SETUPS[fit.name], fit.seed
+    data, (base_a, bases) = setup.base(), fit.bases()
     symmetry, inputs = rg.discover(setup.make().eval(), (data[0][:2],)), data[0][: setup.inputs]
     seen = f"{len(inputs)} inputs of the base"
     for task, (new, held) in setup.tasks().items():
@@ -294,10 +348,10 @@ def rows_of(setup: Setup, seed: int, done: Collection[str] = ()) -> Iterator[dic
             continue
         judge = rg.Task(setup.make(), list(zip(held[0].split(256), held[1].split(256), strict=True)))
         module = setup.make()
-        tuned = fit(module, new, setup.steps[1], seed, start=base_a)
+        tuned = fit.tuned(task, "a", base_a)
         few, more = (rg.Task(module, [(new[0][:count], new[1][:count])]) for count in setup.labels)
-        for pair, base in (("two seeds", base_b), ("next release", released))[: 1 if setup.only else 2]:
-            own = fit(setup.make(), new, setup.steps[1], seed + 100, start=base)
+        for pair, base in bases.items():
+            own = fit.tuned(task, pair, base)
             ends = judge.evaluate(base)[setup.metric], judge.evaluate(own)[setup.metric]
             measure = Measure(judge, setup.metric, ends, {"task": task, "pair": pair, "seed": seed})
             carried = partial(rg.transport, base_a, tuned, base, symmetry)
@@ -331,8 +385,8 @@ def rows_of(setup: Setup, seed: int, done: Collection[str] = ()) -> Iterator[dic
                 continue
             for name, make in setup.other:
                 other = seeded(make, seed)
-                start = fit(other, data, setup.steps[0], seed)
-                tuned_other = fit(other, new, setup.steps[1], seed, start=start)
+                start = fit(name, data, setup.steps[0], seed, module=other)
+                tuned_other = fit(f"{name} tuned", new, setup.steps[1], seed, module=other, start=start)
                 measure = Measure(judge, setup.metric, ends, {"task": task, "pair": name, "seed": seed})
                 wider = partial(rg.transport, start, tuned_other, base, symmetry, inputs=[inputs])
                 yield measure.row("inputs", seen, partial(wider, module=module, module_a=other))
@@ -374,6 +428,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=[*SETUPS], default=[*SETUPS])
     parser.add_argument("--seeds", nargs="*", type=int, default=TABLE)
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--networks", type=Path)
+    parser.add_argument("--train", action="store_true")
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out and args.out.exists() else []
     if args.table:
@@ -381,13 +437,20 @@ def main() -> None:
         return
     for seed in args.seeds:
         for name in args.only:
+            fit = Trained(name, seed, args.networks)
+            if args.train:
+                base_a, bases = fit.bases()
+                for task in SETUPS[name].tasks():
+                    for pair, base in {"a": base_a, **bases}.items():
+                        fit.tuned(task, pair, base)
+                continue
             own = [row for row in rows if (row["setup"], row["seed"]) == (name, seed)]
             done = {row["task"] for row in own}
             if done == {*SETUPS[name].tasks()}:
                 continue
             lines = list[str]()
             task = ""
-            for row in rows_of(SETUPS[name], seed, done):
+            for row in rows_of(fit, done):
                 if row["task"] != task:
                     write(lines, args.out)
                     lines, task = [], row["task"]

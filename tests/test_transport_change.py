@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transport_cases import CASES, Networks, labels, mlp
 
 import regauge as rg
@@ -41,6 +42,18 @@ def test_a_copy_in_another_gauge_gets_exactly_the_fine_tune(name: str) -> None:
         assert all(torch.equal(t, after[n]) for n, t in before.items())
     assert all(torch.equal(t, own[n]) for n, t in nets.module.state_dict().items())
     assert not nets.module.training
+
+
+@pytest.mark.parametrize("name", ["relu", "gpt"])
+def test_without_data_the_result_says_what_to_expect_of_unlike_bases(name: str) -> None:
+    nets, other = Networks(name), Networks(name, seed=1)
+    told = [
+        [note for note in rg.transport(nets.base, nets.tuned, base, nets.symmetry).notes if "cosine" in note]
+        for base in (nets.copy, nets.tuned, other.base)
+    ]
+    assert told[:2] == [[], []]
+    assert len(told[2]) == 1
+    assert "expect that most of the gain is lost, or that the result is worse than base B" in told[2][0]
 
 
 @pytest.mark.parametrize("name", ["relu", "gpt"])
@@ -173,10 +186,10 @@ def test_training_goes_on_from_the_carried_change(name: str) -> None:
     assert "labels" in str(made)
 
 
-@pytest.mark.parametrize("name", ["relu", "tied gpt"])
-def test_without_labels_training_leads_to_the_outputs_of_the_fine_tune(name: str) -> None:
+@pytest.mark.parametrize(("name", "logits"), [("relu", True), ("relu", False), ("tied gpt", True)])
+def test_without_labels_training_leads_to_the_outputs_of_the_fine_tune(name: str, logits: bool) -> None:
     nets, other = Networks(name), Networks(name, seed=1)
-    way = {"inputs": [one[None] for one in nets.x], "module": nets.module}
+    way = {"inputs": [one[None] for one in nets.x], "module": nets.module, "logits": logits}
     start, made, control = (
         rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, **way, **more)
         for more in ({}, {"steps": 200}, {"steps": 200, "scale": 0.0})
@@ -186,7 +199,10 @@ def test_without_labels_training_leads_to_the_outputs_of_the_fine_tune(name: str
     wanted = nets.run(nets.tuned)
 
     def left(params: Mapping[str, Tensor]) -> float:
-        return float((nets.run(params) - wanted).square().mean())
+        found = nets.run(params)
+        if logits:
+            return float(transport_change._divergence(found, wanted))
+        return float((found - wanted).square().mean())
 
     assert left(made.params) < 0.7 * left(start.params)
     assert left(control.params) < left(other.base)
@@ -194,14 +210,56 @@ def test_without_labels_training_leads_to_the_outputs_of_the_fine_tune(name: str
     assert left(exact.params) < 1e-9
 
 
-def test_a_change_in_other_directions_is_not_enlarged(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["inputs", "task"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_result_is_never_worse_than_base_b_on_the_examples_that_judge(name: str, mode: str) -> None:
+    nets, other = Networks(name), Networks(name, seed=1)
+    task = labels(nets)
+    way = {"task": task} if mode == "task" else {"inputs": nets.x, "module": nets.module}
+    made = rg.transport(nets.base, nets.tuned, other.base, nets.symmetry, **way)
+    assert made.losses is not None
+    assert made.losses[1] <= made.losses[0]
+    is_split = len(nets.x) >= transport_change.ENOUGH
+    assert is_split == (transport_change.FEW not in made.notes)
+    if mode == "task":
+        judging = task.split(1 - transport_change.KEPT)[1] if is_split else task
+        assert made.losses == (judging.evaluate(other.base)["loss"], judging.evaluate(made.params)["loss"])
+    is_nothing = transport_change.NOTHING in made.notes
+    assert is_nothing == (made.scale == 0) == all(torch.equal(t, made.params[n]) for n, t in other.base.items())
+
+
+@pytest.mark.parametrize("name", ["relu", "batch norm", "gpt"])
+def test_base_b_is_returned_where_nothing_helps_and_the_result_says_so(name: str) -> None:
+    nets, other = Networks(name), Networks(name, seed=1)
+    own = rg.Task(nets.module, [(nets.x, nets.run(other.base))], criterion=functional.mse_loss)
+    # A base that does already what the fine-tune does, and labels that are what base B says.
+    for base, way in ((nets.tuned, {"inputs": nets.x, "module": nets.module}), (other.base, {"task": own})):
+        made = rg.transport(nets.base, nets.tuned, base, nets.symmetry, **way)
+        assert made.scale == 0
+        assert made.losses == (made.losses[0], made.losses[0])
+        assert all(torch.equal(t, base[n]) for n, t in made.params.items())
+        assert str(made).startswith("carried nothing; seen: ")
+        assert str(made).endswith("base B is returned unchanged")
+        forced = rg.transport(nets.base, nets.tuned, base, nets.symmetry, scale=1.0, **way)
+        assert forced.losses[1] > forced.losses[0] == made.losses[0]
+
+
+def test_outputs_that_are_no_logits_are_compared_by_squares() -> None:
     nets, other = Networks("relu"), Networks("relu", seed=1)
-    weak = {**other.base, "4.weight": other.base["4.weight"] / 8}
-    way = {"inputs": nets.x, "module": nets.module}
-    monkeypatch.setattr(transport_change, "ALIKE", 1.01)
-    assert rg.transport(nets.base, nets.tuned, weak, nets.symmetry, **way).scale == 1
-    monkeypatch.setattr(transport_change, "ALIKE", -1.01)
-    assert rg.transport(nets.base, nets.tuned, weak, nets.symmetry, **way).scale > 1
+    given = (nets.base, nets.tuned, other.base, nets.symmetry)
+    way = {"inputs": nets.x, "module": nets.module, "scale": 0.0}
+    found = {logits: rg.transport(*given, **way, logits=logits).losses for logits in (True, False)}
+    parts = torch.arange(len(nets.x)).double()
+    (_, judging) = rg.Task(nets.module, [(nets.x, parts)]).split(1 - transport_change.KEPT)
+    rows = judging.batches[0][1].long()
+    made, wanted = nets.run(other.base)[rows], nets.run(nets.tuned)[rows]
+    assert found[False][0] == pytest.approx(float((made - wanted).square().mean()), rel=1e-9)
+    divergence = functional.kl_div(made.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean")
+    assert found[True][0] == pytest.approx(float(divergence), rel=1e-9)
+    narrow = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 1)).double()
+    own = narrow.state_dict()
+    with pytest.raises(ValueError, match="are no logits of two classes or more; give `logits=False`"):
+        rg.transport(own, own, own, rg.discover(narrow, nets.x), inputs=nets.x, module=narrow)
 
 
 def test_a_method_may_look_at_the_inputs() -> None:

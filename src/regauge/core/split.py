@@ -35,13 +35,10 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
             f"share is {share}, but a part of the examples has a share between 0 and 1; choose such a share"
         )
     given = [as_pair(batch) for batch in batches]
-    found = [_count_examples(batch) for batch in given]
-    counts = [size for size in found if size is not None]
-    is_whole = len(counts) < len(found)
-    sizes = [1] * len(given) if is_whole else counts
+    sizes = example_counts(given)
     total = sum(sizes)
     if total < 2:
-        what = "that stays whole" if is_whole else "of one example"
+        what = "that stays whole" if None in map(_count_examples, given) else "of one example"
         raise ValueError(
             f"the data have {count(given, 'batch', 'batches')} {what}, which cannot be split into examples that choose "
             "and examples that judge; give other data to judge by"
@@ -57,6 +54,12 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
             elif bool(rows.any()):
                 part.append(_select(batch, rows.nonzero().flatten()))
     return parts
+
+
+def example_counts(batches: Iterable[Any]) -> list[int]:
+    """Return the number of examples of each batch that a split can separate: one each if batches stay whole."""
+    found = [_count_examples(as_pair(batch)) for batch in batches]
+    return [1 if None in found or size is None else size for size in found]
 
 
 def _count_examples(batch: Any) -> int | None:

@@ -26,23 +26,24 @@ from regauge.core.given import as_params, require_batches, require_module
 from regauge.core.outputs import Outputs, evaluating, output_tensors
 from regauge.core.params import Params, require_alike, require_finite, require_same_names
 from regauge.core.progress import Progress, no_progress
+from regauge.core.split import example_counts
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, call
 from regauge.merging.activation_maps import carry_by_maps
 from regauge.merging.carried_adapter import GivenAdapter, loose_adapter
-from regauge.merging.carried_change import CarriedChange, carry_by, plan_transport, transport_job
+from regauge.merging.carried_change import CarriedChange, carry_by, expectation, plan_transport, transport_job
 from regauge.merging.extract_adapter import publish_adapter
 
-SCALES = tuple(k / 8 for k in range(33))
-"""Candidate scales, of which the labels determine the best; scale zero gives the second base."""
-LARGEST = 8.0
-"""The largest scale to which a candidate change is scaled up."""
-SAME_SIZE = 0.01
-"""A relative tolerance. A candidate that changes the outputs by as much, within this tolerance, is not scaled up."""
-ALIKE = 0.8
-"""The smallest cosine of two output changes at which the size of one change determines the scale of the other."""
+SCALES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""The first scales of a line search; scale zero gives the second base."""
+HALVINGS = 3
+"""How often a line search halves the distance to the scales next to the best scale."""
+ENOUGH = 24
+"""The smallest number of examples of which some are held out to judge the change."""
+NOTHING = "nothing that could be carried lowers the loss on the examples that judge: base B is returned unchanged"
+FEW = f"fewer than {ENOUGH} examples: all of them both choose the scale of the change and judge the change"
 KEPT = 1 / 3
-"""The share of the examples that determines the number of steps and is not used for training."""
+"""The share of the examples that is held out: it judges the change and determines the number of training steps."""
 LOOKS = 20
 """The number of evaluations on the held-out examples during training."""
 RATES = (1e-4, 1e-3)
@@ -58,14 +59,16 @@ class TransportResult:
     Attributes:
         params: The second base plus the change, in the coordinates and dtypes of the second base. If the networks are
             streamed, a mapping that reads tensors on access.
-        adapter: The tensors of the adapter for base B, if the fine-tune is an adapter; else None.
         element: The element that aligns the first base to the second; None if linear maps transferred the change.
-        scale: The factor of the transferred change.
+        scale: The factor of the transferred change; zero if no change lowers the loss.
         mode: The kind of data used: "weights" for no data, "inputs" for inputs without labels, or "task".
         cosine: The cosine between the change of B's outputs before training and the change of A's outputs, on the
             inputs. The fine-tune causes the change of A's outputs. It is None if there are no inputs.
         steps: The number of training steps after the change was added.
-        notes: Remarks on tensors whose change could not be transferred.
+        notes: Remarks on tensors whose change could not be transferred, and on a change that lowers no loss.
+        adapter: The tensors of the adapter for base B, if the fine-tune is an adapter; else None.
+        losses: The loss of base B, and the loss of the result, on the examples that judge. The result's loss is never
+            the larger one, unless you give a scale. None without data.
     """
 
     params: Params = field(repr=False)
@@ -76,15 +79,20 @@ class TransportResult:
     steps: int = 0
     notes: tuple[str, ...] = ()
     adapter: Params | None = field(default=None, repr=False)
+    losses: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         data = {"weights": "no data", "inputs": "inputs without labels", "task": "labels"}[self.mode]
         carrier = "linear maps between activations" if self.element is None else "an element of the symmetry"
-        told = [f"carried by {carrier}, times {self.scale:.3g}; seen: {data}"]
+        told = [f"carried {f'by {carrier}, times {self.scale:.3g}' if self.scale else 'nothing'}; seen: {data}"]
         if self.cosine is not None:
             told.append(f"cosine of the change of the outputs with that of the fine-tune: {self.cosine:.4f}")
         if self.steps:
             told.append(f"then trained for {self.steps} steps")
+        if self.losses is not None:
+            told.append(
+                "loss on the examples that judge: {:.4g} for base B, {:.4g} for the result".format(*self.losses)
+            )
         if self.adapter is not None:
             told.append(f"kept as an adapter of {count(self.adapter, 'tensor')}")
         return "\n".join([*told, *self.notes])
@@ -105,6 +113,7 @@ def transport(
     task: Task | None = None,
     module: nn.Module | None = None,
     module_a: nn.Module | None = None,
+    logits: bool = True,
     scale: float | None = None,
     steps: int = 0,
     method: Method | None = None,
@@ -118,17 +127,19 @@ def transport(
 
     Without data, `align` finds the element g that aligns A to B. The result is `base_b + scale (act(g, tuned_a) -
     act(g, base_a))`. The difference is computed after g transforms both networks, because translations act affinely. If
-    B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`.
+    B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`. If the aligned bases have little in
+    common, as networks from two seeds, the notes of the result say what to expect.
 
-    If `inputs` are given, ridge regression between the activations of the bases yields further candidate changes. Ridge
-    maps shrink a change. Therefore each candidate change is scaled up, never down, until it changes the outputs of B as
-    much as the fine-tune changes the outputs of A. A candidate that changes the outputs in other directions (a cosine
-    below 0.8) is not scaled. The candidate with the largest cosine becomes the result.
+    If `inputs` are given, ridge regression between the activations of the bases yields a second candidate change. The
+    aim is that B answers on the inputs as the fine-tune of A does. The loss is the Kullback-Leibler divergence of the
+    predicted probabilities, or the mean squared difference of outputs that are no logits. A line search finds the scale
+    of each candidate on two thirds of the inputs. The other inputs judge the candidates, and base B itself. If no
+    candidate has a smaller loss than base B, the scale is zero, and the result says so.
 
-    If a `task` is given, the loss on the labels determines the candidate and its scale, which may be zero. Then Adam
-    trains for at most `steps` steps on two thirds of the examples. The other examples determine the learning rate and
-    the number of steps, which may be zero. Without a task, B is trained for `steps` steps to reproduce the outputs of
-    A's fine-tune on the inputs, by squared differences. If no `task` is given, pass inputs of the new task.
+    If a `task` is given, its loss on the labels takes the place of this loss. Then Adam trains for at most `steps`
+    steps on two thirds of the examples. The other examples determine the learning rate and the number of steps, which
+    may be zero. Without a task, the training reproduces the outputs of A's fine-tune. In this case, pass inputs of the
+    new task.
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
     multiplied from both sides, `L B A R`, so it keeps its rank. If a transformed matrix reads shifted inputs, the bias
@@ -149,6 +160,7 @@ def transport(
         task: A task with a few labeled examples, for which A was fine-tuned.
         module: The model of B, required with `inputs`. Default: the model of the task.
         module_a: The model of A, if A has other widths.
+        logits: Whether outputs are logits, with the classes on the last axis. This matters only without a task.
         scale: The factor of the change. By default, the factor is chosen as described above, and is one without data.
         steps: The largest number of training steps, on the task or on the outputs of A's fine-tune.
         method: The method of alignment, `WeightMatching()` by default. A method may also use the inputs.
@@ -208,7 +220,7 @@ def transport(
         wide = {n: t.double() if n in adapter.touched else t for n, t in networks[0].items()}
         tuned_a = adapter.network(wide, adapter.params)
     tuned = as_params(tuned_a, "the fine-tune of base A")
-    data = _Data.of(inputs, task, module, module_a)
+    data = _Data.of(inputs, task, module, module_a, logits)
     made = _carry((networks[0], tuned, networks[1]), symmetry, data, scale, steps, method, rotate, generator, adapter)
     if job is not None:
         made = replace(made, notes=(*made.notes, *job.source.notes))
@@ -229,15 +241,22 @@ class _Data:
         batches: Inputs without targets.
         modules: The models of A and B.
         task: The task, which has the labels.
+        is_other: Whether A has a model of its own.
+        is_apart: Whether the inputs are not those of the task.
+        logits: Whether outputs are logits.
     """
 
     batches: tuple[Any, ...] = ()
     modules: tuple[nn.Module, nn.Module] | None = None
     task: Task | None = None
     is_other: bool = False
+    is_apart: bool = False
+    logits: bool = True
 
     @classmethod
-    def of(cls, inputs: Any, task: Task | None, module: nn.Module | None, module_a: nn.Module | None) -> "_Data":
+    def of(
+        cls, inputs: Any, task: Task | None, module: nn.Module | None, module_a: nn.Module | None, logits: bool
+    ) -> "_Data":
         """Return the data of a call.
 
         Raises:
@@ -248,6 +267,7 @@ class _Data:
         module = task.module if module is None and task is not None else module
         if module is None:
             raise ValueError("inputs are run through a model: give `module`, or a task, which has one")
+        is_apart = inputs is not None and task is not None
         if inputs is None:
             assert task is not None
             inputs = [one for one, _ in task.batches]
@@ -258,7 +278,7 @@ class _Data:
             raise ValueError("there are no batches of inputs; give one at least, or leave `inputs` out")
         for one in (module, module_a or module):
             require_module(one)
-        return cls(tuple(inputs), (module_a or module, module), task, module_a is not None)
+        return cls(tuple(inputs), (module_a or module, module), task, module_a is not None, is_apart, logits)
 
     @property
     def outputs(self) -> Outputs:
@@ -266,12 +286,27 @@ class _Data:
         return None if self.task is None else self.task.outputs
 
     def taught_by(self, tuned: Mapping[str, Tensor]) -> Task:
-        """Return the task of reproducing, with the model of B, the outputs of the fine-tune of A."""
+        """Return the task of reproducing, with the model of B, the outputs of the fine-tune of A.
+
+        Raises:
+            ValueError: The outputs cannot be logits.
+        """
         assert self.modules is not None
-        teacher, learner = (Task(one, (), mse_loss, self.outputs) for one in self.modules)
+        teacher, learner = (Task(one, (), _divergence if self.logits else mse_loss) for one in self.modules)
         with torch.no_grad():
             pairs = [(batch, teacher.run(tuned, batch).detach()) for batch in self.batches]
+        if self.logits and any(not wanted.ndim or wanted.shape[-1] < 2 for _, wanted in pairs):
+            raise ValueError(
+                f"outputs of shape {tuple(pairs[0][1].shape)} are no logits of two classes or more; give `logits=False`"
+            )
         return replace(learner, batches=pairs)
+
+    def parts(self, tuned: Mapping[str, Tensor], steps: int, generator: torch.Generator | None) -> tuple[Task, Task]:
+        """Return the task on the examples that choose and on those that judge. Few examples do both."""
+        task = self.taught_by(tuned) if self.task is None else self.task
+        if not steps and sum(example_counts(task.batches)) < ENOUGH:
+            return task, task
+        return task.split(1 - KEPT, generator=generator)
 
     def run(self, params: Mapping[str, Tensor], number: int) -> Tensor:
         """Return the outputs of a network as one vector, computed by the model with the index `number`."""
@@ -306,28 +341,25 @@ def _carry(
             "`module_a`, the model of base A"
         )
     same = all(torch.equal(tensor, tuned_a[name]) for name, tensor in base_a.items())
-    told = ("the fine-tune equals its base: there is no change to carry",) if same else ()
+    told: tuple[str, ...] = ("the fine-tune equals its base: there is no change to carry",) if same else ()
     ways = [] if is_wider else [_by_element(networks, symmetry, data, method, rotate, generator)]
 
     def result(way: CarriedChange, factor: float, mode: Mode, alike: float | None = None) -> TransportResult:
-        notes = (*told, *way.notes)
+        notes = (*way.notes, *told)
         if adapter is None:
             return TransportResult(way.on(base_b, factor), way.element, factor, mode, alike, notes=notes)
         own = adapter.carry(lambda name: (way.change[name],), base_b, factor, way.change)
         params = adapter.network(base_b, own)
         return TransportResult(params, way.element, factor, mode, alike, notes=notes, adapter=own)
 
-    def trained(made: TransportResult, training: Task, keeping: Task) -> TransportResult:
-        if adapter is not None and made.adapter is not None:
-            own, taken = _train(made.adapter, partial(adapter.network, base_b), training, keeping, steps)
-            return replace(made, params=adapter.network(base_b, own), steps=taken, adapter=own)
-        free, network = _untied(made.params, symmetry)
-        own, taken = _train(free, network, training, keeping, steps)
-        return replace(made, params=network(own), steps=taken)
-
     if data.modules is None:
+        told += expectation(ways[0].products)
         return result(ways[0], 1.0 if scale is None else scale, "weights")
-    maps, left = carry_by_maps(networks, data.modules, data.batches, symmetry)
+    given = {name: tensor.to(base_a[name].dtype) for name, tensor in tuned_a.items()}
+    choosing, judging = data.parts(given, steps, generator)
+    told += (FEW,) if choosing is judging and scale is None else ()
+    seen = data.batches if data.is_apart else [batch for batch, _ in choosing.batches]
+    maps, left = carry_by_maps(networks, data.modules, seen, symmetry)
     if left and is_wider:
         maps = replace(maps, notes=(f"no map carries the change of {shorten(left)}: it stays in base A",))
     elif left:  # Both changes are in the coordinates of B.
@@ -336,32 +368,50 @@ def _carry(
         shrunk = {name: one for name, one in ways[0].shrunk.items() if name in rest}
         maps = CarriedChange({**maps.change, **rest}, None, {**maps.shrunk, **shrunk}, (told_left,))
     ways.append(maps)
-    given = {name: tensor.to(base_a[name].dtype) for name, tensor in tuned_a.items()}
-    wanted, start = data.run(given, 0) - data.run(base_a, 0), data.run(base_b, 1)
 
-    def changed(way: CarriedChange, factor: float) -> Tensor:
-        return data.run(way.on(base_b, factor), 1) - start
+    def loss(task: Task, way: CarriedChange, factor: float) -> float:
+        return task.evaluate(way.on(base_b, factor))["loss"]
 
-    def cosine(way: CarriedChange, factor: float) -> float:
-        made = changed(way, factor)
-        return float(made @ wanted / (made.norm() * wanted.norm()).clamp_min(1e-300))
+    before = judging.evaluate(base_b)["loss"]
+    tried = [(way, _line_search(partial(loss, choosing, way)) if scale is None else scale) for way in ways]
+    # The maps are fitted on the examples that choose, unless the inputs are others: there, all labels compare the ways.
+    comparing = replace(judging, batches=[*choosing.batches, *judging.batches]) if data.is_apart else judging
+    way, factor = min(tried, key=lambda one: loss(comparing, *one))
+    after = loss(judging, way, factor)
+    if scale is None and not (factor and after < before):
+        told, factor, after = (*told, *(() if same else (NOTHING,))), 0.0, before
+    start, wanted = data.run(base_b, 1), data.run(given, 0) - data.run(base_a, 0)
+    found = data.run(way.on(base_b, factor), 1) - start
+    cosine = float(found @ wanted / (found.norm() * wanted.norm()).clamp_min(1e-300))
+    made = replace(result(way, factor, "inputs" if data.task is None else "task", cosine), losses=(before, after))
+    if not steps:
+        return made
+    if adapter is not None and made.adapter is not None:
+        own, taken = _train(made.adapter, partial(adapter.network, base_b), choosing, judging, steps)
+        made = replace(made, params=adapter.network(base_b, own), steps=taken, adapter=own)
+    else:
+        free, network = _untied(made.params, symmetry)
+        own, taken = _train(free, network, choosing, judging, steps)
+        made = replace(made, params=network(own), steps=taken)
+    return replace(made, losses=(before, judging.evaluate(made.params)["loss"]))
 
-    def size(way: CarriedChange) -> float:
-        if cosine(way, 1.0) < ALIKE:
-            return 1.0
-        return _scale_by_size(lambda factor: float(changed(way, factor).norm()), float(wanted.norm()))
 
-    tried = [(way, size(way) if scale is None else scale) for way in ways]
-    task = data.task
-    if task is None:
-        way, factor = max(tried, key=lambda one: cosine(*one))
-        made = result(way, factor, "inputs", cosine(way, factor))
-        return trained(made, *data.taught_by(given).split(1 - KEPT, generator=generator)) if steps else made
-    training, keeping = task.split(1 - KEPT, generator=generator) if steps else (task, task)
-    factors = [(way, one) for way, own in tried for one in ((own, *SCALES) if scale is None else (own,))]
-    way, factor = min(factors, key=lambda one: training.evaluate(one[0].on(base_b, one[1]))["loss"])
-    made = result(way, factor, "task", cosine(way, factor))
-    return trained(made, training, keeping) if steps else made
+def _divergence(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """Return the mean Kullback-Leibler divergence of predicted probabilities from the wanted ones."""
+    made, target = (one.double().log_softmax(-1) for one in (outputs, wanted))
+    return (target.exp() * (target - made)).sum(-1).mean()
+
+
+def _line_search(loss: Callable[[float], float]) -> float:
+    """Return the scale with the smallest loss, among `SCALES` and scales between the best scale and its neighbors."""
+    found = {scale: loss(scale) for scale in SCALES}
+    for _ in range(HALVINGS):
+        known = sorted(found)
+        place = known.index(min(found, key=found.__getitem__))
+        for other in known[max(place - 1, 0) : place] + known[place + 1 : place + 2]:
+            middle = (known[place] + other) / 2
+            found[middle] = loss(middle)
+    return min(found, key=found.__getitem__)
 
 
 def _by_element(
@@ -380,19 +430,6 @@ def _by_element(
         task = data.task or Task(data.modules[1], pairs, has_targets=False)
     found = align(base_b, base_a, symmetry, method=method, task=task, rotate=rotate, generator=generator)
     return replace(carry_by(found.symmetry, found.element, (base_a, tuned_a), base_b), notes=found.notes)
-
-
-def _scale_by_size(size: Callable[[float], float], wanted: float) -> float:
-    """Return the scale, between one and `LARGEST`, that enlarges a change to the wanted size."""
-    low, high = 1.0, 1.0
-    if size(1.0) >= (1 - SAME_SIZE) * wanted:
-        return 1.0
-    while size(high) < wanted and high < LARGEST:
-        low, high = high, 2 * high
-    while high - low > SAME_SIZE * high and math.isfinite(high):
-        middle = (low + high) / 2
-        low, high = (middle, high) if size(middle) < wanted else (low, middle)
-    return high
 
 
 def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Params], Params]]:
