@@ -1,6 +1,6 @@
 """Merges of fine-tunes of one base by every rule, with and without alignment.
 
-A family is a base and two or three fine-tunes of it (four with `--seeds 4 5`). Language models in the style of GPT and
+A family is a base and two, three or four fine-tunes of it. Language models in the style of GPT and
 Llama learn the first half of Shakespeare's plays, and are tuned to the second half, to WikiText, Python's help or
 Python's source. Vision transformers learn digits, and are tuned to groups of clothes ("new classes"), or to groups of
 the digits that they know ("known classes"). Tuning lasts from 1% to 200% of the base's training, at the largest rate of
@@ -51,7 +51,7 @@ STEPS, BATCH, CONTEXT, WIDTH, LAYERS, HEADS = 300, 32, 32, 32, 2, 4
 AMOUNTS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
 """Lengths of fine-tuning, as shares of the base's training."""
 STRANGERS = "strangers"
-SEEDS = (0, 1, 2, 3, 6, 7)
+SEEDS = tuple(range(8))
 COUNTS = (2, 3, 3, 2, 4, 4, 2, 2)
 """Networks that are merged, by seed."""
 JUDGED = 200
