@@ -230,7 +230,15 @@ def watching() -> Any:
         watched[id(self)] = Watched(self, model, *inputs, copy.deepcopy(model).eval())
         return result
 
+    def note_uncut(cutting: Any = None) -> None:
+        """Note the groups of graphs that cut nothing, before another graph changes their layers."""
+        for one, items in made:
+            if not one.left and one.graph is not cutting:
+                one.note(items, is_cut=False)
+        made[:] = [(one, items) for one, items in made if one.graph is cutting]
+
     def prune_watched(self: Any, idxs: Any = None, record_history: bool = True) -> None:
+        note_uncut(self._DG)
         if idxs is None and id(self._DG) in watched:
             watched[id(self._DG)].note(self, is_cut=True)
         prune(self, idxs, record_history)
@@ -248,9 +256,7 @@ def watching() -> Any:
     finally:
         graph.build_dependency, group.prune, graph.get_pruning_group = build, prune, find
     found += watched.values()
-    for one, items in made:
-        if not one.left:  # Nothing was cut: the groups are compared.
-            one.note(items, is_cut=False)
+    note_uncut()
 
 
 def compare(watched: Iterable[Watched], *, has_values: bool, is_run: bool) -> str | None:
