@@ -109,12 +109,17 @@ def measure_times(config: Timing, run: Run) -> Table:
     return Table("Figure A14: time", notes, TIMES, tuple(rows), pictures={"seconds": tuple(charts)})
 
 
-def _measure_time(run: Run, case: tuple[str, int], repeat: int) -> Record:
-    name, width = case
-    generator = run.generator("timing", name, width, repeat)
+@functools.cache
+def _discovered(name: str, width: int) -> tuple[nn.Module, rg.Symmetry]:
+    """Return networks of one width and their symmetry, which all repeats have in common."""
     is_mlp = name.startswith("MLP")
     module: nn.Module = mlp(784, *[width] * 3, 10) if is_mlp else resnet20(width=width, norm="filter")
-    symmetry = rg.discover(module, (torch.zeros(2, 784) if is_mlp else torch.zeros(2, 3, 32, 32),))
+    return module, rg.discover(module, (torch.zeros(2, 784) if is_mlp else torch.zeros(2, 3, 32, 32),))
+
+
+def _measure_time(run: Run, case: tuple[str, int], repeat: int) -> Record:
+    generator = run.generator("timing", *case, repeat)
+    module, symmetry = _discovered(*case)
     a, b = (_posterior(module, generator) for _ in range(2))
     began = time.thread_time()
     rg.align(a.mean, b.mean, symmetry, method=rg.WeightMatching(scales="keep"))
