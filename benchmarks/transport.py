@@ -7,7 +7,8 @@ settings (ridge, rates, scales) were chosen on the pairs of `TUNING`; those of `
     OMP_NUM_THREADS=1 python benchmarks/transport.py --out docs/records/transport.jsonl [--only SETUP ...]
     python benchmarks/transport.py --out docs/records/transport.jsonl --table
 
-`--networks FOLDER` keeps the trained networks in a folder, and `--train` makes them without measuring any row.
+An interrupted run continues with the first row that is missing. `--networks FOLDER` keeps the trained networks, too,
+and `--rows` names the rows to be made.
 """
 
 import argparse
@@ -148,18 +149,20 @@ def digit_data() -> Data:
     return images()[0]
 
 
-def language(make: Callable[[], nn.Module]) -> Setup:
+def language(
+    make: Callable[[], nn.Module], steps: tuple[int, int] = (500, 125), batch: int = 32, training: int = 60
+) -> Setup:
     """A language model of some style, trained on Python's help."""
     return Setup(
         make,
         lambda: tokens(help_text()),
         text_tasks,
-        (500, 125),
+        steps,
         (64, 96),
         lr=3e-3,
-        batch=32,
+        batch=batch,
         inputs=200,
-        training=60,
+        training=training,
         metric="loss",
     )
 
@@ -198,6 +201,7 @@ SETUPS = {
     ),
     "GPT of width 32, text": language(gpt),
     "Llama of width 32, text": language(llama),
+    "GPT of width 32, text, trained longer": language(gpt, (800, 200), 64, 100),
     **{f"{2 + deep} layers of {width} units": curve(width, 1 + deep) for deep in (0, 2) for width in (16, 64, 256)},
 }  # fmt: skip
 
@@ -337,15 +341,16 @@ def gradfix(base: rg.Params, change: rg.Params, task: rg.Task) -> rg.Params:
     return scaled(base, {name: change[name] * (change[name] * vote < 0) for name, vote in votes.items()}, task)
 
 
-def rows_of(fit: Trained, done: Collection[str] = ()) -> Iterator[dict[str, Any]]:
-    """The rows of one pair of bases, of a base and its next release, and of bases of other widths, task by task."""
+def rows_of(fit: Trained, is_wanted: Callable[..., bool]) -> Iterator[dict[str, Any]]:
+    """The rows of one pair of bases, of a base and its next release, and of bases of other widths, task by task.
+
+    A row is made if its task, pair, name and data are wanted.
+    """
     setup, seed = SETUPS[fit.name], fit.seed
     data, (base_a, bases) = setup.base(), fit.bases()
     symmetry, inputs = rg.discover(setup.make().eval(), (data[0][:2],)), data[0][: setup.inputs]
     seen = f"{len(inputs)} inputs of the base"
     for task, (new, held) in setup.tasks().items():
-        if task in done:
-            continue
         judge = rg.Task(setup.make(), list(zip(held[0].split(256), held[1].split(256), strict=True)))
         module = setup.make()
         tuned = fit.tuned(task, "a", base_a)
@@ -377,11 +382,9 @@ def rows_of(fit: Trained, done: Collection[str] = ()) -> Iterator[dict[str, Any]
                 taught = partial(taught, module=module, steps=setup.training)
                 rows += [("inputs and training", text, taught), ("training alone", text, partial(taught, scale=0.0))]
             for row in rows:
-                if not setup.only or row[0] in setup.only:
+                if (not setup.only or row[0] in setup.only) and is_wanted(task, pair, *row[:2]):
                     yield measure.row(*row)
-            if pair == "next release" or not setup.other:
-                continue
-            if task != WIDTHS:
+            if pair == "next release" or task != WIDTHS:
                 continue
             for name, make in setup.other:
                 other = seeded(make, seed)
@@ -389,8 +392,11 @@ def rows_of(fit: Trained, done: Collection[str] = ()) -> Iterator[dict[str, Any]
                 tuned_other = fit(f"{name} tuned", new, setup.steps[1], seed, module=other, start=start)
                 measure = Measure(judge, setup.metric, ends, {"task": task, "pair": name, "seed": seed})
                 wider = partial(rg.transport, start, tuned_other, base, symmetry, inputs=[inputs])
-                yield measure.row("inputs", seen, partial(wider, module=module, module_a=other))
-                yield measure.row("labels", few_seen, partial(wider, task=few, module_a=other))
+                by_inputs = partial(wider, module=module, module_a=other)
+                by_labels = partial(wider, task=few, module_a=other)
+                for row in (("inputs", seen, by_inputs), ("labels", few_seen, by_labels)):
+                    if is_wanted(task, name, *row[:2]):
+                        yield measure.row(*row)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -429,7 +435,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=TABLE)
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--networks", type=Path)
-    parser.add_argument("--train", action="store_true")
+    parser.add_argument("--rows", nargs="*")
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out and args.out.exists() else []
     if args.table:
@@ -438,32 +444,23 @@ def main() -> None:
     for seed in args.seeds:
         for name in args.only:
             fit = Trained(name, seed, args.networks)
-            if args.train:
-                base_a, bases = fit.bases()
-                for task in SETUPS[name].tasks():
-                    for pair, base in {"a": base_a, **bases}.items():
-                        fit.tuned(task, pair, base)
-                continue
-            own = [row for row in rows if (row["setup"], row["seed"]) == (name, seed)]
-            done = {row["task"] for row in own}
-            if done == {*SETUPS[name].tasks()}:
-                continue
-            lines = list[str]()
-            task = ""
-            for row in rows_of(fit, done):
-                if row["task"] != task:
-                    write(lines, args.out)
-                    lines, task = [], row["task"]
-                lines.append(json.dumps({"setup": name, **row}))
-                print(lines[-1], flush=True)
-            write(lines, args.out)
+            done = {key(row) for row in rows if (row["setup"], row["seed"]) == (name, seed)}
+            for row in rows_of(fit, partial(is_missing, done, args.rows)):
+                line = json.dumps({"setup": name, **row})
+                print(line, flush=True)
+                if args.out:
+                    with args.out.open("a", encoding="utf-8") as file:
+                        file.write(f"{line}\n")
 
 
-def write(lines: list[str], out: Path | None) -> None:
-    """Write the rows of a task that is done: an interrupted run continues with the next one."""
-    if out:
-        with out.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+def is_missing(done: Collection[tuple[str, ...]], rows: list[str] | None, *one: str) -> bool:
+    """Whether a row has no record yet, and is one of the named rows, if rows are named."""
+    return one not in done and (rows is None or one[2] in rows)
+
+
+def key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells a row from others of its pair of seeds."""
+    return row["task"], row["pair"], row["row"], row["seen"]
 
 
 if __name__ == "__main__":
