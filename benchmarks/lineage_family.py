@@ -1,112 +1,156 @@
 """Families of twenty networks with a known tree, and merges of three: what `rg.comparison.compare_many` finds of them.
 
-Each network of a family is trained on from an earlier one, for 10 to 60 steps on one of two halves of the data, and
-moved by a random element of the whole group. The earlier one is any ("random"), one of the last four ("recent"), or the
-one above it in a binary tree. A branch of the true tree divides the family in two; "splits" are such divisions by
-branches between groups of two or more networks. The control joins neighbors by the distances of the networks before
-they were moved. "Cosine" is that of the steps of two trainings. The models of `grow_tree` and its limit of certain
-branches were chosen on other families, with seeds 0 to 5.
+In a "random" family, each network continues the training of any earlier one, for 10 to 60 steps on one of two halves of
+the data. A "mixed" family has a chain three deep, merged LoRAs, pruned and quantized networks, averages of two, a moved
+copy and, for language models, an extended vocabulary; children hang on all of these. Each network is then moved by a
+random element of the whole group and rounded to bfloat16.
 
-A merge has the shares .5, .3 and .2 of three fine-tunes of one base; parents, base and merge are moved. The threshold
-of averages was fixed on seeds 0, 1 and 2.
+A parent is right if it is the true one or its copy. For an average, all parents have to be right. The control is the
+nearest spanning tree by the distances of the networks before they were moved; its branches have no direction. "Cosine"
+is that of the steps of two trainings. The estimator and its constants were chosen on families with seeds 0 to 2.
 
-    OMP_NUM_THREADS=1 python benchmarks/lineage_family.py > docs/records/lineage-family.jsonl
+A merge of three has the shares .5, .3 and .2 of three fine-tunes of one base; parents, base and merge are moved. The
+threshold of averages was fixed on seeds 0, 1 and 2.
+
+    OMP_NUM_THREADS=1 python benchmarks/lineage_family.py FOLDER > docs/records/lineage-family.jsonl
 """
 
+import argparse
 import json
-from collections.abc import Iterable
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from lineage_histories import History, Workshop, family_after
 from lineage_networks import Family, Params, families, move
 
 import regauge as rg
 from regauge.comparison import Lineage, compare_many
-from regauge.comparison.trees import Branch, join_neighbors
 
 COUNT, SHARES, SEEDS = 20, (0.5, 0.3, 0.2), (3, 4, 5)
-FAMILIES = (("random", 6), ("random", 7))
-"""Kinds of families, with their seeds."""
+CASES = (
+    *(("MLP", kind, seed) for kind in ("random", "mixed") for seed in (31, 32)),
+    ("CNN", "random", 31),
+    ("GPT", "mixed", 33),
+    ("CNN", "mixed", 33),
+)
+"""Architectures and kinds of families, with their seeds."""
+STEPS = {6: "lora", 8: "prune", 10: "round", 11: "round", 13: "mix", 15: "copy", 16: "lora", 17: "prune", 18: "mix"}
+"""The networks of a mixed family that are not fine-tunes, by how they are made."""
+CHAIN = 3
+"""The depth of the chain with which a mixed family begins."""
 
 
-def splits(branches: Iterable[tuple[str, str]], names: set[str]) -> set[frozenset[str]]:
-    """The divisions of networks by the branches of a tree, each as the side without the first network."""
-    pairs = list(branches)
-    found = set()
-    for cut in pairs:
-        side, fresh = {cut[1]}, True
-        while fresh:
-            fresh = False
-            for one, other in (pair for pair in pairs if pair != cut):
-                if (one in side) != (other in side):
-                    side |= {one, other}
-                    fresh = True
-        own = frozenset(side & names)
-        own = frozenset(names) - own if min(names) in own else own
-        if 1 < len(own) < len(names) - 1:
-            found.add(own)
-    return found
+def draw_family(name: str, kind: str, seed: int) -> tuple[dict[str, History], dict[str, tuple[str, ...]]]:
+    """Histories of the networks of a family, and their parents."""
+    generator = torch.Generator().manual_seed(7 * seed + 1)
+
+    def pick(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    special = {} if kind == "random" else STEPS | ({14: "extend"} if name == "GPT" else {})
+    histories: dict[str, History] = {"00": [["train", 1000 + seed, 0, seed]]}
+    parents: dict[str, tuple[str, ...]] = {"00": ()}
+    for k in range(1, COUNT):
+        number = k - 1 if special and k <= CHAIN else pick(0, k)
+        parent, step = f"{number:02}", special.get(k, "tune")
+        before, own = histories[parent], list[list[Any]]()
+        parents[f"{k:02}"] = (parent,)
+        if step == "tune":
+            own = [["tune", pick(10, 60) / 200, pick(0, 2), 100 * seed + k]]
+        elif step == "lora":
+            own = [["lora", 4, pick(30, 80) / 200, pick(0, 2), 100 * seed + k]]
+        elif step == "prune":
+            own = [["prune", (0.2, 0.4)[pick(0, 2)]]]
+        elif step == "round":
+            own = [["round", 8 if k == 10 else 4]]
+        elif step == "extend":
+            own = [["extend", 3, 55]]
+        elif step == "mix":
+            second = pick(0, k - 1)
+            other = f"{second + (second >= number):02}"
+            if any(word == "extend" for word, *_ in [*before, *histories[other]]):
+                parent, other = "01", "02"
+            before, own = histories[parent], [["mix", 0.5, histories[other]]]
+            parents[f"{k:02}"] = (parent, other)
+        histories[f"{k:02}"] = [*before, *own]
+    return histories, parents
 
 
-def compare_moved(family: Family, networks: dict[str, Params], seed: int) -> Lineage:
+def compare_moved(owners: dict[str, Family], networks: dict[str, Params], seed: int) -> Lineage:
     """The lineage of networks that were moved."""
     moved = {
-        name: {n: t.float() if t.is_floating_point() else t for n, t in move(family, one, seed + k).items()}
+        name: {n: t.float() if t.is_floating_point() else t for n, t in move(owners[name], one, seed + k).items()}
         for k, (name, one) in enumerate(networks.items())
     }
-    return compare_many(list(moved), lambda a, b: rg.compare(moved[a], moved[b], family.symmetry, draws=99, exact=True))
+
+    def compare(a: str, b: str) -> rg.comparison.Comparison:
+        return rg.compare(moved[a], moved[b], owners[a].symmetry, draws=9, exact=True)
+
+    return compare_many(list(moved), compare, read=moved.__getitem__)
 
 
-def family_row(family: Family, kind: str, seed: int) -> dict[str, Any]:
+def family_row(name: str, kind: str, seed: int, folder: Path) -> dict[str, Any]:
     """A family, and how much of its tree is found."""
-    generator = torch.Generator().manual_seed(seed)
-    networks, parents = {"00": family.train(family.initialize(1000 + seed), 0, seed, 200)}, dict[str, str]()
-    for k in range(1, COUNT):
-        earlier = {"random": (0, k), "recent": (max(0, k - 4), k), "binary": ((k - 1) // 2, (k + 1) // 2)}[kind]
-        number, steps, half = (int(torch.randint(*one, (), generator=generator)) for one in (earlier, (10, 60), (2,)))
-        name, parents[f"{k:02}"] = f"{k:02}", f"{number:02}"
-        networks[name] = family.train(networks[f"{number:02}"], half, 100 * seed + k, steps)
-    names = [n for n, t in networks["00"].items() if t.is_floating_point() and "running" not in n]
-    flat = {key: torch.cat([one[n].flatten() for n in names]).double() for key, one in networks.items()}
-    stored = torch.stack(list(flat.values()))
-    steps = torch.nn.functional.normalize(torch.stack([flat[c] - flat[p] for c, p in parents.items()]), dim=1)
-    cosines = (steps @ steps.T)[~torch.eye(COUNT - 1, dtype=torch.bool)]
-    own = set(networks)
-    true = splits(((p, c) for c, p in parents.items()), own)
-    found = compare_moved(family, networks, 50)
-    drawn = [split for tree in found.trees for split in splits(ends(tree), own)]
-    certain = [split for tree in found.trees for split in splits(ends(without_doubt(tree)), own)]
-    control = join_neighbors(list(networks), torch.cdist(stored, stored).square())
+    histories, parents = draw_family(name, kind, seed)
+    shop = Workshop(name, folder)
+    networks = {one: shop(history) for one, history in histories.items()}
+    found = compare_moved({one: family_after(name, h) for one, h in histories.items()}, networks, 50)
+    copies = dict[str, str]()
+    for child, own in parents.items():
+        source = own[0] if own and histories[own[0]] == histories[child] else child
+        copies[child] = copies.get(source, source)
+    mixes = {one.child: {copies[parent] for parent in one.parents} for one in found.averages}
+    above = {one.child: one for tree in found.trees for one in tree}
+    twins = {frozenset((one.parent, one.child)) for one in above.values() if one.is_copy}
+    right = set[str]()
+    for child, own in parents.items():
+        truth = {copies[parent] for parent in own}
+        if copies[child] != child or any(step == "extend" for step, *_ in histories[child][-1:]):
+            ok = frozenset((child, own[0])) in twins
+        elif len(own) > 1:
+            ok = mixes.get(child) == truth
+        else:
+            ok = child in above and {copies.get(above[child].parent, "")} == truth and child not in mixes
+        right |= {child} if ok else set()
+    certain = {one.child for one in above.values() if one.is_certain}
+    flat = {one: _flat(params, networks["00"]) for one, params in networks.items()}
+    tunes = [flat[c] - flat[own[0]] for c, own in parents.items() if histories[c][-1][0] == "tune"]
+    steps = torch.nn.functional.normalize(torch.stack(tunes), dim=1)
+    cosines = (steps @ steps.T)[~torch.eye(len(steps), dtype=torch.bool)]
     return {
         "what": "family",
-        "family": family.name,
+        "family": name,
         "kind": kind,
         "seed": seed,
         "families": len(found.families),
-        "averages": len(found.averages),
-        "splits": len(true),
-        "drawn": [len(true & {*drawn}), len({*drawn} - true)],
-        "certain": [len(true & {*certain}), len({*certain} - true)],
-        "roots": [tree[-1].child for tree in found.trees],
-        "control": len(true & splits(((one.parent, one.child) for one in control), own)),
         "cosine": round(float(cosines.mean()), 3),
+        "parents": sum(map(bool, parents.values())),
+        "right": len(right),
+        "certain": len(certain),
+        "wrong": len(certain - right),
+        "control": len(_nearest(flat) & {frozenset((c, *own)) for c, own in parents.items() if len(own) == 1}),
+        "roots": [tree[-1].parent for tree in found.trees],
+        "missed": sorted(child for child, own in parents.items() if own and child not in right),
     }
 
 
-def ends(tree: Iterable[Branch]) -> list[tuple[str, str]]:
-    return [(one.parent, one.child) for one in tree]
+def _flat(params: Params, like: Params) -> torch.Tensor:
+    """The entries that a network has in common with another one, without running statistics."""
+    names = [n for n, t in like.items() if t.is_floating_point() and "running" not in n]
+    return torch.cat([params[n][tuple(map(slice, like[n].shape))].flatten() for n in names]).double()
 
 
-def without_doubt(tree: Iterable[Branch]) -> list[Branch]:
-    """A tree whose branches that are not certain are taken out: what hangs on them hangs on their parent."""
-    tree = list(tree)
-    above = {one.child: one.parent for one in tree if not one.is_certain}
-
-    def keeper(name: str) -> str:
-        return keeper(above[name]) if name in above else name
-
-    return [replace(one, parent=keeper(one.parent)) for one in tree if one.is_certain]
+def _nearest(points: dict[str, torch.Tensor]) -> set[frozenset[str]]:
+    """The branches of the nearest spanning tree."""
+    (first, *rest), branches = [*points], set[frozenset[str]]()
+    inside = [first]
+    while rest:
+        _, near, far = min((float((points[a] - points[b]).norm()), a, b) for a in inside for b in rest)
+        branches.add(frozenset((near, far)))
+        inside.append(far)
+        rest.remove(far)
+    return branches
 
 
 def merge_row(family: Family, seed: int) -> dict[str, Any]:
@@ -118,7 +162,7 @@ def merge_row(family: Family, seed: int) -> dict[str, Any]:
         for n, t in base.items()
     }
     networks = {"base": base, **{f"parent {k}": one for k, one in enumerate(parents)}, "merge": merge}
-    found = compare_moved(family, networks, 900)  # type: ignore[arg-type]
+    found = compare_moved(dict.fromkeys(networks, family), networks, 900)  # type: ignore[arg-type]
     shares = {
         name: w
         for one in found.averages
@@ -130,11 +174,10 @@ def merge_row(family: Family, seed: int) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
     """The lines of the tables in docs/measurements/comparison.md."""
-    heads = ("family", "kind", "seed", "cosine", "splits", "certain", "wrong", "drawn", "wrong", "control", "root")
-    lines = [f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * 8 + " --- |"]
+    heads = ("family", "kind", "seed", "cosine", "parents", "right", "certain", "wrong", "control", "root")
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * 7 + " --- |"]
     for one in (row for row in rows if row["what"] == "family"):
-        numbers = [one[name] for name in ("family", "kind", "seed", "cosine", "splits")]
-        cells = [*numbers, *one["certain"], *one["drawn"], one["control"], ", ".join(one["roots"])]
+        cells = [*(one[name] for name in heads[:-1]), ", ".join(one["roots"])]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", "| family | seed | shares of the merge |", "| --- | ---: | --- |"]
     for one in (row for row in rows if row["what"] == "merge"):
@@ -145,9 +188,14 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def main() -> None:
     """Print a row for each family and each merge."""
-    for name in ("MLP", "CNN"):
-        for kind, seed in FAMILIES:
-            print(json.dumps(family_row(families()[name], kind, seed)), flush=True)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the networks are kept")
+    parser.add_argument("--cases", nargs="+", default=[":".join(map(str, one)) for one in CASES])
+    parser.add_argument("--no-merges", action="store_true")
+    given = parser.parse_args()
+    for name, kind, seed in (one.split(":") for one in given.cases):
+        print(json.dumps(family_row(name, kind, int(seed), given.folder)), flush=True)
+    for name in () if given.no_merges else ("MLP", "CNN"):
         for seed in SEEDS:
             print(json.dumps(merge_row(families()[name], seed)), flush=True)
 

@@ -15,7 +15,9 @@ import regauge as rg
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.comparison import compare_many, tree_lines
-from regauge.comparison.trees import Branch, grow_tree, join_neighbors
+from regauge.comparison.averages import Average
+from regauge.comparison.one_gauge import _find_pruned, in_one_gauge
+from regauge.comparison.trees import Branch, Points, _conductances, _span, grow_tree, join_neighbors
 from regauge.pruning import cut_params, cut_symmetry
 
 WIDE = mlp_symmetry(20, 40, 10, kind="scaled")
@@ -51,82 +53,144 @@ def test_distances_of_a_tree_give_that_tree(count: int) -> None:
     assert all(name in text for name in names)
 
 
-def trained(seed: int, count: int = 20, *, drift: float = 0.0, bend: float = 0.0) -> tuple[Tensor, dict[int, int]]:
-    """Points that are trained on from earlier ones with orthogonal steps and a drift that all share; their parents."""
+def walked(seed: int, parents: dict[int, int], *, drift: float = 0.0) -> Tensor:
+    """Points of a random walk along a tree; with a drift, all steps also have a part in one direction."""
     source = generator(seed)
-    along, across, start = torch.linalg.qr(torch.randn(600, 3, generator=source, dtype=torch.float64)).Q.T
-    points, times, parents = [20 * start + 5 * along], [0.0], dict[int, int]()
-    for k in range(1, count):
-        parents[k] = int(torch.randint(k, (), generator=source))
-        steps = float(torch.randint(10, 60, (), generator=source))
-        before, now = times[parents[k]], times[parents[k]] + steps
-        noise = torch.randn(600, generator=source, dtype=torch.float64) * (steps / 600) ** 0.5
-        shared = drift * steps * along + bend * (now**2 - before**2) / 100 * across
-        points.append(points[parents[k]] + noise + shared)
-        times.append(now)
-    return torch.stack(points), parents
+    along, start = torch.linalg.qr(torch.randn(3000, 2, generator=source, dtype=torch.float64)).Q.T
+    points = [20 * start + 5 * along]
+    for parent in parents.values():
+        length = float(torch.randint(10, 60, (), generator=source))
+        noise = torch.randn(3000, generator=source, dtype=torch.float64) * (length / 3000) ** 0.5
+        points.append(points[parent] + noise + drift * length * along)
+    return torch.stack(points)
 
 
-def divisions(branches: list[Branch], names: list[str]) -> dict[frozenset[str], Branch]:
-    """The branches between groups of networks, by the side without the first network."""
-    found = {}
-    children = dict[str, list[str]]()
-    for one in branches:
-        children.setdefault(one.parent, []).append(one.child)
-
-    def beyond(name: str) -> set[str]:
-        return {name}.union(*map(beyond, children.get(name, [])))
-
-    for one in branches:
-        side = frozenset(beyond(one.child) & {*names})
-        side = frozenset(names) - side if names[0] in side else side
-        if 1 < len(side) < len(names) - 1:
-            found[side] = one
-    return found
+def random_parents(seed: int, count: int = 20) -> dict[int, int]:
+    return {k: int(torch.randint(k, (), generator=generator(1000 * seed + k))) for k in range(1, count)}
 
 
-def grown(points: Tensor, kept: list[int]) -> tuple[list[Branch], list[Branch], list[str]]:
-    """The tree of some points, that by joining neighbors, and the names."""
-    names = [f"n{k:02}" for k in kept]
-    squares = torch.cdist(points[kept], points[kept]).square()
-    return grow_tree(names, squares, points[kept].norm(dim=1)), join_neighbors(names, squares), names
+def points_of(values: Tensor, names: list[str], pruned: Tensor | None = None) -> Points:
+    """Points with three tensors of four blocks each."""
+    pieces = values.tensor_split(12, 1)
+    cut = torch.zeros(len(names), len(names), dtype=torch.bool) if pruned is None else pruned
+    rounding = torch.full((len(names),), 1e-5, dtype=torch.float64)
+    products = torch.stack([piece @ piece.T for piece in pieces])
+    return Points(names, products, torch.arange(12) // 4, cut, rounding, values.shape[1])
 
 
-@pytest.mark.parametrize(("drift", "bend"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.05)])
-def test_branches_that_are_certain_are_right_also_where_trainings_share_a_drift(drift: float, bend: float) -> None:
-    certain = drawn_right = all_true = joined_right = 0
-    for seed in range(6):
-        points, parents = trained(seed, drift=drift, bend=bend)
-        for kept in ([*range(20)], [0, 1, 2, 3, *range(6, 20, 2), 19]):  # The second one lacks ancestors.
-            tree, joined, names = grown(points, kept)
-            edges = [Branch(f"n{p:02}", f"n{c:02}", 1.0) for c, p in parents.items()]
-            whole = [Branch("root", "n00", 0.0), *(Branch("root", c, 0.0) if p == "n00" else Branch(p, c, 0.0)
-                     for p, c in ((one.parent, one.child) for one in edges))]  # fmt: skip
-            true = divisions(whole, names)
-            found = divisions(tree, names)
-            assert all(side in true for side, one in found.items() if one.is_certain)
-            assert {name for name in names if any(name == one.child for one in tree)} == {*names}
-            assert tree[-1].child == "n00"  # The root.
-            assert all(0.5 < one.support <= 1 for one in found.values() if one.support is not None)
-            certain += sum(one.is_certain for one in found.values())
-            drawn_right += len(found.keys() & true.keys())
-            joined_right += len(divisions(joined, names).keys() & true.keys())
-            all_true += len(true)
-    assert certain > 0.3 * all_true
-    assert drawn_right > 0.6 * all_true
-    if drift:
-        assert drawn_right > joined_right
+def hung(tree: list[Branch]) -> dict[str, str]:
+    return {one.child: one.parent for one in tree}
+
+
+TREES = {
+    "two networks": {1: 0},
+    "three": {1: 0, 2: 0},
+    "a chain": {k: k - 1 for k in range(1, 9)},
+    "a star": dict.fromkeys(range(1, 9), 0),
+    "a binary tree": {k: (k - 1) // 2 for k in range(1, 15)},
+    **{f"random {seed}": random_parents(seed) for seed in range(3)},
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+@pytest.mark.parametrize("drift", [0.0, 0.1])
+def test_each_network_hangs_on_its_parent(kind: str, drift: float) -> None:
+    parents = TREES[kind]
+    names = [f"n{k:02}" for k in range(len(parents) + 1)]
+    values = walked(len(parents), parents, drift=drift)
+    tree = grow_tree(points_of(values, names))
+    true = {names[c]: names[p] for c, p in parents.items()}
+    assert all(true[one.child] == one.parent for one in tree if one.is_certain)
+    assert tree[-1].parent == "n00"
+    right = sum(hung(tree)[child] == parent for child, parent in true.items())
+    if not drift:
+        assert right == len(true) == sum(one.is_certain for one in tree)
+    assert right >= 0.6 * len(true)
+    for one in tree:
+        i, j = names.index(one.parent), names.index(one.child)
+        assert one.length == pytest.approx(float((values[i] - values[j]).square().sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_path_lengths_give_the_tree_exactly(seed: int) -> None:
+    """With exactly orthogonal steps, conductances of pairs that are no branch vanish."""
+    parents = random_parents(seed)
+    lengths = torch.rand(19, generator=generator(seed), dtype=torch.float64) + 0.1
+    values = torch.zeros(20, 20, dtype=torch.float64)
+    values[0, 0] = 10
+    for child, parent in parents.items():
+        values[child] = values[parent]
+        values[child, child] += lengths[child - 1].sqrt()
+    conductances = _conductances(torch.cdist(values, values).square().numpy())
+    expected = torch.zeros(20, 20, dtype=torch.float64)
+    for child, parent in parents.items():
+        expected[child, parent] = expected[parent, child] = 1 / lengths[child - 1]
+    assert torch.allclose(torch.from_numpy(conductances), expected, atol=1e-6)
+
+
+def test_shared_drift_misleads_distances_and_not_conductances() -> None:
+    wrong = 0
+    for seed in range(3):
+        parents = random_parents(seed)
+        values = walked(seed, parents, drift=0.2)
+        squares = torch.cdist(values, values).square().numpy()
+        true = {frozenset(pair) for pair in parents.items()}
+        assert {frozenset(one) for one in _span(_conductances(squares))} == true
+        wrong += len(true - {frozenset(one) for one in _span(-squares)})
+    assert wrong > 3
 
 
 def test_the_order_of_networks_changes_no_tree() -> None:
-    points, _ = trained(3, drift=0.1)
+    names = [f"n{k:02}" for k in range(20)]
+    values = walked(3, random_parents(3), drift=0.1)
     order = torch.randperm(20, generator=generator(5)).tolist()
-    tree, _, names = grown(points, [*range(20)])
-    again, _, _ = grown(points, order)
-    first, second = (divisions(one, names) for one in (tree, again))
-    assert {side: one.support for side, one in first.items()} == {side: one.support for side, one in second.items()}
-    for side, one in first.items():
-        assert second[side].length == pytest.approx(one.length, rel=1e-6, abs=1e-6)
+    tree = grow_tree(points_of(values, names))
+    again = grow_tree(points_of(values[order], [names[k] for k in order]))
+    assert hung(tree) == hung(again)
+    supports = [{one.child: one.support for one in found} for found in (tree, again)]
+    assert supports[0] == pytest.approx(supports[1], abs=0.03)
+
+
+def test_copies_hang_on_one_network_and_say_so() -> None:
+    names = ["base", "child", "copy", "grandchild"]
+    values = walked(1, {1: 0, 2: 1})
+    values = torch.stack([values[0], values[1], values[1] * (1 + 1e-8), values[2]])
+    tree = grow_tree(points_of(values, names))
+    assert hung(tree) == {"child": "base", "copy": "child", "grandchild": "child"}
+    assert [one.child for one in tree if one.is_copy] == ["copy"]
+    assert any("copy  (" in line and "a copy, or the original" in line for line in tree_lines(tree))
+
+
+def test_pruned_networks_hang_on_the_network_that_was_pruned() -> None:
+    """And a network that was trained further from the pruned one hangs on that, although norms shrink on the way."""
+    values = walked(2, {1: 0, 2: 0, 3: 2})
+    pruned = torch.where(values[0].abs() > values[0].abs().quantile(0.4), values[0], 0.0)
+    other = torch.where(values[2].abs() > values[2].abs().quantile(0.4), values[2], 0.0)
+    tuned = pruned + 0.05 * torch.randn(3000, generator=generator(9), dtype=torch.float64)
+    values = torch.cat([values, torch.stack([pruned, other, tuned])])
+    names = ["base", "a", "b", "c", "pruned base", "pruned b", "tuned"]
+    tree = grow_tree(points_of(values, names, _find_pruned(values)))
+    assert hung(tree) == {
+        "a": "base", "b": "base", "c": "b", "pruned base": "base", "pruned b": "b", "tuned": "pruned base",
+    }  # fmt: skip
+
+
+def test_averages_hang_on_their_heaviest_parent_and_have_children() -> None:
+    values = walked(4, {1: 0, 2: 0, 3: 0})
+    merge = 0.6 * values[1] + 0.4 * values[2]
+    child = merge + 0.1 * torch.randn(3000, generator=generator(9), dtype=torch.float64)
+    names = ["base", "a", "b", "c", "merge", "child"]
+    average = Average("merge", ("a", "b"), (0.6, 0.4), False)
+    tree = grow_tree(points_of(torch.cat([values, torch.stack([merge, child])]), names), [average])
+    assert hung(tree) == {"a": "base", "b": "base", "c": "base", "merge": "a", "child": "merge"}
+
+
+def test_siblings_of_a_missing_base_get_an_ancestor() -> None:
+    values = walked(5, {1: 0, 2: 0})[1:]
+    values *= 30 / values.norm(dim=1, keepdim=True)  # Trained for equally long.
+    tree = grow_tree(points_of(values, ["a", "b"]))
+    assert hung(tree) == {"a": "ancestor 1", "b": "ancestor 1"}
+    assert tree[-1].parent == "ancestor 1"
 
 
 def test_doubt_is_written_next_to_a_branch() -> None:
@@ -151,12 +215,16 @@ def test_families_and_their_trees() -> None:
     networks = family()
     found = compare_many(list(networks), lambda a, b: rg.compare(networks[a], networks[b], WIDE, draws=99))
     assert found.families == (("base", "first", "second", "grandchild"), ("stranger",))
+    again = compare_many(
+        list(networks), lambda a, b: rg.compare(networks[a], networks[b], WIDE, draws=9), read=networks.__getitem__
+    )
+    assert again.families == found.families
+    assert hung(list(again.trees[0])) == {"first": "base", "second": "base", "grandchild": "second"}
     (tree,) = found.trees
     names = list(found.families[0])
     lengths = path_lengths(list(tree), names)
     assert torch.allclose(lengths, found.distances[:4, :4].square(), rtol=0.2, atol=2e-3)
     assert lengths[2, 3] < lengths[0, 3]  # The grandchild hangs on its parent.
-    assert tree[-1].child == "base"
     with pytest.raises(ValueError, match="names of their own"):
         compare_many(["a", "a"], lambda a, b: rg.compare(networks["base"], networks["base"], WIDE))
 
@@ -213,6 +281,22 @@ def test_a_merge_names_its_parents_also_among_unrelated_networks() -> None:
     assert [len(family) for family in found.families] == [7, *[1] * 6]
 
 
+def test_moved_copies_change_no_inner_product() -> None:
+    """Points in one gauge do not depend on where the networks are on their orbits."""
+    networks = {name: one for name, one in family().items() if name != "stranger"}
+    names = [*networks]
+    steps = {"base": 0.0, "first": 0.1, "second": 0.2, "grandchild": 0.3}
+    distances = torch.tensor([[9 * abs(steps[a] - steps[b]) + 9 for a in names] for b in names], dtype=torch.float64)
+    found = in_one_gauge(names, networks.__getitem__, WIDE, distances)
+    moved = {n: WIDE.act(WIDE.random(generator(k)), one) for k, (n, one) in enumerate(networks.items())}
+    again = in_one_gauge(names, moved.__getitem__, WIDE, distances)
+    assert found is not None
+    assert again is not None
+    first, second = (one.products.sum(0) for one in (found, again))
+    assert torch.allclose(first, second, rtol=1e-6)
+    assert in_one_gauge(names, networks.__getitem__, WIDE, distances / 1e3) is None  # Not the gauge of these distances.
+
+
 def convolutions(*widths: int) -> rg.Params:
     """A network of another architecture, with tensors of the same names."""
     return {name: tensor.unsqueeze(-1) for name, tensor in drawn(mlp_symmetry(*widths), 0).items()}
@@ -242,7 +326,7 @@ def test_a_folder_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
     main([*args, "--json"])
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["left_out"] == ["other.safetensors"]
-    assert {*found["trees"][0][0]} == {"parent", "child", "length", "support", "is_certain"}
+    assert {*found["trees"][0][0]} == {"parent", "child", "length", "support", "is_copy", "is_certain"}
     assert len(found["pairs"]) == 10
     names = {row["child"] for row in found["trees"][0]} | {row["parent"] for row in found["trees"][0]}
     assert {"base.safetensors", "grandchild.safetensors"} < names
@@ -269,7 +353,7 @@ def test_networks_with_more_outputs_join_a_family(capsys: pytest.CaptureFixture[
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert {"more.safetensors", "more noise.safetensors", "base.safetensors"} <= {*found["families"][0]}
     assert found["left_out"] == ["other.safetensors"]
-    assert {*found["trees"][0][0]} == {"parent", "child", "length", "support", "is_certain"}
+    assert {*found["trees"][0][0]} == {"parent", "child", "length", "support", "is_copy", "is_certain"}
     pairs = {(row["a"], row["b"]): row for row in found["pairs"]}
     assert pairs["base.safetensors", "more.safetensors"]["verdict"] == "descended"
     assert len(found["trees"][0]) >= 6

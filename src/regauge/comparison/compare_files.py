@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -145,7 +146,9 @@ def compare_files(
     lineages = []
     for own in _together(places):
         parents = named_parents({name: places[name].checkpoint for name in own})
-        lineages.append(compare_many(own, compare, parents=parents, progress=progress))
+        is_streamed = any(places[name].relatives.is_streamed for name in own)
+        read = None if is_streamed else lambda name: copy(places[name].checkpoint)
+        lineages.append(compare_many(own, compare, parents=parents, read=read, progress=progress))
     if not lineages:
         raise ValueError(
             f"no two of the {len(names)} checkpoints have tensors of the same names and shapes; compare them in pairs, "

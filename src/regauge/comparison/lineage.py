@@ -1,7 +1,8 @@
 """Lineages of many networks of one architecture: pairwise distances, families of related networks, and trees."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from regauge.comparison.averages import Average, find_averages
 from regauge.comparison.comparison import Comparison
+from regauge.comparison.one_gauge import in_one_gauge
 from regauge.comparison.trees import Branch, grow_tree, join_neighbors
 from regauge.core.families import connected
 from regauge.core.progress import Progress, no_progress
@@ -35,8 +37,9 @@ class Lineage:
             unrelated network forms a family of one.
         averages: The networks that are averages of other networks, according to their weights or their provenance.
         trees: For each family with at least two networks that are not averages: the branches of its tree. Branch
-            lengths are squares of the relative distances. If norms are known, branches have a support; see `grow_tree`.
-            An average has no place in a tree, because it descends from several networks.
+            lengths are squares of the relative distances. If the networks were read, each network hangs on its parent,
+            and branches have a support; see `grow_tree`. An average then hangs on the parent with the largest weight.
+            Otherwise neighbor joining computes the tree, and averages have no place in it.
     """
 
     names: tuple[str, ...]
@@ -68,6 +71,7 @@ def compare_many(
     compare: Callable[[str, str], Comparison | None],
     *,
     parents: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    read: Callable[[str], Mapping[str, Tensor]] | None = None,
     progress: Progress = no_progress,
 ) -> Lineage:
     """Compare all pairs of networks, and build a tree for each family of related networks.
@@ -77,6 +81,7 @@ def compare_many(
         compare: A function that compares two networks as `rg.compare` does. The function returns None for pairs that
             cannot be compared.
         parents: For each network, the names of those other networks that its provenance names as parents.
+        read: A function that returns a network. Without it, trees are computed from the distances of pairs alone.
         progress: A function that shows how many pairs are done.
 
     Raises:
@@ -125,11 +130,34 @@ def compare_many(
             own = torch.tensor([names.index(name) for name in family])
             lengths = distances[own][:, own].square()
             lengths = lengths.where(~lengths.isnan(), lengths.nan_to_num().max())  # Relatives by way of others.
-            sizes = torch.tensor([max(norms_of[name], default=0.0) for name in family], dtype=torch.float64)
-            is_measured = len(family) > 3 and bool(sizes.min() > 0) and not distances[own][:, own].isnan().any()
-            tree = grow_tree(list(family), lengths, sizes) if is_measured else join_neighbors(list(family), lengths)
-            trees.append(tuple(tree))
+            mixes = [one for one in averages if {*one.parents} & {*family}]
+            whole = [name for name in names if name in {*family, *(one.child for one in mixes)}]
+            tree = None if read is None or not size else _grow(whole, read, pairs, mixes, size)
+            trees.append(tuple(tree or join_neighbors(list(family), lengths)))
     return Lineage(tuple(names), pairs, distances, tuple(families), averages, tuple(trees))
+
+
+def _grow(
+    names: list[str],
+    read: Callable[[str], Mapping[str, Tensor]],
+    pairs: Mapping[tuple[str, str], Comparison],
+    averages: Sequence[Average],
+    size: float,
+) -> list[Branch] | None:
+    """Return the tree of a family in one gauge, with lengths relative to a norm; None if it has no single gauge."""
+    found = {pair: pairs[pair] for pair in combinations(names, 2) if pair in pairs}
+    larger = {first for (first, _), one in found.items() if one.compared < 1}
+    known = [_balanced(one) for one in found.values()]
+    if len(found) < len(names) * (len(names) - 1) // 2 or not all(known):
+        return None
+    names = sorted(names, key=larger.__contains__)  # Of copies in part, those with fewer entries first.
+    distances = torch.zeros(len(names), len(names), dtype=torch.float64)
+    for (first, second), one in zip(found, known, strict=True):
+        i, j = names.index(first), names.index(second)
+        distances[i, j] = distances[j, i] = 0.0 if one is None else one[0]
+    points = in_one_gauge(names, read, next(iter(found.values())).symmetry, distances)
+    tree = None if points is None else grow_tree(points, averages)
+    return tree and [replace(one, length=one.length / size**2) for one in tree]
 
 
 def _averages(

@@ -112,7 +112,7 @@ class _Formats:
     def add(self, x: Tensor, y: Tensor) -> None:
         """Check a chunk of a tensor of both networks."""
         first, second = (
-            frozenset(f for f in known if _holds(f, tensor)) for known, tensor in zip(self.own, (x, y), strict=True)
+            frozenset(f for f in known if holds(f, tensor)) for known, tensor in zip(self.own, (x, y), strict=True)
         )
         self.own = first, second
         if not torch.equal(x, y):
@@ -120,6 +120,6 @@ class _Formats:
             self.equal = frozenset(f for f in narrow if torch.equal(x.to(f), y.to(f)))
 
 
-def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
+def holds(dtype: torch.dtype, tensor: Tensor) -> bool:
     """Return whether a format represents all entries of a tensor exactly."""
     return dtype.itemsize >= tensor.itemsize or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)

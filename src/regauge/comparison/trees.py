@@ -1,46 +1,82 @@
-"""Trees of networks: nearest common ancestors, and the lengths and certainty of the branches between them."""
+"""Trees of networks: the parent of each network, and the lengths and certainty of the branches between them."""
 
-import itertools
-from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float64
-from scipy.optimize import nnls
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-CERTAIN = 0.9
-"""The support from which a branch counts as certain."""
-DRAWN = 0.5
-"""The support above which a branch is drawn. Two drawn branches never contradict each other."""
-ROUNDS = 6
-"""The maximal number of alternations between fitting a tree and fitting the drift that all training runs share."""
-CURVED = 8
-"""The number of networks from which the drift that training runs share may be curved."""
+from regauge.comparison.averages import Average
+
+CERTAIN = 0.95
+"""From this support on, a branch is certain."""
+RESAMPLES = 100
+"""The number of samples of weights for which a tree is built."""
+DROPPED = 6
+"""Each sample leaves out one of so many networks."""
+ORTHOGONAL = 0.5
+"""If the squared norm of no neighbor of the root is larger by at least this share of the squared distance, the root is
+not an ancestor of its neighbors. The share is 1 for a step that is orthogonal to the weights."""
+MIXED = 0.5
+"""A network descends from an average if its conductance to each parent of the average is at least this share of what
+the weights of the parents predict."""
+CHANCE = 3.0
+"""The growth of a norm counts fully if it is at least this multiple of its standard deviation by chance."""
+NEARLY = 0.3
+"""A branch may be replaced by another one whose conductance is at least this share of its own."""
+FIRM = 1.0
+"""The weight of logarithms of conductances, relative to the number of branches along which norms grow."""
+JITTER = 1e-10
+"""The variance that is added to each network, relative to the mean squared distance, so that copies have no distance
+of zero."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch from an ancestor to a network or to another ancestor.
+    """A branch from a parent to a child. Each of them is a network, or an ancestor that is not among the networks.
 
     Attributes:
         parent: The endpoint nearer to the root.
         child: The other endpoint.
-        length: The length of the branch, in the unit of the distances.
-        support: The share of fitted tree models that contain the branch, or None if norms are not known. Branches to a
-            single network, which every tree contains, also have support None.
+        length: The length, in the unit of the distances.
+        support: The share of samples of the weights for which the child hangs on this parent. It is None if the weights
+            were not sampled, and for copies and averages.
+        is_copy: Whether both networks are equal up to rounding. Either of them may be the original.
     """
 
     parent: str
     child: str
     length: float
     support: float | None = None
+    is_copy: bool = False
 
     @property
     def is_certain(self) -> bool:
-        """Return whether nearly all fitted tree models contain the branch, or all trees must contain it."""
+        """Return whether nearly all samples of the weights, or all trees, contain the branch."""
         return self.support is None or self.support >= CERTAIN
+
+
+@dataclass(frozen=True)
+class Points:
+    """Networks of one family as points in one gauge. `in_one_gauge` returns this class.
+
+    Attributes:
+        names: The names of the networks.
+        products: The inner products of the networks in blocks of entries. Their sum is the Gram matrix.
+        tensors: For each block, the number of the tensor that contains it.
+        pruned: Whether the second network is the first one with some entries set to zero.
+        rounding: For each network, the distance relative to its norm that rounding explains.
+        entries: The number of entries of a network.
+    """
+
+    names: Sequence[str]
+    products: Float64[Tensor, "blocks n n"]
+    tensors: Int64[Tensor, " blocks"]
+    pruned: Bool[Tensor, "n n"]
+    rounding: Float64[Tensor, " n"]
+    entries: int
 
 
 def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[Branch]:
@@ -81,147 +117,250 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
     return [*branches, Branch(nodes[1], nodes[0], max(0.0, float(known[0, 1])))]
 
 
-def grow_tree(names: list[str], squares: Float64[Tensor, "n n"], norms: Float64[Tensor, " n"]) -> list[Branch]:
-    """Return the branches of the consensus of several tree models, and the share of models that contain each branch.
+def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
+    """Return the tree in which each network hangs on its parent, and how certain each branch is.
 
-    Squared distances add up along a tree if training steps are orthogonal. However, training runs on one task share a
-    drift. The distances are therefore `d_ij = path_ij + |c(t_i) - c(t_j)|^2` for a curve c of a training time t. Half
-    of the models measure the time by squared norms, because training increases norms. The other half measure the time
-    by the first principal coordinate of the distances. Each model fits a spanning tree of the networks and the drift
-    alternately. The models differ in the measure of time, in the degree of the curve, in weights, and in whether a
-    parent must be earlier. The branches that more than half of the models contain form the returned tree. The root of
-    this tree is the network with the smallest norm. Branch lengths do not include the drift.
+    Training changes a network by steps that are nearly independent of the steps of other networks. So networks are a
+    random walk along the tree. Squared distances are then path lengths, or effective resistances of the tree as an
+    electrical network. The pseudoinverse of the centered inner products is its Laplacian: the entry for two networks is
+    minus the conductance 1 / length of their branch, and zero if there is no branch. The branches are the spanning tree
+    with the largest conductances. Trainings of one task also share a drift, which makes distances misleading. A shared
+    drift is one direction for all networks, and changes conductances little.
+
+    The root is the network for which most branches lead from smaller to larger norms, because training increases norms.
+    A network with entries set to zero hangs on the network that has the same other entries. If the root is not older
+    than its neighbors, they hang on an ancestor that is not among the networks. If another parent is missing, a network
+    hangs on the nearest relative of this parent.
+
+    Branches are certain if they are in nearly all trees of samples. A sample weights tensors and blocks of tensors at
+    random, and leaves out some networks.
 
     Args:
-        names: The names of four or more networks, without repetition.
-        squares: The squared distances between all pairs, as a symmetric matrix.
-        norms: The norms of the networks, in any unit.
+        points: Two or more networks in one gauge. The first of several copies is the one on which others hang.
+        averages: The networks that are averages of others. An average hangs on the parent with the largest weight.
 
     References:
-        Prim (1957) for spanning trees, which are those of Chow and Liu (1968) where ancestors are among the networks;
-        Margush and McMorris (1981), Consensus n-trees, for the majority rule.
+        Chow and Liu (1968) for spanning trees of networks as random variables; Klein and Randic (1993), Resistance
+        distance; Felsenstein (1973) for random walks along trees; Rubin (1981), The Bayesian bootstrap.
     """
-    known = squares.double().numpy()
-    first = int(norms.argmin())
-    votes, models = Counter[frozenset[int]](), 0
-    pairs = np.triu_indices(len(names), 1)
-    for clock in (norms.double().square().numpy(), _first_coordinate(known, norms)):
-        degrees = (1, 2) if len(names) >= CURVED else (1,)
-        for degree, is_ordered, power in itertools.product(degrees, (False, True), (0.5, 1.0)):
-            drift = _drifts(clock, degree)[:, pairs[0], pairs[1]].T
-            votes.update(_fit_spanning(known, clock, drift, pairs, is_ordered=is_ordered, power=power, first=first))
-            models += 1
-    kept = {side: count / models for side, count in votes.items() if count > DRAWN * models}
-    drift = _drifts(norms.double().square().numpy(), degrees[-1])[:, pairs[0], pairs[1]].T
-    return _hang(names, known[pairs], pairs, drift, kept, first)
+    numbers = {name: k for k, name in enumerate(points.names)}
+    mixed = {numbers[one.child]: {numbers[n]: w for n, w in zip(one.parents, one.weights, strict=True)}
+             for one in averages if one.child in numbers and {*one.parents} <= {*numbers}}  # fmt: skip
+    products, pruned = points.products.numpy(), points.pruned.numpy()
+    whole = products.sum(0)
+    squares = _squares(whole)
+    originals = _originals(squares, np.diag(whole), points.rounding.numpy(), mixed)
+    made = {k: {int(np.where(pruned[:, k], squares[:, k], np.inf).argmin()): 1.0}
+            for k in numbers.values() if pruned[:, k].any() and originals[k] == k and k not in mixed}  # fmt: skip
+    made |= mixed
+    rest = [k for k in numbers.values() if originals[k] == k and k not in made]
+    parents, is_rooted = _find_parents(whole, rest, made, points.entries)
+    votes, seen = dict.fromkeys(parents, 0), dict.fromkeys(parents, 0)
+    source = torch.Generator().manual_seed(0)
+    order = sorted(rest, key=lambda k: points.names[k])
+    for _ in range(RESAMPLES if len(rest) > 1 else 0):
+        drawn = [torch.empty(len(products), dtype=torch.float64).exponential_(generator=source) for _ in range(2)]
+        weights = (drawn[0] * drawn[1][points.tensors]).numpy()
+        left_out = torch.randperm(len(order), generator=source)[: len(order) // DROPPED].tolist()
+        kept = [k for place, k in enumerate(order) if place not in left_out]
+        found, _ = _find_parents(np.tensordot(weights, products, 1), kept, made, points.entries)
+        for child, parent in parents.items():
+            if child in kept and (parent in kept or parent in made):
+                seen[child] += 1
+                votes[child] += found.get(child) == parent
+    branches = [
+        Branch(points.names[p], points.names[c], float(squares[p, c]), votes[c] / max(1, seen[c]))
+        for c, p in parents.items()
+    ]
+    branches += [
+        Branch(points.names[p], points.names[c], float(squares[p, c]), None, is_copy=True)
+        for c, p in enumerate(originals)
+        if p != c
+    ]
+    for child, shares in made.items():
+        parent = max(shares, key=lambda k: shares[k])
+        branches.append(Branch(points.names[parent], points.names[child], float(squares[parent, child])))
+    root = points.names[next(k for k in rest if k not in parents)]
+    if not is_rooted:
+        branches = _without_root(branches, root)
+        root = branches[-1].parent
+    # The last branch leads from the root.
+    return sorted(branches, key=lambda one: one.parent == root)
 
 
-def _first_coordinate(squares: np.ndarray, norms: Tensor) -> np.ndarray:
-    """Return the first principal coordinate of networks, oriented from small to large norms."""
-    center = np.eye(len(squares)) - 1 / len(squares)
-    values, vectors = np.linalg.eigh(-center @ squares @ center / 2)
-    found: np.ndarray = vectors[:, -1] * np.sqrt(max(float(values[-1]), 0.0))
-    return found if found @ (norms - norms.mean()).numpy() >= 0 else -found
+def _squares(products: np.ndarray) -> np.ndarray:
+    """Return the squared distances of points, from their inner products."""
+    norms = np.diag(products)
+    found: np.ndarray = np.maximum(norms[:, None] + norms - 2 * products, 0.0)
+    return found
 
 
-def _drifts(clock: np.ndarray, degree: int) -> np.ndarray:
-    """Return squared distances between points on curves of a polynomial degree, `[curves, n, n]`.
+def _originals(
+    squares: np.ndarray, norms: np.ndarray, rounding: np.ndarray, mixed: dict[int, dict[int, float]]
+) -> list[int]:
+    """Return for each network the first network of which it is a copy up to rounding, or itself."""
+    originals = list[int]()
+    for k in range(len(squares)):
+        noise = np.maximum(rounding[k], rounding[:k]) ** 2 * norms[k]
+        same = [j for j in np.flatnonzero(squares[k, :k] <= noise).tolist() if originals[j] == j and j not in mixed]
+        originals.append(same[0] if same and k not in mixed else k)
+    return originals
 
-    Positive sums of these matrices belong to further curves.
+
+def _find_parents(
+    products: np.ndarray, kept: list[int], made: Mapping[int, Mapping[int, float]], entries: int
+) -> tuple[dict[int, int], bool]:
+    """Return the parent of each of some networks except the root, and whether the root is older than its neighbors."""
+    squares = _squares(products)
+    own, norms = np.ix_(kept, kept), np.diag(products)[kept]
+    near, conductances = squares[own], _conductances(squares[own])
+    places = {k: place for place, k in enumerate(kept)}
+    middles = {
+        (places[k], places[child]): middle
+        for middle, weights in made.items()
+        for k in weights
+        for child in kept
+        if len(weights) == 1 and k in places and child != k and squares[child, middle] < squares[child, k]
+    }
+    branches, root = _turn(_span(conductances), conductances, _Time(products[own], entries, {*middles}))
+    parents, rest = dict[int, int](), [root]
+    while rest:
+        node = rest.pop()
+        for ends in branches:
+            if node in ends and (other := sum(ends) - node) != parents.get(node):
+                parents[other] = node
+                rest.append(other)
+    first = [child for child, parent in parents.items() if parent == root]
+    is_rooted = not first or any(
+        norms[c] - norms[root] >= ORTHOGONAL * near[root, c] or (root, c) in middles for c in first
+    )
+    found = {kept[c]: middles.get((p, c), kept[p]) for c, p in parents.items()}
+    for middle, weights in made.items():
+        for child in [c for c, p in found.items() if p in weights and c not in weights] if len(weights) > 1 else []:
+            if {*weights} <= {*kept} and squares[child, middle] < squares[child, found[child]]:
+                parts = {k: conductances[places[child], places[k]] for k in weights}
+                if all(part >= MIXED * weights[k] * sum(parts.values()) > 0 for k, part in parts.items()):
+                    found[child] = middle
+    return found, is_rooted
+
+
+def _turn(
+    branches: list[tuple[int, int]], conductances: np.ndarray, time: "_Time"
+) -> tuple[list[tuple[int, int]], int]:
+    """Return a tree with nearly the largest conductances in which time goes forward on more branches, and its root."""
+    best, root = time.find_root(branches)
+    while True:
+        better = None
+        for near, far in np.argwhere(np.triu(conductances, 1) > 0).tolist():
+            for cut in _path(branches, near, far):
+                share = conductances[near, far] / conductances[cut]
+                if share > NEARLY and (near, far) not in (cut, cut[::-1]):
+                    other = _outward([one for one in branches if one != cut] + [(near, far)])
+                    score, start = time.find_root(other)
+                    gain = score - best + FIRM * float(np.log(share))
+                    if gain > 1e-9 and (better is None or gain > better[0]):
+                        better = gain, score, other, start
+        if better is None:
+            return branches, root
+        _, best, branches, root = better
+
+
+def _outward(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the branches of a tree from point 0 outward."""
+    found, inside, rest = list[tuple[int, int]](), {0}, list(pairs)
+    while rest:
+        one = next(one for one in rest if inside & {*one})
+        rest.remove(one)
+        found.append(one if one[0] in inside else one[::-1])
+        inside |= {*one}
+    return found
+
+
+def _path(branches: list[tuple[int, int]], a: int, b: int) -> list[tuple[int, int]]:
+    """Return the branches between two points of a tree whose branches lead outward from point 0."""
+    above = {far: near for near, far in branches}
+    ways = list[set[tuple[int, int]]]()
+    for node in (a, b):
+        ways.append(set())
+        while node in above:
+            ways[-1].add((above[node], node))
+            node = above[node]
+    return sorted(ways[0] ^ ways[1])
+
+
+@dataclass(frozen=True)
+class _Time:
+    """The evidence on the direction of branches.
+
+    Attributes:
+        products: The inner products of the networks.
+        entries: The number of entries of a network.
+        forward: Branches whose direction is known.
     """
-    t = (clock - clock.mean()) / (clock.std() or 1.0)
-    line: np.ndarray = t[:, None] - t
-    if degree == 1:
-        return line[None] ** 2
-    bend = t**2 - t * (t**3).mean()
-    bent = bend[:, None] - bend
-    return np.stack([line**2, bent**2, (line + bent) ** 2, (line - bent) ** 2])
+
+    products: np.ndarray
+    entries: int
+    forward: Collection[tuple[int, int]]
+
+    def find_root(self, branches: list[tuple[int, int]]) -> tuple[float, int]:
+        """Return on how many more branches norms grow than shrink, and the root of a tree.
+
+        From the root, norms grow, and steps have a common direction. A small step changes the norm by chance, so its
+        branch has less weight.
+        """
+        inner, outer = np.array(branches, int).reshape(-1, 2).T
+        both = np.eye(len(self.products))[outer] - np.eye(len(self.products))[inner]
+        inside = both @ self.products @ both.T
+        lengths = np.maximum(np.diag(inside), np.finfo(float).tiny)
+        norms = np.diag(self.products)
+        chance = 2 * np.sqrt(np.maximum(norms[inner], norms[outer]) / lengths / self.entries)
+        growth = ((norms[outer] - norms[inner]) / lengths).clip(-1, 1) * np.minimum(1, 1 / (CHANCE * chance))
+        cosines = inside / np.sqrt(np.outer(lengths, lengths))
+        np.fill_diagonal(cosines, 0.0)
+        signs = np.ones((len(self.products), len(branches)))
+        for k, (near, far) in enumerate(branches):
+            signs[far] = signs[near]
+            signs[far, k] = -1
+            if {(near, far), (far, near)} & {*self.forward}:
+                growth[k] = len(branches) * (1 if (near, far) in self.forward else -1)
+        scores = signs @ growth + (signs @ cosines * signs).sum(1) / 2
+        root = int(scores.argmax())
+        return float(signs[root] @ growth), root
 
 
-def _fit_spanning(
-    squares: np.ndarray,
-    clock: np.ndarray,
-    drift: np.ndarray,
-    pairs: tuple[np.ndarray, ...],
-    *,
-    is_ordered: bool,
-    power: float,
-    first: int,
-) -> set[frozenset[int]]:
-    """Return how the branches of the best-fitting spanning tree split the networks into two sides.
-
-    Each split is given by its side without the first network.
-    """
-    wanted, rest = squares[pairs], squares.copy()
-    weights = np.maximum(wanted, 1e-12 * wanted.max() + 1e-300) ** -power
-    best, least, seen = np.zeros((0, len(squares)), bool), np.inf, set[bytes]()
-    for _ in range(ROUNDS):
-        below = _span(rest, clock if is_ordered else None)
-        if below.tobytes() in seen:
-            break
-        seen.add(below.tobytes())
-        table = np.hstack([below[:, pairs[0]].T != below[:, pairs[1]].T, drift])
-        lengths, misfit = nnls(table * weights[:, None], wanted * weights)
-        if misfit < least - 1e-9 * abs(misfit):
-            best, least = below, misfit
-        rest[pairs] = wanted - drift @ lengths[len(below) :]
-        rest.T[pairs] = rest[pairs]
-    sides = best ^ best[:, first : first + 1]
-    return {frozenset(np.flatnonzero(side).tolist()) for side in sides if 1 < side.sum() < len(squares) - 1}
-
-
-def _span(squares: np.ndarray, clock: np.ndarray | None) -> np.ndarray:
-    """Return the nearest spanning tree: for each branch, a mask of the networks beyond it, `[n - 1, n]`.
-
-    If a clock is given, each network except the first is joined to the nearest earlier network.
-    """
+def _conductances(squares: np.ndarray) -> np.ndarray:
+    """Return the conductances of the electrical network whose effective resistances are these squared distances."""
     count = len(squares)
-    order = [0] if clock is None else np.argsort(clock, kind="stable").tolist()
-    parents = dict[int, int]()
-    while len(parents) < count - 1:
-        if clock is None:
-            absent = [k for k in range(count) if k not in parents and k]
-            near = squares[np.ix_(order, absent)]
-            i, j = divmod(int(near.argmin()), len(absent))
-            parents[absent[j]] = order[i]
-            order.append(absent[j])
-        else:
-            k = len(parents) + 1
-            parents[order[k]] = order[int(squares[order[k], order[:k]].argmin())]
-    below = np.eye(count, dtype=bool)
-    for child, parent in reversed(parents.items()):
-        below[parent] |= below[child]
-    return below[sorted(parents)]
+    noisy = squares + JITTER * squares.mean() * (1 - np.eye(count))
+    center = np.eye(count) - 1 / count
+    found: np.ndarray = np.linalg.pinv(center @ noisy @ center / 2, rcond=1e-14, hermitian=True)
+    np.fill_diagonal(found, 0.0)
+    return found
 
 
-def _hang(
-    names: list[str],
-    squares: np.ndarray,
-    pairs: tuple[np.ndarray, ...],
-    drift: np.ndarray,
-    sides: dict[frozenset[int], float],
-    first: int,
-) -> list[Branch]:
-    """Return the tree that consists of given splits, with lengths fitted together with the shared drift."""
-    count = len(names)
-    nodes = [frozenset(range(count)), *sorted(sides, key=len, reverse=True)]
-    called = {node: f"ancestor {len(nodes) - k}" for k, node in enumerate(nodes)}
-    ends = [*nodes[1:], *(frozenset([k]) for k in range(count))]
-    table = np.array([[k in end for k in range(count)] for end in ends])
-    lengths, _ = nnls(np.hstack([table[:, pairs[0]].T != table[:, pairs[1]].T, drift]), squares)
-    branches = []
-    for end, length in zip(ends, lengths[: len(ends)], strict=True):
-        parent = min((node for node in nodes if end <= node and end != node), key=len)
-        child = called[end] if end in called else names[min(end)]
-        branches.append(Branch(called[parent], child, float(length), sides.get(end)))
-    # The last branch names the root.
-    return sorted(branches, key=lambda one: (one.parent == called[nodes[0]], one.child == names[first]))
+def _span(weights: np.ndarray) -> list[tuple[int, int]]:
+    """Return the branches of the spanning tree with the largest weights, from the first point outward."""
+    inside, branches = [0], list[tuple[int, int]]()
+    while len(inside) < len(weights):
+        outside = [k for k in range(len(weights)) if k not in inside]
+        i, j = divmod(int(weights[np.ix_(inside, outside)].argmax()), len(outside))
+        branches.append((inside[i], outside[j]))
+        inside.append(outside[j])
+    return branches
+
+
+def _without_root(branches: list[Branch], root: str) -> list[Branch]:
+    """Return a tree in which the root and its neighbors hang on a common ancestor, which is not among the networks."""
+    own = [one for one in branches if one.parent == root and one.support is not None]
+    first = Branch("ancestor 1", root, 0.0, max(one.support or 0.0 for one in own))
+    moved = [Branch("ancestor 1", one.child, one.length, one.support) for one in own]
+    return [*(one for one in branches if one not in own), *moved, first]
 
 
 def tree_lines(branches: list[Branch]) -> list[str]:
-    """Return a tree as lines of text, each with a network or ancestor below its parent, and the branch length.
+    """Return a tree as lines of text: each network or ancestor below its parent, with the length of its branch.
 
-    The line of an uncertain branch ends with its support.
+    For uncertain branches, the support follows the length. Copies are marked.
     """
     children: dict[str, list[Branch]] = {}
     for branch in branches:
@@ -234,6 +373,7 @@ def tree_lines(branches: list[Branch]) -> list[str]:
         for k, branch in enumerate(own):
             is_last = k == len(own) - 1
             doubt = "" if branch.is_certain else f", uncertain: {branch.support:.0%}"
+            doubt = ", a copy, or the original" if branch.is_copy else doubt
             result.append(f"{indent}{'└' if is_last else '├'}─ {branch.child}  ({branch.length:.3g}{doubt})")
             result += lines(branch.child, indent + ("   " if is_last else "│  "))
         return result

@@ -1,0 +1,148 @@
+"""Networks of one family in one gauge: inner products of their weights, from which trees are computed."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from regauge.alignment import align
+from regauge.alignment.methods.weight_matching import WeightMatching
+from regauge.alignment.representatives import has_representatives
+from regauge.canonical.null_spaces import without_null_spaces
+from regauge.comparison.common import restrict
+from regauge.comparison.pair import FORMATS, holds
+from regauge.comparison.trees import Points
+from regauge.comparison.verdicts import MOVED
+from regauge.core.balance import balance, has_balance
+from regauge.core.params import VALUES, Params
+from regauge.core.symmetry import Symmetry
+
+SAMPLED = 1 << 18
+"""The number of entries of each network from which inner products are computed. Smaller networks are used whole."""
+BLOCKS = 8
+"""The number of blocks into which the entries of a tensor are divided."""
+ROUNDING = 0.45
+"""The largest relative distance between two copies in a format, in units of the spacing of numbers near one."""
+APART = 1.2
+"""Networks are in one gauge if their distances are at most this multiple of the distances of aligned pairs."""
+PRUNED = 0.9
+"""One network is another one with entries set to zero if this share of their squared distance lies in the zeros."""
+ZEROS = 0.01
+"""The smallest share of entries that pruning sets to zero."""
+
+
+def in_one_gauge(
+    names: Sequence[str],
+    read: Callable[[str], Mapping[str, Tensor]],
+    symmetry: Symmetry,
+    distances: Float64[Tensor, "n n"],
+) -> Points | None:
+    """Return the networks of a family as points in one gauge; None if no single gauge fits their distances.
+
+    The first network is balanced. Then each network is aligned to a near relative that is already in the gauge. Only
+    the networks that others still need are kept in memory. If networks differ in the lengths of axes without a group,
+    the common part is used.
+
+    Args:
+        names: The names of the networks.
+        read: A function that returns a network.
+        symmetry: The symmetry of a pair of the networks.
+        distances: The absolute distances between the balanced networks of all pairs.
+    """
+    shapes = _common_shapes([read(name) for name in names], symmetry)
+    if shapes is None:
+        return None
+    symmetry = restrict(symmetry, shapes)
+    order = _walk(distances)
+    needed = Counter(near for near, _ in order)
+    gauge, rows = dict[int, Params](), dict[int, Tensor]()
+    rounding = torch.zeros(len(names), dtype=torch.float64)
+    places: dict[str, Tensor] = {}
+    behind = symmetry
+    for near, k in [(-1, 0), *order]:
+        given = {n: t[tuple(map(slice, shapes[n]))] for n, t in read(names[k]).items()}
+        if near < 0:
+            symmetry = symmetry.bind(given)
+            behind = symmetry.on_representatives() if has_representatives(symmetry) else symmetry
+            places = _choose(given, symmetry)
+        rounding[k] = _rounding(given[n] for n in places)
+        own: Params = {n: t.detach().double() if t.is_floating_point() else t for n, t in given.items()}
+        own = without_null_spaces(symmetry.split(own)[0] if behind is not symmetry else own, behind)
+        if near >= 0:
+            own = align(gauge[near], own, behind, method=WeightMatching()).params
+        if has_balance(behind):
+            own = behind.act(balance(own, behind), own)
+        rows[k] = torch.cat([own[n].flatten()[at] * (own[n].numel() / len(at)) ** 0.5 for n, at in places.items()])
+        if near >= 0 and (rows[k] - rows[near]).norm() > APART * distances[near, k] + MOVED * rows[k].norm():
+            return None
+        needed[near] -= 1
+        gauge |= {k: own} if needed[k] else {}
+        gauge = {one: params for one, params in gauge.items() if needed[one]}
+    points = torch.stack([rows[k] for k in range(len(names))])
+    pieces = [one for part in torch.split(points, [len(at) for at in places.values()], 1) for one in _blocks(part)]
+    tensors = [k for k, at in enumerate(places.values()) for _ in range(min(BLOCKS, len(at)))]
+    products = torch.stack([piece @ piece.T for piece in pieces])
+    return Points(names, products, torch.tensor(tensors), _find_pruned(points), rounding, points.shape[1])
+
+
+def _common_shapes(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> dict[str, tuple[int, ...]] | None:
+    """Return the common part of the shapes of all networks; None if they differ along axes of groups or in names."""
+    moved = {(place.parameter, place.axis) for group in symmetry.groups for place in group.placements}
+    shapes = {name: tuple(tensor.shape) for name, tensor in networks[0].items()}
+    for network in networks:
+        if {*network} != {*shapes} or any(network[n].ndim != len(shape) for n, shape in shapes.items()):
+            return None
+        for name, shape in shapes.items():
+            here = network[name].shape
+            if any(here[axis] != n and (name, axis) in moved for axis, n in enumerate(shape)):
+                return None
+            shapes[name] = tuple(map(min, shape, here))
+    return shapes
+
+
+def _choose(params: Mapping[str, Tensor], symmetry: Symmetry) -> dict[str, Tensor]:
+    """Return for each tensor that counts the positions of the entries from which inner products are computed."""
+    ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
+    sizes = {n: t.numel() for n, t in params.items() if n not in ignored and t.dtype in VALUES and t.numel()}
+    total, source = sum(sizes.values()), torch.Generator().manual_seed(0)
+    if total <= SAMPLED:
+        return {name: torch.arange(size) for name, size in sizes.items()}
+    counts = {name: min(size, max(BLOCKS, size * SAMPLED // total)) for name, size in sizes.items()}
+    return {name: torch.randint(sizes[name], (count,), generator=source) for name, count in counts.items()}
+
+
+def _blocks(points: Tensor) -> Sequence[Tensor]:
+    """Return the entries of one tensor in blocks."""
+    return points.tensor_split(min(BLOCKS, points.shape[1]), 1)
+
+
+def _walk(distances: Tensor) -> list[tuple[int, int]]:
+    """Return pairs of networks, the first of which was reached before, so that each network follows a near relative."""
+    inside, pairs = [0], list[tuple[int, int]]()
+    while len(inside) < len(distances):
+        outside = [k for k in range(len(distances)) if k not in inside]
+        i, j = divmod(int(distances[inside][:, outside].argmin()), len(outside))
+        pairs.append((inside[i], outside[j]))
+        inside.append(outside[j])
+    return pairs
+
+
+def _rounding(tensors: Iterable[Tensor]) -> float:
+    """Return the relative distance between copies that rounding to the coarsest format of all entries explains."""
+    known = list(tensors)
+    coarsest = next((f for f in FORMATS if all(holds(f, tensor) for tensor in known)), torch.float64)
+    return max(MOVED, ROUNDING * torch.finfo(coarsest).eps)
+
+
+def _find_pruned(points: Tensor) -> Tensor:
+    """Return for each pair of points whether the second one is the first one with some entries set to zero."""
+    zeros = points == 0
+    found = torch.zeros(len(points), len(points), dtype=torch.bool)
+    for k, own in enumerate(zeros):
+        if own.double().mean() >= ZEROS:
+            gaps = (points - points[k]).square()
+            has_fewer = zeros.sum(1) < (1 - ZEROS) * own.sum()
+            found[:, k] = has_fewer & (gaps[:, own].sum(1) > PRUNED * gaps.sum(1))
+    return found
