@@ -10,6 +10,7 @@ from torch.nn import functional as fn
 
 import regauge as rg
 from regauge import weightspace as ws
+from regauge.discovery.common_scales import _solved
 
 Forward = Callable[..., Any]
 BATCH = {"rows": (6, 4), "tokens": (3, 5, 4), "image": (3, 2, 8, 8)}
@@ -78,6 +79,16 @@ def branches(m: Any, x: Tensor) -> Tensor:
     return m.o(h.tanh())
 
 
+def remember(m: Any, x: Tensor) -> Tensor:
+    """A memory that the delta rule writes, read after each of two tokens."""
+    keys, values, memory, read = m.k(x), m.v(x), m.w.expand(len(x), -1, -1), []
+    for t in range(2):
+        error = (memory @ keys[:, t, :, None])[..., 0] - values[:, t]
+        memory = memory - error[..., None] * keys[:, t, None, :]
+        read.append((memory @ m.q(x)[:, t, :, None])[..., 0])
+    return torch.stack(read, 1)
+
+
 A = {"a.weight": 1, "a.bias": 1}
 FOUND: dict[str, Case] = {
     "normalized": Case(lambda: Net(lambda m, x: m.o(fn.normalize(m.a(x).relu(), dim=-1)), **layers()), "rows", [A]),
@@ -137,6 +148,11 @@ FOUND: dict[str, Case] = {
         [{**A, "s.weight": -1, "c.weight": -1, "o.weight": -1}],
     ),
     "fused queries and keys": Case(lambda: Net(fused, a=lin(4, 9), o=lin(3, 2)), "tokens", [A, A]),
+    "memory of the delta rule": Case(
+        lambda: Net(remember, **{name: lin(4, 3, bias=False) for name in "kvq"}, w=number(3, 3)),
+        "tokens",
+        [{"w": 1, "v.weight": 1, "q.weight": -1}],
+    ),
 }
 """Networks with common scales."""
 
@@ -219,6 +235,23 @@ def test_common_scales_are_found_with_their_exponents(name: str) -> None:
     report = rg.discovery.nullity(net, x, symmetry=symmetry)
     # What a bias adds to a branch, another bias takes back times the factor, which is no translation.
     assert not report.unexplained or name == "factor of a branch", str(report)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_solved_equations_hold_and_leave_as_many_unknowns_free_as_they_have(seed: int) -> None:
+    """Unknowns that are zero in every solution are not free: some occur in several equations, some in one."""
+    generator = torch.Generator().manual_seed(seed)
+    count = 3 + seed % 5
+    matrix = torch.randint(-1, 2, (count, 6), generator=generator)
+    rows = [{k: int(c) for k, c in enumerate(row) if c} for row in matrix]
+    rows = [row for row in rows if row]
+    solved = _solved(rows, dict.fromkeys(range(6), 1))
+    used = {x for row in rows for x in row}
+    free = {y for x in used for y in solved.get(x, {x: 1})}
+    assert len(free) == len(used) - int(torch.linalg.matrix_rank(matrix.double()))
+    for one in free:
+        value = {x: solved.get(x, {x: 1}).get(one, 0) for x in used}
+        assert all(sum(c * value[x] for x, c in row.items()) == 0 for row in rows)
 
 
 @pytest.mark.parametrize("name", NONE)

@@ -301,8 +301,9 @@ def _solved(rows: Sequence[Row], sizes: Mapping[int, int]) -> dict[int, Row]:
             if len(where[y]) == 1:
                 single.append(y)
     rest = [rows[k] for k in sorted(left)]
-    result: dict[int, Row] = defaultdict(dict)
-    for free, vector in null_space(rest, sorted({x for row in rest for x in row}, key=sizes.__getitem__)).items():
+    coupled = sorted({x for row in rest for x in row}, key=sizes.__getitem__)
+    result: dict[int, Row] = {x: {} for x in coupled}  # An unknown that no solution contains is zero, not free.
+    for free, vector in null_space(rest, coupled).items():
         for x, factor in vector.items():
             result[x][free] = factor
     for x, row in reversed(eliminated):
