@@ -148,6 +148,29 @@ class Film(nn.Module):
         return out
 
 
+class Adaptive(nn.Module):
+    """A block of a diffusion transformer, whose shifts, factors and gates a code determines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code, self.last = nn.Linear(3, 24), nn.Linear(3, 8)
+        self.start, self.qkv, self.back = nn.Linear(2, 4), nn.Linear(4, 12), nn.Linear(4, 4)
+        self.up, self.down, self.out = nn.Linear(4, 5), nn.Linear(5, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, code: Tensor) -> Tensor:
+        def normed(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+            return functional.layer_norm(x, (4,), eps=1e-6) * (1 + scale) + shift
+
+        code, x = functional.silu(code).unsqueeze(1), self.start(x)
+        shift, scale, gate, shift_2, scale_2, gate_2 = self.code(code).chunk(6, -1)
+        q, k, v = self.qkv(normed(x, scale, shift)).chunk(3, -1)
+        x = x + gate * self.back((q @ k.mT / 2).softmax(-1) @ v)
+        x = x + gate_2 * self.down(functional.gelu(self.up(normed(x, scale_2, shift_2))))
+        shift, scale = self.last(code).chunk(2, -1)
+        out: Tensor = self.out(normed(x, scale, shift))
+        return out
+
+
 class Gabor(nn.Module):
     """A field of sines under bells, as in WIRE."""
 
@@ -347,7 +370,7 @@ SMALL = (
     ),
     *(("vision transformers", name) for name in ("windows",)),
     *(("mixtures", name) for name in ("mixture", "mixture of the largest")),
-    *(("plain networks", name) for name in ("rows of classes", "maxout")),
+    *(("plain networks", name) for name in ("rows of classes", "maxout", "FiLM")),
     *(("CNNs", name) for name in ("batch norm", "group norm", "fused FiLM", "context")),
 )
 """Networks of the test of translations, with the family that each belongs to."""
@@ -385,6 +408,7 @@ CASES: dict[str, NullSpaceCase] = {
     "GRU both ways": own("recurrent networks", lambda: Recurrent(nn.GRU, 3, bidirectional=True), normal(2, 5, 5)),
     "SIREN": own("neural fields", lambda: Siren(2, 6, 1, depth=3), normal(7, 2)),
     "field with a code": own("neural fields", Film, normal(7, 2), normal(7, 3)),
+    "block of a diffusion transformer": own("vision transformers", Adaptive, normal(2, 3, 2), normal(2, 3)),
     "WIRE": own("neural fields", Gabor, normal(7, 2)),
     "random features with a skip": own("neural fields", Fourier, normal(7, 2)),
     "linear attention": own("attention", LinearAttention, normal(3, 5, 6)),

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from translation_nets import gap, generator, outputs
 
 import regauge as rg
@@ -20,6 +22,8 @@ from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.params import Params
 from regauge.core.probe import InDouble
 from regauge.gauging import scale_pairs
+from regauge.pruning import cut_symmetry
+from regauge.pruning.extension import extend_symmetry
 
 EVERY = ("permutation", "sign", "scale", "linear", "translation")
 FACTORS = ("sign", "scale")
@@ -256,3 +260,180 @@ def test_streaming_finds_what_matching_in_memory_finds(tmp_path: Path) -> None:
     aligned = rg.align(params, moved, symmetry, method=method)
     assert gap(symmetry.act(streamed.element, moved), aligned.params) < 1e-4
     assert gap(aligned.params, params) < 0.2 < gap(moved, params)
+
+
+class Modulated(nn.Module):
+    """A function of an input and a code. The code determines factors of the units."""
+
+    def __init__(self, forward: Callable[[Any, Tensor, Tensor], Tensor], **layers: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, layer in {"a": nn.Linear(3, 4), "o": nn.Linear(4, 2), **layers}.items():
+            setattr(self, name, layer)
+        self.run = forward
+
+    def forward(self, x: Tensor, code: Tensor) -> Tensor:
+        return self.run(self, x, code)
+
+
+def adaptive(m: Any, x: Tensor, code: Tensor) -> Tensor:
+    """A block of a diffusion transformer: shifts, factors plus one and gates for two branches, all from one layer."""
+    x = m.a(x)
+    shift, scale, gate, shift_2, scale_2, gate_2 = m.code(functional.silu(code)).chunk(6, -1)
+    x = x + gate * m.b(functional.gelu(m.c(functional.layer_norm(x, (4,)) * (1 + scale) + shift)))
+    out: Tensor = m.o(x + gate_2 * (functional.layer_norm(x, (4,)) * (scale_2 + 1) + shift_2).tanh())
+    return out
+
+
+def pixels(m: Any, x: Tensor, code: Tensor) -> Tensor:
+    """Channels of a picture, scaled and shifted."""
+    scale, shift = m.code(code)[:, :, None, None].chunk(2, 1)
+    h = m.conv(x[:, :, None, None].expand(-1, -1, 3, 3) + 1) * (1 + scale) + shift
+    out: Tensor = m.o(h.relu().mean((2, 3)))
+    return out
+
+
+def frequencies(m: Any, x: Tensor, code: Tensor) -> Tensor:
+    """A layer of sines whose frequencies and phases depend on a code."""
+    h = m.code(code)
+    out: Tensor = m.o(torch.sin((h[..., :4] * 15.0 + 30.0) * m.a(x) + h[..., 4:]))
+    return out
+
+
+Layered = tuple[Callable[[], Modulated], dict[str, Any], dict[str, int]]
+LAYERED: dict[str, Layered] = {
+    "a layer for factors": (
+        lambda: Modulated(lambda m, x, c: m.o(((1 + m.code(c)) * m.a(x)).relu()), code=nn.Linear(3, 4)),
+        {"code.bias": 1.0},
+        {"code.weight[0]": 1, "code.bias[0]": 1, "a.weight[0]": -1, "a.bias[0]": -1},
+    ),
+    "diffusion transformer": (
+        lambda: Modulated(adaptive, code=nn.Linear(3, 24), b=nn.Linear(5, 4), c=nn.Linear(4, 5)),
+        {"code.bias": ((4, 8, 1.0), (16, 20, 1.0))},
+        {"code.weight[0]": 1, "code.bias[0]": 1, "c.weight[1]": -1},
+    ),
+    "channels": (
+        lambda: Modulated(pixels, code=nn.Linear(3, 8), conv=nn.Conv2d(3, 4, 1)),
+        {"code.bias": ((0, 4, 1.0),)},
+        {"code.weight[0]": 1, "code.bias[0]": 1, "conv.weight[0]": -1, "conv.bias[0]": -1},
+    ),
+    "frequencies": (
+        lambda: Modulated(frequencies, code=nn.Linear(3, 8)),
+        {"code.bias": ((0, 4, 2.0),)},
+        {"code.weight[0]": 1, "code.bias[0]": 1, "a.weight[0]": -1, "a.bias[0]": -1},
+    ),
+    "factors by a convolution": (
+        lambda: Modulated(
+            lambda m, x, c: m.o(((1 + m.code(c[..., None])[..., 0]) * m.a(x)).relu()), code=nn.Conv1d(3, 4, 1)
+        ),
+        {"code.bias": 1.0},
+        {"code.weight[0]": 1, "code.bias[0]": 1, "a.weight[0]": -1, "a.bias[0]": -1},
+    ),
+}
+"""Networks with factors that are one plus the outputs of a layer, what is added, and exponents of one family."""
+
+UNLAYERED: dict[str, Callable[[], Modulated]] = {
+    "no bias": lambda: Modulated(
+        lambda m, x, c: m.o(((1 + m.code(c)) * m.a(x)).relu()), code=nn.Linear(3, 4, bias=False)
+    ),
+    "an exponential": lambda: Modulated(lambda m, x, c: m.o((1 + m.code(c)).exp() * m.a(x)), code=nn.Linear(3, 4)),
+    "a bound": lambda: Modulated(lambda m, x, c: m.o((1 + m.code(c).tanh()) * m.a(x)), code=nn.Linear(3, 4)),
+    "one minus": lambda: Modulated(lambda m, x, c: m.o((1 - m.code(c).sigmoid()) * m.a(x)), code=nn.Linear(3, 4)),
+    "also without the number": lambda: Modulated(
+        lambda m, x, c: m.o((1 + m.code(c)) * m.a(x) + m.code(c).tanh()), code=nn.Linear(3, 4)
+    ),
+    "two numbers": lambda: Modulated(
+        lambda m, x, c: m.o(((1 + (h := m.code(c))) * m.a(x)).tanh() + ((2 + h) * m.a(x)).tanh()), code=nn.Linear(3, 4)
+    ),
+    "part of it also otherwise": lambda: Modulated(
+        lambda m, x, c: m.o((1 + (h := m.code(c))) * m.a(x) + h[..., :2].sum(-1, keepdim=True).tanh()),
+        code=nn.Linear(3, 4),
+    ),
+    "a bias of two layers": lambda: Modulated(
+        lambda m, x, c: m.o((1 + functional.linear(c, m.w, m.a.bias)) * m.a(x)), w=nn.Parameter(torch.randn(4, 3))
+    ),
+    "a sum that is added": lambda: Modulated(
+        lambda m, x, c: m.o(((1 + m.code(c)) + m.a(x)).relu()), code=nn.Linear(3, 4)
+    ),
+}
+"""Networks in which a number beside a layer does not make a gain of it."""
+
+
+def modulated(make: Callable[[], Modulated]) -> tuple[Modulated, tuple[Tensor, Tensor], rg.Symmetry, Params]:
+    torch.manual_seed(0)
+    module = make().double().eval()
+    x = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    params = {key: t + 0.3 * torch.randn_like(t) for key, t in module.state_dict().items()}
+    return module, x, rg.discover(module, x), params
+
+
+def changed(module: nn.Module, x: tuple[Tensor, ...], one: Params, other: Params) -> float:
+    with torch.no_grad():
+        before, after = (torch.func.functional_call(module, params, x) for params in (one, other))
+    return float((before - after).abs().max() / before.abs().max())
+
+
+@pytest.mark.parametrize("name", LAYERED)
+def test_the_bias_of_a_layer_takes_up_what_is_added(name: str) -> None:
+    make, added, exponents = LAYERED[name]
+    module, x, symmetry, _ = modulated(make)
+    assert symmetry.added == added
+    families = [
+        {f"{p.parameter}[{p.axis}]": p.scale[k] for p in group.placements if p.scale[k]}
+        for group in symmetry.groups
+        for k in range(group.scales)
+    ]
+    signed = [{key: s * e for key, e in exponents.items()} for s in (1, -1)]
+    assert any(one.items() <= family.items() for one in signed for family in families), str(symmetry)
+    report = rg.discovery.nullity(module, x, symmetry=symmetry)
+    assert not report.unexplained, str(report)
+
+
+@pytest.mark.parametrize("name", UNLAYERED)
+def test_numbers_beside_a_layer_stay_where_they_are_no_gain(name: str) -> None:
+    module, x, symmetry, params = modulated(UNLAYERED[name])
+    assert not symmetry.added
+    assert not any("please report" in f.reason for f in symmetry.frozen), str(symmetry)
+    assert changed(module, x, params, symmetry.act(symmetry.random(generator(1)), params)) < 1e-11
+
+
+@pytest.mark.parametrize("name", LAYERED)
+def test_the_laws_hold_for_biases_with_numbers(name: str) -> None:
+    module, x, symmetry, params = modulated(LAYERED[name][0])
+    g, h = (symmetry.random(generator(seed)) for seed in (1, 2))
+    moved = symmetry.act(g, params)
+    both = symmetry.act(h, moved)
+    assert changed(module, x, params, both) < 1e-10
+    torch.testing.assert_close(both, symmetry.act(symmetry.compose(h, g), params))
+    torch.testing.assert_close(symmetry.act(symmetry.inverse(g), moved), params)
+    again = rg.Symmetry.from_json(symmetry.to_json())
+    assert again == symmetry
+    torch.testing.assert_close(again.act(g, params), moved, rtol=0, atol=0)
+    linear = symmetry.random(generator(3), PARTS)
+    torch.testing.assert_close(symmetry.compile(linear)(params), symmetry.act(linear, params))
+    several = symmetry.random(generator(3), batch=(2,))
+    stacked, one = symmetry.act(several, params), symmetry.act(several.item(1), params)
+    assert gap({key: stacked[key][1] for key in symmetry.sites}, one) < 1e-11
+    representative, coordinates = symmetry.split(params)
+    assert changed(module, x, params, representative) < 1e-10
+    assert gap(symmetry.join(representative, coordinates), params) < 1e-12
+    torch.testing.assert_close(rg.canonicalize(both, symmetry), rg.canonicalize(params, symmetry), rtol=1e-6, atol=1e-8)
+    aligned = rg.align(params, both, symmetry, generator=generator(0)).params
+    assert gap(aligned, params) < 1e-6
+    report = rg.compare(params, both, symmetry, generator=generator(0))
+    assert "gauge" in str(report.verdict)
+    population = {key: t.expand(2, *t.shape).clone() for key, t in params.items()}
+    drawn = RandomMoves(symmetry, ("permutation", *FACTORS))(population, [((2,), generator(1))])
+    assert changed(module, x, params, {key: t[1] for key, t in drawn.items()}) < 1e-6
+    net = ws.Metanet(symmetry, layer=ws.MessagePassing(), head=ws.Invariant(outputs=3), width=8, depth=1,
+                     generator=generator(0)).double()  # fmt: skip
+    elements = symmetry.random(generator(1), tuple(part for part in FACTORS if part in net.parts), batch=(2,))
+    read = net(symmetry.act(elements, {key: t.expand(2, *t.shape) for key, t in params.items()}))
+    assert torch.allclose(read[0], read[1], atol=1e-8)
+
+
+def test_cut_and_extended_layers_keep_the_numbers_of_their_ranges() -> None:
+    _, _, symmetry, _ = modulated(LAYERED["diffusion transformer"][0])
+    (units,) = (g.name for g in symmetry.groups if any(p.parameter == "code.weight" for p in g.placements))
+    smaller = cut_symmetry(symmetry, {units: 3})
+    assert smaller.added == {"code.bias": ((3, 6, 1.0), (12, 15, 1.0))}
+    assert extend_symmetry(smaller, {units: 4}).added == symmetry.added

@@ -52,11 +52,9 @@ LEFT = {
     "gain plus one": 11,
     "convolutions": 2,
     "two norms": 16,
-    "FiLM": 5,
 }
 """Dimensions of the null space that are no translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
-and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row; scales
-of a factor that is one plus the outputs of a layer."""
+and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row."""
 ROTATED = {
     "decoder": 21,
     "sink": 21,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from regauge.core.behind_gains import Added
 from regauge.core.element import Element
 from regauge.core.given import as_params
 from regauge.core.groups import Placement
@@ -55,7 +56,7 @@ class JointView:
         }
         shapes: dict[str, tuple[int, ...]] = {}
         buffers: list[str] = []
-        added: dict[str, float] = {}
+        added: dict[str, Added] = {}
         for k, (role, params) in enumerate(zip(roles, networks[0], strict=True)):
             view = role_symmetry(symmetry, role, params)
             buffers.extend(joint_name(k, name) for name in view.buffers)

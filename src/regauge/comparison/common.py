@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.checkpoints.checkpoint import Checkpoint, CheckpointView
+from regauge.core.behind_gains import Added
 from regauge.core.counted import shorten
 from regauge.core.groups import Group
 from regauge.core.params import Params
@@ -197,7 +198,7 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
         ones=_known(symmetry.ones, shapes),
         readers=tuple((name, axis) for name, axis in symmetry.readers if name in shapes),
         gains=_known(symmetry.gains, shapes),
-        added={name: number for name, number in symmetry.added.items() if name in shapes},
+        added={name: _within(number, shapes[name][0]) for name, number in symmetry.added.items() if name in shapes},
         translations=tuple(cut_translations(symmetry.translations, given, masks).values()),
     )
 
@@ -363,3 +364,10 @@ def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Itera
                 (group, each), *_ = own.items()
                 more = there[axis] - here[axis] if len(there) == len(here) else None
                 yield group, 0 if more is None or more % each else max(0, symmetry[group].size + more // each)
+
+
+def _within(added: Added, length: int) -> Added:
+    """Return the constants that are added to the first entries of a vector."""
+    if not isinstance(added, tuple):
+        return added
+    return tuple((start, min(stop, length), number) for start, stop, number in added if start < length)

@@ -40,8 +40,8 @@ class Site:
     The field `bases` has one pair (axis, base index) for each base of the group, that is, each group around a nested
     group. The axis in `bases` is None if the base index is read from the axis of the placement. A base index has shape
     `[m]` if it is read from the axis of the placement, and otherwise the length of the other axis. The field `added` is
-    the constant that the model adds to the parameter before it uses the parameter. Factors multiply the sum of the
-    parameter and the added constant.
+    the constant that the model adds to the parameter before it uses the parameter, or one constant for each index of
+    the axis. Factors multiply the sum of the parameter and the added constant.
     """
 
     group: Group
@@ -49,7 +49,12 @@ class Site:
     positions: Int[Tensor, " m"]
     units: Int[Tensor, " m"]
     bases: tuple[tuple[int | None, Int[Tensor, " _"]], ...]
-    added: float = 0.0
+    added: float | Float[Tensor, " length"] = 0.0
+
+    @property
+    def has_added(self) -> bool:
+        """Whether the model adds a constant to the parameter."""
+        return isinstance(self.added, Tensor) or bool(self.added)
 
     @cached_property
     def is_sorted(self) -> bool:
@@ -87,7 +92,9 @@ class Site:
         )
 
 
-def resolve(groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float = 0.0) -> list[Site]:
+def resolve(
+    groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float | Tensor = 0.0
+) -> list[Site]:
     """Resolve all placements of all groups on one parameter.
 
     Raise a ValueError if a placement does not fit the shape of the parameter."""
@@ -268,9 +275,11 @@ def moves_of(sites: list[Site], read: ReadValues, shape: tuple[int, ...], dtype:
                 if amount:
                     steps = _look_up(site, value.shift[..., family, :])
                     _merge(moves.shifts, site, steps.to(dtype) * amount, shape)
-    if sites[0].added:  # f (w + 1) - 1 = f w + (f - 1), which leaves alone what has the factor one
+    if sites[0].has_added:  # f (w + 1) - 1 = f w + (f - 1), which leaves alone what has the factor one
         for axes, factor in moves.factors.items():
-            moves.shifts[axes] = (factor - 1) * sites[0].added + moves.shifts.get(axes, 0.0)
+            added = sites[0].added
+            number = added.to(factor) if isinstance(added, Tensor) else added
+            moves.shifts[axes] = (factor - 1) * number + moves.shifts.get(axes, 0.0)
     return moves
 
 
@@ -338,7 +347,7 @@ def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain
         and site.group.size == shape[site.placement.axis]
-        and not (site.bases or site.added or any(site.placement.shift))
+        and not (site.bases or site.has_added or any(site.placement.shift))
         for site in sites
     )
 

@@ -4,8 +4,8 @@ Scales and signs that change gains cannot act on representatives. Groups with a 
 representatives by rotations, because only gains prevent these rotations.
 
 Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by
-`w -> s (w + 1) - 1`. Functions that read or set gains use the sums `1 + weight`, because the action on the sums is
-linear.
+`w -> s (w + 1) - 1`. The same holds for the bias of a layer if the model multiplies by `1 + layer(x)`. Functions that
+read or set gains use the sums `1 + weight`, because the action on the sums is linear.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,6 +23,9 @@ from regauge.core.remembered import remembered
 from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import Scaled, gain_scales, without_gains
 
+Added = float | tuple[tuple[int, int, float], ...]
+"""A constant that a model adds to all entries of a vector, or to ranges of its entries: start, stop and constant."""
+
 
 class Gained(Scaled, Protocol):
     """A protocol for symmetries with gains and translations."""
@@ -36,7 +39,7 @@ class Gained(Scaled, Protocol):
         """The families of translations."""
 
     @property
-    def added(self) -> Mapping[str, float]:
+    def added(self) -> Mapping[str, Added]:
         """The constants that the model adds to parameters before use."""
 
     @property
@@ -253,14 +256,46 @@ def turn(
     return element
 
 
-def sums(added: Mapping[str, float], params: Mapping[str, Tensor]) -> Params:
+def constant(added: Added, length: int) -> float | Tensor:
+    """Return the number that is added to all entries of a vector, or one number for each entry, in float64."""
+    if not isinstance(added, tuple):
+        return added
+    found = torch.zeros(length, dtype=torch.float64)
+    for start, stop, number in added:
+        if stop > length:
+            raise ValueError(
+                f"a number is added to entries {start} to {stop - 1} of a vector of {length} entries; the parameters "
+                "do not fit the symmetry: discover it again from their module"
+            )
+        found[start:stop] = number
+    return found
+
+
+def ranges_of(numbers: Tensor) -> Added:
+    """Return the constants that `constant` gave for each entry of a vector."""
+    values = numbers.tolist()
+    if len({*values}) == 1:
+        return float(values[0])
+    ends = [k for k in range(1, len(values) + 1) if k == len(values) or values[k] != values[k - 1]]
+    return tuple((a, b, float(values[a])) for a, b in zip([0, *ends], ends, strict=False) if values[a])
+
+
+def plus(tensor: Tensor, added: Added, sign: int = 1) -> Tensor:
+    """Return a vector, or a population of vectors, plus or minus the constants that the model adds to it."""
+    number = constant(added, tensor.shape[-1] if tensor.ndim else 1)
+    return tensor + sign * (number.to(tensor) if isinstance(number, Tensor) else number)
+
+
+def sums(added: Mapping[str, Added], params: Mapping[str, Tensor]) -> Params:
     """Return parameters plus the constants that the model adds to them before use, computed in at least 32 bits."""
     there = {name: (params[name], number) for name, number in added.items() if name in params}
-    wide = {name: t.to(torch.promote_types(t.dtype, torch.float32)) + number for name, (t, number) in there.items()}
+    wide = {
+        name: plus(t.to(torch.promote_types(t.dtype, torch.float32)), number) for name, (t, number) in there.items()
+    }
     return {**params, **wide}
 
 
-def from_sums(added: Mapping[str, float], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
+def from_sums(added: Mapping[str, Added], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
     """Return the parameters, computed from sums of parameters and the constants that the model adds to them.
 
     If a parameter in `given` has the same sum, that parameter itself is returned, without rounding.
@@ -270,5 +305,5 @@ def from_sums(added: Mapping[str, float], summed: Mapping[str, Tensor], given: M
         if name in summed:
             same = sums(added, {name: given[name]})[name]
             is_same = same.shape == summed[name].shape and torch.equal(same, summed[name].to(same))
-            found[name] = given[name].to(summed[name].dtype) if is_same else summed[name] - added[name]
+            found[name] = given[name].to(summed[name].dtype) if is_same else plus(summed[name], added[name], -1)
     return found

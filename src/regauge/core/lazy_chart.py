@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from regauge.core.behind_gains import gains_of, on_representatives, sums, turn
+from regauge.core.behind_gains import gains_of, on_representatives, plus, sums, turn
 from regauge.core.chart import (
     Charted,
     Coordinates,
@@ -62,7 +62,8 @@ class LazyTensors(Mapping[str, Tensor]):
 
     def parameter(self, name: str, rows: Rows = None) -> Tensor:
         """Return a tensor as the network stores it, or a range of its first axis if no group acts on this axis."""
-        return self.rows(name, rows) - self.symmetry.added.get(name, 0.0)
+        tensor = self.rows(name, rows)
+        return plus(tensor, self.symmetry.added[name], -1) if name in self.symmetry.added else tensor
 
     def __getitem__(self, name: str) -> Tensor:
         return self.rows(name, None)

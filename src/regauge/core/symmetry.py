@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from regauge.core import act as _act
 from regauge.core import chart, symmetry_text
 from regauge.core import element as _element
-from regauge.core.behind_gains import carry_rotation, from_sums, on_representatives, rotatable, sums
+from regauge.core.behind_gains import (
+    Added,
+    carry_rotation,
+    constant,
+    from_sums,
+    on_representatives,
+    rotatable,
+    sums,
+)
 from regauge.core.counted import count
 from regauge.core.element import ALL_PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
@@ -71,9 +79,10 @@ class Symmetry:
         gains: The parameters that multiply activations unit by unit, in graph order.
         translations: The families of vectors that can be added to parameters, in the order in which `split` subtracts
             them.
-        added: Constants that the model adds to parameters with one axis before it multiplies activations by them. The
-            added constant is 1 for gains that are stored as `weight` and used as `1 + weight`. Scales and signs act on
-            the sum of a parameter and its added constant.
+        added: Constants that the model adds to parameters with one axis before it multiplies by them. The constant is 1
+            for gains that are stored as `weight` and used as `1 + weight`. If the model multiplies by
+            `1 + layer(x)`, the constant is added to the bias of the layer, or to ranges (start, stop, constant) of the
+            bias. Scales and signs act on the sums of parameter and constant.
     """
 
     groups: tuple[Group, ...]
@@ -89,7 +98,7 @@ class Symmetry:
     structure: tuple[str, ...] = ()
     gains: tuple[str, ...] = ()
     translations: tuple[TranslationFamily, ...] = ()
-    added: Mapping[str, float] = field(default_factory=dict)
+    added: Mapping[str, Added] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [group.name for group in self.groups]
@@ -458,7 +467,10 @@ class Symmetry:
                 "and use what it returns"
             )
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
-        return {name: _act.resolve(self.groups, name, self.shapes[name], self.added.get(name, 0.0)) for name in touched}
+        return {name: _act.resolve(self.groups, name, self.shapes[name], self._constant(name)) for name in touched}
+
+    def _constant(self, name: str) -> float | Tensor:
+        return constant(self.added[name], self.shapes[name][0]) if name in self.added else 0.0
 
     @cached_property
     def on_sums(self) -> "Symmetry":
@@ -488,7 +500,7 @@ class Symmetry:
     @property
     def unit_gains(self) -> dict[str, float]:
         """Return the required value of each parameter in `ones`: 1, or 0 if the model adds 1 to the parameter."""
-        return {name: 1 - self.added.get(name, 0.0) for name in self.ones}
+        return {name: 1 - float(self._constant(name)) for name in self.ones}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":
         """Return this symmetry with sizes and unit classes filled in from parameters, after checking the parameters.
@@ -696,7 +708,11 @@ class Symmetry:
             )
         rotated = {p.parameter for group in groups if group.matrix != "none" for p in group.placements}
         for name, number in rest.get("added", {}).items():
-            if len(rest.get("shapes", {}).get(name, ())) != 1 or not math.isfinite(number) or name in rotated:
+            length = math.prod(rest.get("shapes", {}).get(name, ()))
+            ranges = number if isinstance(number, tuple) else ((0, length, number),)
+            is_whole = all(0 <= start < stop <= length and math.isfinite(c) for start, stop, c in ranges)
+            is_vector = len(rest.get("shapes", {}).get(name, ())) == 1
+            if not (is_whole and is_vector) or (name in rotated and not isinstance(number, tuple)):
                 raise ValueError(f"{number} cannot be added to {name!r}, which is no gain of this symmetry")
         known = {field.name: rest[field.name] for field in fields(cls)[1:] if field.name in rest}
         return cls(groups, **{**known, "frozen": tuple(Frozen(*row) for row in rest.get("frozen", ()))})

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from regauge.core import act as _act
 from regauge.core.arguments import check_arguments
+from regauge.core.behind_gains import plus
 from regauge.core.element import PARTS
 from regauge.core.families import move_tensor
 from regauge.core.given import example_arguments
@@ -158,7 +159,7 @@ class IntermediateValues:
                 names = self.program.aliases.get(state, (state,))
                 tensor = next(params[name] for name in names if name in params)
                 number = self.program.added.get(state)
-                result.append(tensor if number is None else tensor + number)
+                result.append(tensor if number is None else plus(tensor, number))
         return result
 
 

@@ -1,10 +1,27 @@
-"""Gains written as `1 + weight`: the graph is rewritten to use the weight as the gain, and the constant is recorded."""
+"""Gains written as `1 + weight`: the graph is rewritten to use the weight as the gain, and the constant is recorded.
 
-from collections.abc import Iterator
+The gain may also be computed by a layer, as in FiLM and AdaLN, which multiply by `1 + layer(x)`. The constant is then
+taken up by the bias of the layer.
+"""
 
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
-from regauge.discovery.operators import NORMS, PRODUCTS, SAME, operator_name
+from regauge.core.behind_gains import Added, ranges_of
+from regauge.discovery.operators import NORMS, PIECES, PRODUCTS, SAME, VIEWS, operator_name, shape_of, words
+
+LAYERS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
+"""Layers whose third argument is a bias, and the axis of the outputs along which the bias varies."""
+MOVES = VIEWS | PIECES | words("expand expand_as")
+"""Operators whose results have the entries of their first operand, some of them repeated or left out."""
+MOST_OUTPUTS = 1 << 22
+"""The largest number of outputs of a layer for which the entries of the bias are followed."""
 
 
 def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> dict[str, float]:
@@ -40,6 +57,109 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
     return found
+
+
+def take_out_of_layers(graph: GraphModule, names: Mapping[str, str]) -> dict[str, Added]:
+    """Replace sums of a constant and the outputs of a layer by the outputs alone, and add the constant to the bias.
+
+    The sums may have no other use than multiplications. Each entry of the bias must take up the same constant wherever
+    the model uses it. The bias must be a parameter that the model uses once.
+
+    Args:
+        graph: A traced program, which is modified.
+        names: The names of the parameters, by placeholder.
+
+    Returns:
+        The added constants, by parameter name.
+    """
+    by_layer: dict[Node, dict[Node, float]] = {}
+    for node in graph.graph.nodes:
+        number = _number(node)
+        if number is not None and _is_multiplied(node):
+            layer, factor = _layer_behind(node)
+            if layer is not None and factor:
+                by_layer.setdefault(layer, {})[node] = number / factor
+    found: dict[str, Added] = {}
+    for layer, sums in by_layer.items():
+        bias: Any = layer.args[2]
+        name = names.get(bias.name)
+        if name is None or len(bias.users) != 1 or [*names.values()].count(name) != 1:
+            continue
+        numbers = _taken_up(layer, sums)
+        if numbers is not None:
+            found[name] = ranges_of(numbers)
+            for node in sums:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                graph.graph.erase_node(node)
+    return found
+
+
+def _is_multiplied(node: Node) -> bool:
+    """Return whether every use of a value, or of a view of it, is a multiplication."""
+    users = [user for user in node.users if user.op != "call_function" or user.users]
+    return bool(users) and all(
+        operator_name(user) in PRODUCTS or (_is_moved(user) and user.args[0] is node and _is_multiplied(user))
+        for user in users
+    )
+
+
+def _is_moved(node: Node) -> bool:
+    name = operator_name(node) if node.op == "call_function" else ""
+    return name in SAME or name in MOVES or node.target is operator.getitem
+
+
+def _factor(node: Node) -> float | None:
+    """Return the number by which an operator multiplies its first operand, or None if it does not."""
+    name = operator_name(node) if node.op == "call_function" else ""
+    if (name not in PRODUCTS and name != "div") or len(node.all_input_nodes) != 1 or node.kwargs:
+        return None
+    number = next((x for x in node.args if isinstance(x, int | float)), None)
+    if number is None or (name == "div" and (node.args[1] is not number or not number)):
+        return None
+    return float(number) if name in PRODUCTS else 1 / number
+
+
+def _layer_behind(node: Node) -> tuple[Node | None, float]:
+    """Return the layer whose outputs a sum adds to a number, and the number by which the outputs are multiplied."""
+    (node,), factor = node.all_input_nodes, 1.0
+    while node.op == "call_function":
+        name, number = operator_name(node), _factor(node)
+        if name in LAYERS:
+            return (node if len(node.args) > 2 and isinstance(node.args[2], Node) else None), factor
+        if number is None and not _is_moved(node):
+            break
+        factor *= 1.0 if number is None else number
+        node = node.all_input_nodes[0]
+    return None, factor
+
+
+def _taken_up(layer: Node, sums: Mapping[Node, float]) -> Tensor | None:
+    """Return the constant that each entry of a layer's bias takes up, or None if its uses differ."""
+    shape, axis = shape_of(layer), LAYERS[operator_name(layer)]
+    if not shape or not 0 < torch.Size(shape).numel() <= MOST_OUTPUTS:
+        return None
+    axis %= len(shape)
+    entries = torch.arange(shape[axis]).reshape([-1 if k == axis else 1 for k in range(len(shape))]).expand(shape)
+    numbers, left = torch.full((shape[axis],), torch.nan, dtype=torch.float64), {*sums}
+    pending: list[tuple[Node, Any]] = [(layer, entries)]
+    while pending:
+        node, at = pending.pop()
+        for user in (user for user in node.users if user.op != "call_function" or user.users):
+            if user not in sums and _factor(user) is not None:
+                pending.append((user, at))
+            elif user not in sums and _is_moved(user) and user.all_input_nodes == [node]:
+                same = operator_name(user) in SAME
+                target: Any = user.target
+                pending.append((user, at if same else target(*map_arg(user.args, lambda _: at), **user.kwargs)))  # noqa: B023
+            else:
+                left.discard(user)
+                parts = at if isinstance(at, list | tuple) else [at]
+                taken = torch.cat([one.flatten() for one in parts])
+                number = sums.get(user, 0.0)
+                if not bool((numbers[taken].isnan() | (numbers[taken] == number)).all()):
+                    return None
+                numbers[taken] = number
+    return None if left else numbers.nan_to_num(0.0)
 
 
 def _uses(node: Node) -> Iterator[tuple[Node, Node]]:

@@ -1,7 +1,7 @@
 """Discovery of a model's symmetry: trace the model, tie its axes, and solve for the groups that act on them."""
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from regauge.core.arguments import check_arguments
-from regauge.core.behind_gains import gains_of
+from regauge.core.behind_gains import Added, gains_of
 from regauge.core.chart import chart_gains
 from regauge.core.given import example_arguments
 from regauge.core.groups import Frozen, Group
@@ -275,16 +275,18 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tupl
         tied=tuple(names for names in program.aliases.values() if len(names) > 1),
         readers=read_axes(builder.records, params, program.aliases, groups),
         structure=structure,
-        added=_added(program, structure),
+        added=_added(program, groups, structure),
     )
 
 
-def _added(program: Program, structure: tuple[str, ...]) -> dict[str, float]:
-    """Return the constants that the model adds to parameters on which groups act, under all parameter names."""
-    found: dict[str, float] = {}
+def _added(program: Program, groups: Sequence[Group], structure: tuple[str, ...]) -> dict[str, Added]:
+    """Return the constants that the model adds to parameters on which scales or signs act, under all names."""
+    scaled = {p.parameter for group in groups for p in group.placements if any(p.scale) or any(p.sign)}
+    found: dict[str, Added] = {}
     for first, number in program.added.items():
-        if first not in structure:
-            found |= dict.fromkeys(program.aliases.get(first, (first,)), number)
+        names = program.aliases.get(first, (first,))
+        if first not in structure and (not isinstance(number, tuple) or scaled.intersection(names)):
+            found |= dict.fromkeys(names, number)
     return found
 
 

@@ -19,9 +19,10 @@ from torch.fx import config as fx_config
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
+from regauge.core.behind_gains import Added
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
 from regauge.core.params import INTEGERS
-from regauge.discovery.affine_gains import take_out_numbers
+from regauge.discovery.affine_gains import take_out_numbers, take_out_of_layers
 from regauge.discovery.in_place import without_mutation
 from regauge.discovery.known_sizes import export_with_values, has_known_sizes, has_unknown_sizes
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
@@ -89,7 +90,7 @@ class Program:
     buffers: tuple[str, ...]
     origins: Mapping[str, str]
     floating: frozenset[str]
-    added: Mapping[str, float]
+    added: Mapping[str, Added]
     has_known_sizes: bool
 
 
@@ -301,7 +302,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         tuple(name for name in kept if name not in parameters),
         origins,
         frozenset(name for name, t in kept.items() if t.is_floating_point()),
-        take_out_numbers(program.graph_module, trained, shapes),
+        take_out_numbers(program.graph_module, trained, shapes) | take_out_of_layers(program.graph_module, trained),
         has_known_sizes(program),
     )
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regauge.core import act as _act
 from regauge.core.arguments import check_arguments
+from regauge.core.behind_gains import plus
 from regauge.core.element import Element
 from regauge.core.groups import Group
 from regauge.core.outputs import Outputs
@@ -43,7 +44,7 @@ class Move:
     def tensor(self, name: str, tensor: Tensor) -> Tensor:
         """Return a transformed tensor of a network, or a transformed chunk along an axis on which no group acts."""
         if name in self.ones:
-            return torch.full_like(tensor, 1 - self.symmetry.added.get(name, 0.0))
+            return plus(torch.ones_like(tensor), self.symmetry.added.get(name, 0.0), -1)
         sites = self.symmetry.sites.get(name)
         if sites is None:
             return tensor

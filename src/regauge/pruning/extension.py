@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import covered
+from regauge.core.behind_gains import constant, ranges_of
 from regauge.core.groups import Group, Placement
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
@@ -50,7 +51,14 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     frozen = tuple(
         replace(one, size=known[one.parameter][one.axis]) if one.parameter in known else one for one in symmetry.frozen
     )
-    return replace(symmetry, groups=groups, shapes=known, frozen=frozen, translations=())
+    found = replace(symmetry, groups=groups, shapes=known, frozen=frozen, translations=())
+    added = dict(symmetry.added)
+    ranges = {name: number for name, number in symmetry.added.items() if isinstance(number, tuple)}
+    masks = kept_entries(found, {group.name: group.size for group in symmetry.groups}) if ranges else {}
+    for name in ranges.keys() & masks.keys():  # Additional units follow those of the same range.
+        numbers = torch.as_tensor(constant(ranges[name], symmetry.shapes[name][0]))
+        added[name] = ranges_of(numbers[masks[name][0].cumsum(0) - 1])
+    return replace(found, added=added)
 
 
 def pad_params(params: Mapping[str, Tensor], symmetry: Symmetry, sizes: Mapping[str, int]) -> Params:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regauge.core.act import take
 from regauge.core.arguments import check_arguments
+from regauge.core.behind_gains import constant, ranges_of
 from regauge.core.chart import chart_gains
 from regauge.core.families import move_tensor
 from regauge.core.groups import Group, Placement
@@ -99,7 +100,11 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
         for one in symmetry.frozen
     )
     left = tuple(cut_translations(symmetry.translations, symmetry.shapes, masks).values())
-    return replace(symmetry, groups=tuple(groups), shapes=shapes, frozen=frozen, translations=left)
+    added = dict(symmetry.added)
+    for name, number in added.items():
+        if isinstance(number, tuple) and name in masks:
+            added[name] = ranges_of(torch.as_tensor(constant(number, len(masks[name][0])))[masks[name][0]])
+    return replace(symmetry, groups=tuple(groups), shapes=shapes, frozen=frozen, translations=left, added=added)
 
 
 def _reordered(group: Group) -> Group:

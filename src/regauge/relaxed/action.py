@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from regauge.core.act import Site
+from regauge.core.behind_gains import plus
 from regauge.core.closest import Character, character
 from regauge.core.symmetry import Symmetry
 
@@ -78,11 +79,11 @@ class RelaxedAction:
         blocks = {key: self._blocks(key, matrices) for key in self.keys}
         moved = dict(tensors)
         for name, steps in self._tensors.items():
-            added = self._added.get(name, 0.0)
-            tensor = tensors[name] + added if added else tensors[name]
+            added = self._added.get(name)
+            tensor = tensors[name] if added is None else plus(tensors[name], added)
             for step in steps:
                 tensor = step.apply(tensor, tensor.ndim - len(self._shapes[name]), blocks)
-            moved[name] = tensor - added if added else tensor
+            moved[name] = tensor if added is None else plus(tensor, added, -1)
         return moved
 
     def _blocks(self, key: Key, matrices: Matrices) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int, Num
 from torch import Tensor
 
+from regauge.core.behind_gains import plus
 from regauge.core.moving.moved_tensors import MovedTensor, moved_tensors
 from regauge.core.moving.moved_values import MovedValues
 from regauge.core.moving.random_draws import Drawn, Draws, ElementRun, Source, portions, shares_of
@@ -54,7 +55,7 @@ class RandomMoves:
         """
         for name, number in self.symmetry.added.items():
             if name in params:
-                params[name].add_(number)
+                params[name].copy_(plus(params[name], number))
         shares = shares_of(sources)
         drawn = self._draws.draw([(max(counts), generator) for counts, generator in sources])
         by_kind: dict[tuple[torch.dtype, torch.device], list[str]] = {}
@@ -73,7 +74,7 @@ class RandomMoves:
                 moved |= values.move(params, shares, drawn, factors, shifts)
         for name, number in self.symmetry.added.items():
             if name in moved:
-                moved[name].sub_(number)
+                moved[name].copy_(plus(moved[name], number, -1))
         return moved
 
     def _compile(self, names: tuple[str, ...]) -> tuple[list[MovedTensor], MovedValues]:
