@@ -133,7 +133,8 @@ def test_the_next_cost_is_computed_while_the_last_is_searched(count: int, monkey
     monkeypatch.setattr(FamilyCost, "cost", counted)
     monkeypatch.setattr(FamilyCost, "closest", searched)
     ascent.sweep(torch.arange(1))
-    assert seen == [count > 1]
+    # Several searches may begin before the first one ends.
+    assert {*seen} == {count > 1}
 
 
 @pytest.mark.parametrize("pairs", [1, 3])

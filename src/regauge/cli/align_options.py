@@ -135,7 +135,7 @@ class Merge(Matching):
     scale: Annotated[str, arg(metavar="SETTING")] = ""
     """Factor of the sum of the task vectors, or of the checkpoint for the rule passthrough; 1 by default."""
     density: Settings = ()
-    """Share of the entries of each task vector that is kept. Defaults: 0.2 for ties, 1 for dare-ties and sce, 0.5 for
+    """Share of the entries of each task vector that is kept. Defaults: 0.2 for ties, all for dare-ties and sce, 0.5 for
     della, 0.1 for breadcrumbs. This and the next settings take one value, or one for each checkpoint."""
     drop: Settings = ()
     """Probability with which dare drops an entry; 0.5 by default."""
