@@ -5,9 +5,10 @@ the data. A "mixed" family has a chain three deep, merged LoRAs, pruned and quan
 copy and, for language models, an extended vocabulary; children hang on all of these. Each network is then moved by a
 random element of the whole group and rounded to bfloat16.
 
-A parent is right if it is the true one or its copy. For an average, all parents have to be right. The control is the
-nearest spanning tree by the distances of the networks before they were moved; its branches have no direction. "Cosine"
-is that of the steps of two trainings. The estimator and its constants were chosen on families with seeds 0 to 2.
+A parent is right if it is the true one or its copy. Networks with one history are copies, such as two that are pruned
+alike. For an average, all parents have to be right. The control is the nearest spanning tree by the distances of the
+networks before they were moved; its branches have no direction. "Cosine" is that of the steps of two trainings. The
+estimator and its constants were chosen on families with seeds 0 to 2.
 
 A merge of three has the shares .5, .3 and .2 of three fine-tunes of one base; parents, base and merge are moved. The
 threshold of averages was fixed on seeds 0, 1 and 2.
@@ -96,10 +97,8 @@ def family_row(name: str, kind: str, seed: int, folder: Path) -> dict[str, Any]:
     shop = Workshop(name, folder)
     networks = {one: shop(history) for one, history in histories.items()}
     found = compare_moved({one: family_after(name, h) for one, h in histories.items()}, networks, 50)
-    copies = dict[str, str]()
-    for child, own in parents.items():
-        source = own[0] if own and histories[own[0]] == histories[child] else child
-        copies[child] = copies.get(source, source)
+    first = dict[str, str]()
+    copies = {one: first.setdefault(json.dumps(history), one) for one, history in histories.items()}
     mixes = {one.child: {copies[parent] for parent in one.parents} for one in found.averages}
     above = {one.child: one for tree in found.trees for one in tree}
     twins = {frozenset((one.parent, one.child)) for one in above.values() if one.is_copy}
@@ -107,7 +106,8 @@ def family_row(name: str, kind: str, seed: int, folder: Path) -> dict[str, Any]:
     for child, own in parents.items():
         truth = {copies[parent] for parent in own}
         if copies[child] != child or any(step == "extend" for step, *_ in histories[child][-1:]):
-            ok = frozenset((child, own[0])) in twins
+            same = [own[0], *(one for one in copies if copies[one] == copies[child])]
+            ok = any(frozenset((child, one)) in twins for one in same)
         elif len(own) > 1:
             ok = mixes.get(child) == truth
         else:
