@@ -153,7 +153,7 @@ def assigning_bytes(itemsize: int) -> int:
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Return column potentials that prove an assignment (nearly) optimal, after a few shortest paths from `start`."""
+    """Return column potentials that show an assignment to be (nearly) optimal; shortest paths begin at `start`."""
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
     # For costs -profit: u_i = cost(i, c_i) - v_(c_i) makes the chosen entries tight, v_j = min_i cost(i, j) - u_i keeps
