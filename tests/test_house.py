@@ -161,6 +161,23 @@ def test_there_is_little_code() -> None:
     assert sum(lines.values()) <= CODE_LINES, f"{sum(lines.values())} lines of code, at most {CODE_LINES}:\n{table}"
 
 
+NEW_IN_NUMPY_2 = {"bool", "long", "ulong", "astype", "concat", "permute_dims", "matrix_transpose", "vecdot", "isdtype"}
+"""Names that the oldest numpy of pyproject.toml lacks. Annotations of functions count, too."""
+
+
+def test_the_oldest_numpy_has_every_name() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "numpy>=1.26" in project["project"]["dependencies"]
+    found = [
+        f"{path}:{node.lineno} np.{node.attr}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.value.id in {"np", "numpy"} and node.attr in NEW_IN_NUMPY_2
+    ]
+    at_most(0, found, "names that are new in numpy 2")
+
+
 NET = """
 import torch
 

@@ -213,7 +213,7 @@ def balance_but(
     for part in connected(linear.values()):
         # What is best for a group depends on where its neighbors are: if one stays, all stay.
         groups = [name for name, names in linear.items() if names <= part]
-        stays: NDArray[np.bool] = np.any([kept[name] for name in groups], axis=0)
+        stays: NDArray[np.bool_] = np.any([kept[name] for name in groups], axis=0)
         kept |= dict.fromkeys(groups, stays)
     if buffers == "move" and not bool((np.abs(norm.logs) <= LARGEST_LOGARITHM).all()):
         # Scales of values that are zero or nearly so may have no finite minimum.

@@ -143,7 +143,7 @@ class Ascent:
         self._averages: dict[tuple[str, frozenset[tuple[str, int]]], Tensor] = {}
         # Arrays of NumPy, which indexes small arrays several times as fast as torch.
         self._order = np.tile(np.arange(len(self._families)), (self.pairs, 1))
-        self._dirty = np.ones((self.pairs, len(self._families)), dtype=np.bool)
+        self._dirty = np.ones((self.pairs, len(self._families)), dtype=np.bool_)
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
@@ -452,7 +452,7 @@ class Ascent:
             self._dirty[numbers, neighbor] = True
 
 
-def _chosen(rows: Rows, is_chosen: NDArray[np.bool]) -> Rows:
+def _chosen(rows: Rows, is_chosen: NDArray[np.bool_]) -> Rows:
     return rows if is_chosen.all() else rows[torch.from_numpy(is_chosen)]
 
 
