@@ -27,6 +27,7 @@ from lineage_networks import Family, Params, families, move
 
 import regauge as rg
 from regauge.comparison import Lineage, compare_many
+from regauge.comparison.trees import span
 
 COUNT, SHARES, SEEDS = 20, (0.5, 0.3, 0.2), (3, 4, 5)
 CASES = (
@@ -143,14 +144,8 @@ def _flat(params: Params, like: Params) -> torch.Tensor:
 
 def _nearest(points: dict[str, torch.Tensor]) -> set[frozenset[str]]:
     """The branches of the nearest spanning tree."""
-    (first, *rest), branches = [*points], set[frozenset[str]]()
-    inside = [first]
-    while rest:
-        _, near, far = min((float((points[a] - points[b]).norm()), a, b) for a in inside for b in rest)
-        branches.add(frozenset((near, far)))
-        inside.append(far)
-        rest.remove(far)
-    return branches
+    names, stacked = [*points], torch.stack([*points.values()])
+    return {frozenset((names[a], names[b])) for a, b in span(-torch.cdist(stacked, stacked).numpy())}
 
 
 def merge_row(family: Family, seed: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from regauge.cli.main import main
 from regauge.comparison import compare_many, tree_lines
 from regauge.comparison.averages import Average
 from regauge.comparison.one_gauge import _find_pruned, in_one_gauge
-from regauge.comparison.trees import Branch, Points, _conductances, _span, grow_tree, join_neighbors
+from regauge.comparison.trees import Branch, Points, _conductances, grow_tree, join_neighbors, span
 from regauge.pruning import cut_params, cut_symmetry
 
 WIDE = mlp_symmetry(20, 40, 10, kind="scaled")
@@ -135,8 +135,8 @@ def test_shared_drift_misleads_distances_and_not_conductances() -> None:
         values = walked(seed, parents, drift=0.2)
         squares = torch.cdist(values, values).square().numpy()
         true = {frozenset(pair) for pair in parents.items()}
-        assert {frozenset(one) for one in _span(_conductances(squares))} == true
-        wrong += len(true - {frozenset(one) for one in _span(-squares)})
+        assert {frozenset(one) for one in span(_conductances(squares))} == true
+        wrong += len(true - {frozenset(one) for one in span(-squares)})
     assert wrong > 3
 
 

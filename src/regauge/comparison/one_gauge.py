@@ -13,7 +13,7 @@ from regauge.alignment.representatives import has_representatives
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.comparison.common import restrict
 from regauge.comparison.pair import FORMATS, holds
-from regauge.comparison.trees import Points
+from regauge.comparison.trees import Points, span
 from regauge.comparison.verdicts import MOVED
 from regauge.core.balance import balance, has_balance
 from regauge.core.params import VALUES, Params
@@ -55,7 +55,7 @@ def in_one_gauge(
     if shapes is None:
         return None
     symmetry = restrict(symmetry, shapes)
-    order = _walk(distances)
+    order = span(-distances.numpy())  # Each network follows a near relative.
     needed = Counter(near for near, _ in order)
     gauge, rows = dict[int, Params](), dict[int, Tensor]()
     rounding = torch.zeros(len(names), dtype=torch.float64)
@@ -116,17 +116,6 @@ def _choose(params: Mapping[str, Tensor], symmetry: Symmetry) -> dict[str, Tenso
 def _blocks(points: Tensor) -> Sequence[Tensor]:
     """Return the entries of one tensor in blocks."""
     return points.tensor_split(min(BLOCKS, points.shape[1]), 1)
-
-
-def _walk(distances: Tensor) -> list[tuple[int, int]]:
-    """Return pairs of networks, the first of which was reached before, so that each network follows a near relative."""
-    inside, pairs = [0], list[tuple[int, int]]()
-    while len(inside) < len(distances):
-        outside = [k for k in range(len(distances)) if k not in inside]
-        i, j = divmod(int(distances[inside][:, outside].argmin()), len(outside))
-        pairs.append((inside[i], outside[j]))
-        inside.append(outside[j])
-    return pairs
 
 
 def _rounding(tensors: Iterable[Tensor]) -> float:

@@ -15,7 +15,7 @@ CERTAIN = 0.95
 RESAMPLES = 100
 """The number of samples of weights for which a tree is built."""
 DROPPED = 6
-"""Each sample leaves out one of so many networks."""
+"""Each sample leaves out one of this number of networks."""
 ORTHOGONAL = 0.5
 """If the squared norm of no neighbor of the root is larger by at least this share of the squared distance, the root is
 not an ancestor of its neighbors. The share is 1 for a step that is orthogonal to the weights."""
@@ -222,7 +222,7 @@ def _find_parents(
         for child in kept
         if len(weights) == 1 and k in places and child != k and squares[child, middle] < squares[child, k]
     }
-    branches, root = _turn(_span(conductances), conductances, _Time(products[own], entries, {*middles}))
+    branches, root = _turn(span(conductances), conductances, _Time(products[own], entries, {*middles}))
     parents, rest = dict[int, int](), [root]
     while rest:
         node = rest.pop()
@@ -338,7 +338,7 @@ def _conductances(squares: np.ndarray) -> np.ndarray:
     return found
 
 
-def _span(weights: np.ndarray) -> list[tuple[int, int]]:
+def span(weights: np.ndarray) -> list[tuple[int, int]]:
     """Return the branches of the spanning tree with the largest weights, from the first point outward."""
     inside, branches = [0], list[tuple[int, int]]()
     while len(inside) < len(weights):
