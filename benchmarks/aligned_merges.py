@@ -1,10 +1,10 @@
 """Merges of fine-tunes of one base by every rule, with and without alignment.
 
-A family is a base and two, three or four fine-tunes of it. Language models in the style of GPT and
-Llama learn the first half of Shakespeare's plays, and are tuned to the second half, to WikiText, Python's help or
-Python's source. Vision transformers learn digits, and are tuned to groups of clothes ("new classes"), or to groups of
-the digits that they know ("known classes"). Tuning lasts from 1% to 200% of the base's training, at the largest rate of
-that training. In the rows "strangers" each network is trained on its task from an initialization of its own.
+A family is a base and two, three or four fine-tunes of it. Language models in the style of GPT and Llama learn the
+first half of Shakespeare's plays, and are tuned to the second half, to WikiText, Python's help or Python's source.
+Vision transformers learn digits, and are tuned to groups of clothes ("new classes"), or to groups of the digits that
+they know ("known classes"). Tuning lasts from 1% to 200% of the base's training, at the largest rate of that training.
+In the rows "strangers" each network is trained on its task from an initialization of its own.
 
 Every rule merges the same networks twice, aligned as `rg.merge` aligns them and as they are. The loss is the mean over
 the tasks that went in. Trivial controls: the base, and the networks themselves on all tasks ("one of them").

@@ -459,7 +459,7 @@ def is_missing(done: Collection[tuple[str, ...]], rows: list[str] | None, *one: 
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What tells a row from others of its pair of seeds."""
+    """Return the task, pair, name and data of a row, which no other row of its seeds has."""
     return row["task"], row["pair"], row["row"], row["seen"]
 
 

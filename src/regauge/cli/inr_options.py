@@ -28,7 +28,7 @@ class InrFit:
     output: Output
     """The checkpoint, a .safetensors file."""
     signal: Represented | None = None
-    """What the network outputs: the distance to the shape, the signed distance (negative inside), or whether a point is
+    """Output of the network: the distance to the shape, the signed distance (negative inside), or whether a point is
     inside. By default the distance, and for voxel grids whether a point is inside."""
     kind: Literal["siren", "relu"] = "siren"
     """Activation of the hidden layers: sine (siren) or ReLU."""

@@ -91,7 +91,7 @@ class Evidence:
         chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. `chance` is None if it
             was not measured.
         p_value: The p-value of independence, from the stored order of units. The p-value is None if no group can be
-            tested. The p-value is exact if nobody chose the order of units, for example by an alignment.
+            tested. The p-value is exact unless the stored order of units was chosen, for example by an alignment.
         z_score: The test statistic of the p-value.
         noise: The relative distance between representatives that rounding of the stored entries causes. `noise` is zero
             if it was not measured.
