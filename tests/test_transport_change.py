@@ -1,5 +1,6 @@
 """The change of a fine-tune carried to another base: copies get it exactly, and nothing that is given changes."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -277,6 +278,16 @@ def test_a_fine_tune_that_changed_nothing_is_said() -> None:
         assert "the fine-tune equals its base: there is no change to carry" in made.notes
 
 
+def test_a_scale_at_which_outputs_overflow_is_not_chosen() -> None:
+    scales = {0.0: 2.0, 0.25: 1.0, 0.5: 1.5, 1.0: math.inf}
+    assert transport_change._line_search(lambda scale: scales.get(scale, math.inf)) == 0.25
+    nets, other = Networks("relu"), Networks("relu", seed=1)
+    huge = {name: tensor * 1e200 for name, tensor in nets.base.items()}
+    made = rg.transport(nets.base, huge, other.base, nets.symmetry, task=labels(nets))
+    assert made.losses[1] <= made.losses[0] < math.inf
+    assert all(tensor.isfinite().all() for tensor in made.params.values())
+
+
 NETS = Networks("relu")
 BROKEN = {**NETS.tuned, "0.weight": NETS.tuned["0.weight"] * torch.nan}
 NARROW = {**NETS.tuned, "4.bias": torch.zeros(2, dtype=torch.float64)}
@@ -291,6 +302,8 @@ NARROW = {**NETS.tuned, "4.bias": torch.zeros(2, dtype=torch.float64)}
         ({"base_b": {"0.weight": NETS.base["0.weight"]}}, "the two networks have different parameters"),
         ({"inputs": NETS.x}, "inputs are run through a model: give `module`, or a task, which has one"),
         ({"inputs": [], "module": NETS.module}, "there are no batches of inputs"),
+        ({"inputs": NETS.x[:0], "module": NETS.module}, "the batches hold no examples"),
+        ({"inputs": NETS.x * torch.nan, "module": NETS.module}, "the loss of base B on the examples is nan"),
         ({"steps": 3}, "`steps=3`: training needs a task or inputs"),
         ({"steps": -1, "task": labels(NETS)}, "`steps=-1`: training needs a task or inputs"),
         ({"scale": float("nan")}, "scale is nan; give a finite factor"),

@@ -304,7 +304,10 @@ class _Data:
     def parts(self, tuned: Mapping[str, Tensor], steps: int, generator: torch.Generator | None) -> tuple[Task, Task]:
         """Return the task on the examples that choose and on those that judge. Few examples do both."""
         task = self.taught_by(tuned) if self.task is None else self.task
-        if not steps and sum(example_counts(task.batches)) < ENOUGH:
+        count = sum(example_counts(task.batches))
+        if not count:
+            raise ValueError("the batches hold no examples; give one at least")
+        if not steps and count < ENOUGH:
             return task, task
         return task.split(1 - KEPT, generator=generator)
 
@@ -373,6 +376,11 @@ def _carry(
         return task.evaluate(way.on(base_b, factor))["loss"]
 
     before = judging.evaluate(base_b)["loss"]
+    if not math.isfinite(before):
+        raise ValueError(
+            f"the loss of base B on the examples is {before}; check that the inputs, the targets and the outputs of "
+            "all networks on these inputs are finite"
+        )
     tried = [(way, _line_search(partial(loss, choosing, way)) if scale is None else scale) for way in ways]
     # The maps are fitted on the examples that choose, unless the inputs are others: there, all labels compare the ways.
     comparing = replace(judging, batches=[*choosing.batches, *judging.batches]) if data.is_apart else judging
