@@ -1,4 +1,4 @@
-"""Posteriors over the weights of networks, and their alignment as distributions.
+"""Posteriors over the weights of networks, and the alignment of these distributions.
 
 References:
     Rossi, Singh and Hannagan (2023), On permutation symmetries in Bayesian neural network posteriors.

@@ -1,4 +1,4 @@
-"""Diagnostics of Markov chains modulo symmetry: R-hat and effective sample sizes, which ArviZ computes."""
+"""Diagnostics of Markov chains up to symmetry: R-hat and effective sample sizes, which ArviZ computes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,27 +30,27 @@ Floats = NDArray[np.float64]
 Chain = ParticlePosterior | Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]
 
 KINDS = {"posterior": "parameters", "aligned": "aligned parameters", "predictions": "predictions"}
-"""The groups in the data set, with their names in words."""
+"""The names of the three groups of variables in the data set, with the words that describe them."""
 CONVERGED = 1.01
 """The largest R-hat that Vehtari et al. (2021) recommend."""
 AGREE, SHARE = 1.05, 0.95
 """The criterion for agreement of chains: a limit on R-hat, and the share of entries within this limit."""
 GRID = -30
-"""The grid on which entries are rounded for ranking, as a power of two relative to the largest entry of the tensor."""
+"""The spacing to which entries are rounded before ranking: this power of two, times the largest entry of the tensor."""
 ZERO = 1e-12
-"""A threshold relative to the largest entry of all tensors. Tensors whose entries are smaller are treated as zero up to
-rounding."""
+"""A threshold relative to the largest entry of all tensors. A tensor with only smaller entries is treated as rounded
+zeros."""
 FEWEST = 4
-"""The smallest number of draws in a chain, because each chain is split into halves."""
+"""The smallest number of draws in a chain. Each chain is split into halves, which need two draws each."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChainDiagnosis:
-    """The convergence of Markov chains: in their parameters, in their parameters up to symmetry, and as functions.
+    """The convergence of Markov chains: of parameters, of parameters up to symmetry, and of functions.
 
     Attributes:
         data: An ArviZ data set (`xarray.DataTree`) with the groups "posterior" (unaligned parameters), "aligned"
-            (representatives in one universe) and, if a module was given, "predictions". The first axes of every
+            (parameters of the aligned networks) and, if a module was given, "predictions". The first axes of every
             variable are chain and draw.
         rhat: For each group and variable, the rank-normalized split R-hat of each entry; NaN if the entry is constant.
         ess_bulk: For each group and variable, the bulk effective sample size of each entry.
@@ -63,7 +63,8 @@ class ChainDiagnosis:
     ess_tail: Mapping[str, Mapping[str, Floats]]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return one row per group: numbers of entries and constants, quantiles of R-hat and effective sample sizes."""
+        """Return one row per group: numbers of entries and of constant entries, quantiles of R-hat and of sample
+        sizes."""
         rows = []
         for group, values in self.rhat.items():
             rhat, bulk, tail = (_moving(one[group]) for one in (self.rhat, self.ess_bulk, self.ess_tail))
@@ -142,13 +143,13 @@ def diagnose(
     inputs: Any = None,
     outputs: Outputs = None,
 ) -> ChainDiagnosis:
-    """Measure how well Markov chains mix: in their parameters, up to symmetry, and as functions.
+    """Measure how well Markov chains mix: their parameters, their parameters up to symmetry, and their functions.
 
     A chain may jump between symmetric copies of one mode, and different chains may stay in different copies. The R-hat
     of parameters then shows no convergence, although the chains agree as functions. Therefore each draw is first
-    transformed to its canonical form. All draws are then aligned to their common mean (`MergeMany`) over the whole
-    group, with translations zero or centered. Up to rounding, the result depends only on the orbits of the draws, not
-    on the position of a draw on its orbit.
+    transformed to its canonical form. All draws are then aligned to their common mean (`MergeMany`). The alignment uses
+    the whole symmetry, except that translations are set to zero or centered. Up to rounding, the result depends only on
+    the orbits of the draws, not on the position of a draw on its orbit.
 
     ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry. These
     diagnostics take about 0.6 milliseconds of CPU time per entry. Buffers are left out. The data set works with all
@@ -160,7 +161,7 @@ def diagnose(
         symmetry: The symmetry of the networks.
         module: The module that computes predictions on `inputs`, in evaluation mode.
         inputs: One batch of inputs, as for `Task`. Predictions are the outputs of the module for this batch.
-        outputs: The output of the module that is diagnosed. Default: the first tensor.
+        outputs: The output to diagnose, if the module returns several tensors. Default: the first tensor.
 
     Raises:
         ImportError: ArviZ is not installed.
@@ -209,7 +210,7 @@ def _stack(chain: Chain) -> Params:
 
 
 def _align(draws: Params, symmetry: Symmetry, chains: int) -> Params:
-    """Return all draws as representatives in one universe, which depend only on the orbits of the draws."""
+    """Return all draws, aligned to one another. Up to rounding, the result depends only on the orbits of the draws."""
     canonical = canonicalize(draws, symmetry)
     names = symmetry.rotatable
     zero = zero_gains(symmetry, canonical, names)
@@ -265,7 +266,7 @@ def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
 
 
 def _round(values: Floats, largest: float) -> Floats:
-    """Round values to a grid, on which medians are exact. A tensor of rounding errors becomes zero.
+    """Round values to a grid on which medians are exact. A tensor that contains only rounding errors becomes zero.
 
     Otherwise ranks would depend on the last bits, because entries that are equal up to rounding have no stable order.
     R-hat folds draws around their median. If the number of draws is even, two draws have the same distance from this
@@ -287,5 +288,5 @@ def _moving(values: Mapping[str, Floats]) -> Floats:
 
 
 def _quantile(values: Floats, share: float) -> float:
-    """Return the smallest value that is not exceeded by the given share of all values; NaN without values."""
+    """Return the smallest value that is at least as large as the given share of all values; NaN without values."""
     return float(np.quantile(values, share, method="higher")) if values.size else math.nan

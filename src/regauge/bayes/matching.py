@@ -1,4 +1,4 @@
-"""Alignment of posteriors along their orbits: one to another, many to one another, and merging into one Gaussian."""
+"""Alignment of two or many posteriors by symmetry, and merging of posteriors into one Gaussian."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ class PosteriorAlignment(Generic[AnyPosterior]):
     Attributes:
         posteriors: For many posteriors, all aligned posteriors; the first is unchanged. For two posteriors, only the
             transformed second posterior. The predictive distribution of each posterior is unchanged.
-        before: For two posteriors, `W2^2` between their moments. For many posteriors, the mean of their distances from
-            the barycenter. Buffers are not compared.
-        after: The same distance after the alignment.
-        matching: The result of aligning the moments.
+        before: The distance before the alignment, without buffers. For two posteriors, `W2^2` between the diagonal
+            Gaussians with their moments. For many posteriors, the mean `W2^2` from their barycenter.
+        after: The distance after the alignment, computed like `before`.
+        matching: The result of aligning the means and standard deviations.
     """
 
     posteriors: tuple[AnyPosterior, ...]
@@ -78,21 +78,22 @@ def align_posteriors(
     method: Method | None = None,
     generator: torch.Generator | None = None,
 ) -> PosteriorAlignment[AnyPosterior]:
-    """Transform the second posterior along its orbit, as close to the first posterior as the method can.
+    """Transform the second posterior by its symmetry, and bring it as close to the first one as the method can.
 
     The method matches means and standard deviations, so the posteriors may be of different kinds. For Kronecker
     factors, the standard deviations come from the diagonal of their product. For low-rank Gaussians, they include both
     components. For particles, they are the standard deviations over the particles. One element transforms the whole
-    posterior, because the samples of one chain lie in one copy of a mode. Matching the samples one by one would find
-    the identity at a higher cost.
+    posterior, because the samples of one chain lie in one copy of a mode. Aligning each sample separately would find
+    the same element for each, at a higher cost.
 
     Translations of `symmetry` are not applied, and scales are applied only if the method balances them. The reason is
-    that a posterior is flat along these coordinates only under a flat prior. Under another prior, a translated
-    posterior makes the same predictions, but has another divergence from the prior. To translate a posterior, use
-    `push`. To measure both posteriors, use `compare_with_prior`.
+    the prior, which translations and scales change unless it is flat. A translated posterior makes the same
+    predictions, but usually has another divergence from the prior. To translate a posterior, use `push`. To measure
+    both posteriors, use `compare_with_prior`.
 
-    For full covariances, the cost is a quadratic assignment for each layer, and this function uses only its diagonal
-    component. `regauge.bayes.transport.distance` measures the whole cost.
+    With full covariances, the best permutation of a layer would be the solution of a quadratic assignment problem. This
+    function uses only the diagonals of the covariances. `regauge.bayes.transport.distance` measures the distance with
+    full covariances.
 
     Args:
         q_a: The posterior that is not transformed.
@@ -122,11 +123,11 @@ def align_many_posteriors(
     method: Method | None = None,
     generator: torch.Generator | None = None,
 ) -> PosteriorAlignment[AnyPosterior]:
-    """Transform posteriors along their orbits until no posterior can come closer to the barycenter of the others.
+    """Transform posteriors by symmetry until the method brings none of them closer to the barycenter of the others.
 
     As in `align_posteriors`, moments are matched, and whole posteriors are transformed. For K diagonal Gaussians, the
-    sum of `W2^2` over pairs is K times the sum of the distances from the barycenter. Each step for one posterior lowers
-    both sums.
+    sum of `W2^2` over pairs is K times the sum of the distances from the barycenter. Each step transforms one
+    posterior, and lowers both sums.
 
     Args:
         posteriors: One or more posteriors of any kinds. The first posterior is not transformed.
@@ -153,7 +154,7 @@ def align_many_posteriors(
 
 
 def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None = None) -> GaussianPosterior:
-    """Return the diagonal Gaussian with the smallest weighted sum of squared Wasserstein distances to the moments.
+    """Return the diagonal Gaussian with the smallest weighted sum of squared Wasserstein distances to the posteriors.
 
     The mean of the barycenter is the weighted mean of the means. The standard deviation of the barycenter is the
     weighted mean of the standard deviations, not of the variances. The distances between the means do not change the
@@ -204,15 +205,17 @@ def one_gaussian(
 ) -> OneGaussian:
     """Align all members to one another and merge them into one Gaussian.
 
-    Networks are merged into the Gaussian with their mean and their standard deviations (divided by the number of
-    networks), times `spread`. Posteriors are merged into their Wasserstein barycenter, whose standard deviations are
-    multiplied by `spread`. The distances between the means of posteriors do not contribute.
+    Networks are merged into the Gaussian with their mean and with their standard deviations times `spread`. These
+    deviations divide sums of squares by the number of networks. Posteriors are merged into their Wasserstein
+    barycenter, whose standard deviations are multiplied by `spread`. The distances between the means of posteriors do
+    not contribute.
 
-    Independent members stay far apart in most directions even after alignment. A Gaussian of the same width can then be
-    worse than its mean alone. Therefore choose `spread` by the likelihood of held-out data. Activations of the mean
-    network lose variance, which `repair` restores. With `repair`, the loss of the mean of sixteen MLPs on MNIST fell
-    from 0.30 to 0.12 (members 0.09). Running statistics of batch normalization are averaged, but these averages are
-    wrong for the mean network. Recompute them with `reset_batchnorm` or `repair`.
+    Independent members stay far apart in most directions even after alignment. A Gaussian with their full standard
+    deviations can therefore be worse than the mean network alone. Choose `spread` by the likelihood of held-out data.
+    Activations of the mean network lose variance, which `repair` restores. With `repair`, the loss of the mean of
+    sixteen MLPs on MNIST fell from 0.30 to 0.12. The loss of the members was 0.09. Running statistics of batch
+    normalization are averaged, but these averages are wrong for the mean network. Recompute these statistics with
+    `reset_batchnorm` or `repair`.
 
     Args:
         members: At least two networks, or at least one posterior.
@@ -267,7 +270,7 @@ def _common_moments(posteriors: Sequence[Posterior]) -> list[GaussianPosterior]:
 def _push(
     posterior: AnyPosterior, moments: GaussianPosterior, symmetry: Symmetry, element: Element, moved: GaussianPosterior
 ) -> AnyPosterior:
-    """Return a posterior transformed by an element. If it equals its moments, use the transformed moments."""
+    """Return a posterior transformed by an element. A diagonal Gaussian is replaced by its transformed moments."""
     return cast(AnyPosterior, moved) if posterior is moments else posterior.push(symmetry, element)
 
 

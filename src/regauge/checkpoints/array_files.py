@@ -1,4 +1,4 @@
-"""A reader of arrays in `.npz` and `.safetensors` files. Compressed files that would unpack to far more are refused."""
+"""A reader of arrays in `.npz` and `.safetensors` files. It refuses compressed files that would fill the memory."""
 
 import gzip
 import tokenize
@@ -27,10 +27,9 @@ DAMAGE = (
 )
 """Errors that numpy raises for damaged files."""
 RATIO, SPARE = 100, 1 << 28
-"""Limits on unpacked bytes: the limit per byte of a compressed file, and the number of bytes to which any file may
-unpack."""
+"""Limits on unpacked bytes: this many per byte of the compressed file, but any file may unpack to the second number."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Accepted compression methods of zip members. With other compression methods, one decompression step can fill the
+"""Accepted compression methods of the files in a zip archive. With other methods, one decompression step can fill the
 memory."""
 
 
@@ -98,7 +97,7 @@ def most_bytes(packed: int) -> int:
 
 
 def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str) -> None:
-    """Raise a ValueError if a zip file would unpack to far more bytes than it has; the caller adds the file name."""
+    """Raise a ValueError if a zip file would unpack to far more bytes than its own size, without the file's name."""
     unpacked = sum(member.file_size for member in members)
     if unpacked > most_bytes(packed):
         raise ValueError(f"its {size_text(packed)} would become {size_text(unpacked)}; {remedy}")

@@ -1,6 +1,6 @@
 """Checkpoints in files. Opening a checkpoint reads only the headers; tensors are read on access, or all at once.
 
-Files are read into a small buffer and never memory-mapped. Therefore the pages of a file do not count as memory of this
+Files are read into a small buffer and never memory-mapped. Therefore their pages do not count as memory of this
 process.
 """
 
@@ -52,7 +52,7 @@ POINTER = b"version https://git-lfs"
 
 @dataclass
 class Reading:
-    """The number of bytes read so far, and the seconds spent on reading (from the page cache, without conversions).
+    """The number of bytes read so far, and the seconds spent on reading without conversions.
 
     If `seen` is set, it is called on each read with the file, the offset of the first byte, and the bytes.
     """
@@ -72,13 +72,14 @@ class Checkpoint(Mapping[str, Tensor]):
     Attributes:
         label: The checkpoint's name in messages, which is the path that the user gave.
         path: The path of the file, or of the shards' index.
-        stored: The location of every tensor, by name. `write` uses the names, dtypes and order of this mapping.
-        metadata: The strings in the header of each file, except the provenance.
-        form: The dtype and shard size of outputs that are written with this checkpoint's names.
-        home: The path of the network in these files: the label without adapters.
-        notes: Messages about an output that is written with this checkpoint's names and files.
-        replaced: If such an output is a folder, new contents for some files of this checkpoint. The content is None for
-            files that the output leaves out.
+        stored: The location of every tensor, by name. The function `write` uses the names, dtypes and order of this
+            mapping.
+        metadata: The strings in the header of each file, except the record of how the file was made (its provenance).
+        form: The dtype and the largest file size of an output that has the names and files of this checkpoint.
+        home: The path of the network without adapters, for example `BASE` for `BASE+ADAPTER`.
+        notes: Messages about an output that has the names and files of this checkpoint.
+        replaced: New contents for some files, if an output with the names and files of this checkpoint is a folder. The
+            content is None for files that the output leaves out.
         read_so_far: The number of bytes read from the disk.
         adapter: The adapter that was added to the base, if the output is also an adapter.
     """
@@ -217,7 +218,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Names of tensors in the files that no class of the model has, if the files were searched for such tensors."""
+        """Names of tensors in the files that no class of the model has, if the files were searched for them."""
         return ()
 
     @property
@@ -227,7 +228,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def is_folder(self) -> bool:
-        """Whether the caller named the checkpoint by its folder or index. If so, an output may also be a folder."""
+        """Whether the caller gave a folder or an index instead of a file. If so, an output may also be a folder."""
         return Path(self.home).is_dir() or self.path.name.endswith((".index.json", METADATA))
 
     def on_meta(self) -> Params:
@@ -237,14 +238,14 @@ class Checkpoint(Mapping[str, Tensor]):
         return {n: torch.empty(s.shape, dtype=self.dtype_of(n), device="meta") for n, s in self.stored.items()}
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a tensor is read: as stored, or wider for adapter changes or for `form`."""
+        """Return the dtype in which a tensor is read: the stored dtype, or a wider one for an adapter or for `form`."""
         if self._params is not None:
             return self._params[name].dtype
         stored = self.stored[name].dtype
         return self.form.work_dtype(work_dtype(stored) if name in self._changes else stored)
 
     def layout(self, file: str | None = None) -> list[Shard]:
-        """Return the layout of an output's files, with the same names, dtypes and order, or as `form` specifies.
+        """Return the files of an output, with the names, dtypes and order of this checkpoint or as `form` specifies.
 
         The output has as many files as this checkpoint, or a single file named `file`. Tensors with wide dtypes come
         first, which keeps all tensors aligned.
@@ -272,7 +273,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return self.form.layout([Shard(file or own, tuple(every), self.header)], stem)
 
     def _take_over(self, source: "Checkpoint") -> None:
-        """Make this object another view of a checkpoint's files, with the same notes and metadata."""
+        """Copy the files, notes and metadata of another checkpoint, because this object is a view of them."""
         self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
         self.notes, self.replaced, self.adapter = source.notes, source.replaced, source.adapter
 
@@ -286,13 +287,13 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
-        """Return a view whose output folder has these files instead of this checkpoint's files; see `replaced`."""
+        """Return a checkpoint whose output folder has these files instead of the original files; see `replaced`."""
         result = copy(self)
         result.replaced, result._files = {**self.replaced, **files}, {}
         return result
 
     def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """Return a view of the files in which tensors have other sizes, under the tensor names of the model.
+        """Return a checkpoint of the same files in which tensors have other sizes, by the tensor names of the model.
 
         A second name of a tied tensor is written only if the files have this name.
         """
@@ -311,7 +312,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result.with_params(params)
 
     def written_as(self, form: Form) -> "Checkpoint":
-        """Return a copy whose output has another form.
+        """Return a copy whose output is written in another form (dtype and file size).
 
         The copy reads tensors in a dtype that is wide enough for this form.
         """
@@ -326,15 +327,15 @@ class Checkpoint(Mapping[str, Tensor]):
         return {name: self[name] for name in self.stored}
 
     def from_stored(self, params: Mapping[str, Tensor]) -> Params:
-        """Return tensors under the names and in the shapes of this view, given tensors under the files' names."""
+        """Return tensors under the names and in the shapes of this checkpoint, given tensors as in the files."""
         return dict(params)
 
     def view_alike(self, other: "Checkpoint") -> "Checkpoint":
-        """Return another checkpoint, with equal file names, under the tensor names of this view."""
+        """Return another checkpoint, whose files have equal tensor names, under the tensor names of this checkpoint."""
         return other
 
     def write(self, path: str | Path, *, overwrite: bool = False, provenance: str | None = None) -> Path:
-        """Write the checkpoint in its form to one `.safetensors` file, with its tensor names and header."""
+        """Write the checkpoint to one `.safetensors` file, with its tensor names and header, as `form` specifies."""
         (shard,) = self.layout(Path(path).name)
         values = self.as_stored()
         params = {name: round_to(values[name], dtype, name) for name, _, dtype in shard.tensors}
@@ -342,7 +343,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return save(params, path, overwrite=overwrite, metadata={**self.header, **origin})
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a copy of one tensor, or of a range of its first axis, converted to a dtype chunk by chunk."""
+        """Return a copy of one tensor, or of a range of rows, converted to a dtype chunk by chunk."""
         if self._params is not None:
             tensor = self._params[name]
             part = tensor if rows is None else tensor[rows[0] : rows[1]]
@@ -358,7 +359,8 @@ class Checkpoint(Mapping[str, Tensor]):
         """Return the number of entries that are NaN or Inf for each tensor that contains any.
 
         Args:
-            most: The largest size in bytes at which all tensors are read. For a larger checkpoint, the result is None.
+            most: The largest size of a checkpoint, in bytes, at which all tensors are read. For a larger checkpoint,
+                the result is None.
         """
         if self.nbytes > most:
             return None

@@ -1,4 +1,4 @@
-"""A check that a file holds enough tensors for the module sizes that its header claims."""
+"""A check that a file holds enough numbers for the module that its header describes."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,16 +11,17 @@ from torch.overrides import TorchFunctionMode
 FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 """Functions that create the tensors of new modules."""
 COPIES, SPARE = 2, 1 << 16
-"""Limits on the entries of a single tensor: a number for each entry in the file, plus a constant."""
+"""The limit on the entries of a single tensor: this multiple of the entries in the file, plus this constant."""
 PASSING, CALLS = 100, 20_000
-"""Limits on all tensors, many of which are temporary: a multiple of the limit for one tensor, and a base number of
-tensors."""
+"""Limits on all tensors together, many of which are temporary: this multiple of the limit for one tensor, and this
+number of tensors."""
 
 
 class Claims(TorchFunctionMode):
     """A context that prevents building a module with far more floating-point entries than a file contains.
 
-    A header of a few bytes can claim that a network has a width of a trillion, or a billion layers.
+    Without this check, a header of a few bytes could fill the memory: it can claim a width of a trillion, or a billion
+    layers.
 
     Args:
         tensors: The tensors that the file holds.

@@ -17,7 +17,8 @@ READERS: Mapping[str, tuple[str, str]] = {
     ),
     "regauge training": ("the state of a training", "the command that was interrupted"),
 }
-"""For each kind of file in headers: the kind in words, and the command or function that reads it."""
+"""For each kind of file that a header can name: the kind in words, and the command or function that reads such
+files."""
 DAMAGE = (
     *(LookupError, TypeError, ValueError, RuntimeError, AttributeError),
     *(ArithmeticError, AssertionError, StopIteration),
@@ -26,7 +27,7 @@ DAMAGE = (
 
 
 def damage(what: str, path: str | Path, error: Exception, remedy: str = "train it again") -> ValueError:
-    """Return an error about a damaged file, with the first line of the reason; torch appends lines about its code."""
+    """Return an error about a damaged file, with only the first line of the reason; torch adds further lines."""
     text = str(error).strip().split("\n")[0]
     reason = text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
     return ValueError(f"the {what} {str(path)!r} is damaged ({reason}); {remedy}")

@@ -24,11 +24,12 @@ SETTINGS = ("dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class Form:
-    """The form in which a network is written. If a field is None, the output keeps the form of the original files.
+    """The form in which a network is written. If a field is None, the output is like the original files.
 
     Attributes:
-        dtype: The dtype of all floating-point tensors, which are rounded to it once.
-        shard_size: The largest total size in bytes of the tensors in one file. A larger tensor gets a separate file.
+        dtype: The dtype of all floating-point tensors, to which each entry is rounded once.
+        shard_size: The largest total size in bytes of the tensors in one file. A tensor above this size is stored in a
+            file of its own.
 
     Raises:
         ValueError: The dtype is not in `DTYPES`, or the size is not positive.
@@ -70,7 +71,7 @@ class Form:
         return torch.promote_types(stored, self.dtype_of(stored)) if stored.is_floating_point else stored
 
     def layout(self, shards: Sequence[Shard], stem: str, count: int = 0) -> list[Shard]:
-        """Return the files of a network in this form, given the original files. Names of new files begin with `stem`.
+        """Return the files to write for a network, given its original files. Names of new files begin with `stem`.
 
         A distributed checkpoint has about `count` files of equal sizes, unless this form requires more files.
         """
@@ -109,7 +110,7 @@ class Form:
 
 
 AS_STORED = Form()
-"""The form that keeps the dtypes and file sizes of the original files."""
+"""The form with the dtypes and file sizes of the original files."""
 
 
 def _name(dtype: torch.dtype) -> str:

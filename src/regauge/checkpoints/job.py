@@ -45,10 +45,11 @@ class Work:
 
     Attributes:
         copies: The number of additional copies of each network that the work holds, in float32 or, for networks in
-            float64, in float64. For aligning, measured with networks of about 100 MB (`benchmarks/working_memory.py`).
+            float64, in float64. The number for aligning was measured with networks of about 100 MB
+            (`benchmarks/working_memory.py`).
         beside: The suffix of the file that is written next to the output, if any; see `path_beside`.
-        behind: Further copies if networks are matched by their representatives. None if the work does not match
-            networks. Otherwise, the work also holds the costs of matching.
+        behind: The number of further copies if networks are matched by their representatives. None if the work does not
+            match networks. Work that matches networks also holds the costs of matching.
     """
 
     copies: float
@@ -76,7 +77,8 @@ LOG = logging.getLogger(__name__)
 LIBRARIES = 48 << 20
 """The bytes of libraries that are imported when a model is differentiated for the first time, as measured."""
 SEARCHED, SOLVED = 3, 10
-"""The numbers of matrices that an assignment, and a singular value decomposition in float64, need at once."""
+"""The numbers of matrices that are in memory at once during an assignment, and during a singular value decomposition in
+float64."""
 SHARED = ("aligning", "merging")
 """Kinds of work that several processes can share."""
 
@@ -87,11 +89,12 @@ class FileJob:
 
     Attributes:
         number: The index of the checkpoint whose names, dtypes and files the output has.
-        output: The place of the output; None if no output is written.
+        output: The path and form of the output; None if no output is written.
         limit: The limit on memory.
         work: The work in memory, one of `WORKS`.
         learning: Bytes that learning an element holds in addition to the checkpoints; zero if nothing is learned.
-        more_copies: Further copies of each network for matching representatives; zero before the symmetry is known.
+        more_copies: The number of further copies of each network, if representatives are matched; zero before the
+            symmetry is known.
         costs: Bytes of the costs of matching that are kept for all groups; zero before the symmetry is known.
         searching: Bytes that the search for the value of one group needs in addition.
     """
@@ -134,7 +137,7 @@ class FileJob:
         return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and (is_shared or not self.fits)
 
     def streams(self, symmetry: Symmetry) -> bool:
-        """Return whether the networks stay on the disk, if the costs of matching by this symmetry are included."""
+        """Return whether the networks stay on the disk, given the memory that matching by this symmetry needs."""
         return self.matched_by(symmetry).is_streamed
 
     @property
@@ -161,7 +164,7 @@ class FileJob:
 
     @property
     def needs_memory(self) -> str:
-        """The end of an error sentence about work that streamed networks do not allow."""
+        """The end of an error sentence about work that needs networks in memory."""
         return (
             f"needs the networks in memory, which takes {size_text(self.nbytes)}, more than the "
             f"{size_text(self.limit.nbytes)} that are allowed: leave it out, or allow more `memory=`"
@@ -176,7 +179,7 @@ class FileJob:
             )
 
     def learned(self, method: str, phases: Sequence[tuple[float, int]]) -> "FileJob":
-        """Return the job with the memory for learning an element for one pair after another, and log this memory.
+        """Return the job with the memory that learning the elements needs, pair after pair, and log this memory.
 
         Every further network needs two copies: its representative, and the transformed network.
 
@@ -201,12 +204,12 @@ class FileJob:
         return job
 
     def named_by(self, symmetry: Symmetry) -> "FileJob":
-        """Return a job with the checkpoints under a symmetry's names, if the files use other names than the model."""
+        """Return a job whose checkpoints have the tensor names of a symmetry, if the files use other names."""
         named = replace(self, checkpoints=share([name_by(one, symmetry) for one in self.checkpoints]))
         return named.matched_by(symmetry)
 
     def matched_by(self, symmetry: Symmetry) -> "FileJob":
-        """Return a job with the memory of matching by this symmetry, if the work matches networks."""
+        """Return a job that includes the memory for matching by this symmetry, if the work matches networks."""
         behind, dtypes = WORKS[self.work].behind, [one.dtype for one in self.source.stored.values()]
         if behind is None:
             return self
@@ -215,13 +218,13 @@ class FileJob:
         return replace(self, more_copies=more, costs=costs, searching=searching)
 
     def named_for(self, module: nn.Module) -> "FileJob":
-        """Return a job with the checkpoints in memory, under a module's names and with all tensors of the module."""
+        """Return a job whose checkpoints are in memory, with the names and all tensors of a module."""
         named = share([name_for(one, module) for one in self.checkpoints])
         whole = (one.with_params(match(one.params, expected_of(module, one), one.label)) for one in named)
         return replace(self, checkpoints=tuple(whole))
 
     def of(self, *checkpoints: Checkpoint) -> "FileJob":
-        """Return a job with other views of the same checkpoints."""
+        """Return a job with the given views of its checkpoints."""
         return replace(self, checkpoints=checkpoints)
 
     def require_output(self) -> None:
@@ -258,7 +261,7 @@ class FileJob:
             require_writable(beside, overwrite=self.output.overwrite, suffixes=(beside.suffix,))
 
     def _require_shared(self, output: Output) -> None:
-        """Raise an error if the output is shared, but the work's result is made by a single process."""
+        """Raise an error if the output is shared by processes, but this work is done by a single process."""
         if self.work not in SHARED:
             output.require_alone(self.work)
         if output.is_file:
@@ -347,11 +350,11 @@ class FileJob:
 
 
 def matching_bytes(symmetry: Symmetry, itemsize: int) -> tuple[int, int]:
-    """Return bounds on the bytes of cost matrices with this many bytes per entry: of all groups, and of a search.
+    """Return bounds on the bytes of cost matrices, given bytes per entry: for all groups, and for a search.
 
-    All groups keep the sums of their costs, one matrix for each character of signs. The search for the value of the
-    largest group also needs a product, a copy of it, and reduced costs, or the matrices of a singular value
-    decomposition in float64.
+    All groups keep the sums of their costs, one matrix for each combination of signs that weights can have. The search
+    for the value of the largest group also needs a product, a copy of it, and reduced costs, or the matrices of a
+    singular value decomposition in float64.
     """
     held, most = 0, 0
     for group in symmetry.groups:
@@ -364,7 +367,7 @@ def matching_bytes(symmetry: Symmetry, itemsize: int) -> tuple[int, int]:
 
 
 def with_files(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function of networks return large freed memory blocks to the system if it is called with files."""
+    """Return the function, changed to give large freed memory blocks back to the system if networks are in files."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -452,7 +455,7 @@ def open_call(
     out: Output | str | Path | None,
     memory: int | str | MemoryLimit | None = None,
 ) -> FileJob | None:
-    """Open the networks of a Python call under the names of the symmetry, if one is given; see `open_job`.
+    """Open the networks of a Python call, with the tensor names of a given symmetry; see `open_job`.
 
     By default, the provenance describes the call: its settings, and the networks by their roles.
 
@@ -460,7 +463,7 @@ def open_call(
         command: The name of the called function.
         settings: The settings of the call, ready for JSON.
         named: The networks by role; None for networks that are not given.
-        networks: The networks in the job's order, if this order differs from that of `named`.
+        networks: The networks in the order of the job, if this order differs from the order of `named`.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.

@@ -17,7 +17,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 """The names of adapter files in a folder of PEFT's format."""
 MANIFEST = "store.json"
-"""The file that marks a folder as a population store, which is not a checkpoint."""
+"""The file that marks a folder as a store of many networks, which is not a checkpoint."""
 ALIGNMENT = ".alignment.safetensors"
 """The suffix of stored alignments."""
 SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
@@ -25,7 +25,7 @@ SHARD = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """A pattern of the names of models on the hub."""
 ADDRESS = re.compile(r"[a-z0-9]{2,}:/", re.IGNORECASE)
-"""A pattern of the beginning of a URL that was converted to a path, in which slashes are single."""
+"""A pattern of the beginning of a URL that was converted to a path, with single instead of double slashes."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 CACHES = (
     ("HF_HUB_CACHE", ""),
@@ -33,7 +33,7 @@ CACHES = (
     ("HF_HOME", "hub"),
     ("XDG_CACHE_HOME", "huggingface/hub"),
 )
-"""Environment variables that locate the hub's cache, each with a subfolder of the folder that it names."""
+"""Environment variables that name a folder, each with the subfolder in which the cache of the hub then lies."""
 
 
 def is_adapter(folder: Path) -> bool:

@@ -13,8 +13,8 @@ from pathlib import Path
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 PAGES = Path("/proc/self/statm")
 MMAP_THRESHOLD = -3
-"""glibc's `mallopt` parameter for the block size from which a block has its own pages, which freeing returns to the
-system."""
+"""The `mallopt` parameter of glibc for the size of large blocks, whose pages are returned to the system when they are
+freed."""
 LARGE, LARGEST = 1 << 22, 1 << 25
 """The value to which this parameter is set, and the largest value to which glibc raises it when blocks are freed."""
 
@@ -49,7 +49,7 @@ class MemoryLimit:
         return cls(read_size(memory, "memory"))
 
     def from_now(self) -> "MemoryLimit":
-        """Return a copy of the limit that excludes the memory used now; return itself if the base is known."""
+        """Return a copy in which `base` is the memory used now; if `base` is known, return the limit itself."""
         return self if self.base is not None else MemoryLimit(self.nbytes, resident())
 
     def held(self) -> int:
@@ -77,7 +77,7 @@ _RETURNING = [0]
 
 @contextmanager
 def large_blocks_returned() -> Iterator[None]:
-    """Until the outermost of these contexts ends, return large freed memory blocks to the system.
+    """Return a context in which large freed memory blocks are returned to the system; contexts may be nested.
 
     By default, glibc keeps freed blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule
     that needs ten copies of a tensor used the memory of 24 copies, and aligning two MLPs in files of 88 MB used 931 MB

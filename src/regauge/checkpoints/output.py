@@ -34,8 +34,8 @@ class Output:
         provenance: The provenance of the output. By default, it describes the call that writes the output.
         page: A function that renders the JSON file of a report as an HTML page, for functions that write a report. By
             default there is no page.
-        shared: Whether the other processes of torchrun or Slurm make the same call and do a share of the work. This is
-            possible for `rg.align`, `rg.merge` and recipes, if checkpoints are streamed and the output is a folder.
+        shared: Whether the other processes that torchrun or Slurm started make the same call, and share the work. This
+            is possible for `rg.align`, `rg.merge` and recipes, if checkpoints are streamed and the output is a folder.
 
     Raises:
         ValueError: The dtype is unknown, or the shard size cannot be read or is not positive.
@@ -97,8 +97,8 @@ class Output:
 
 
 def alignment_label(out: Output | str | Path | None) -> str:
-    """Return the file name of an output's alignment for a provenance.
+    """Return the file name of an output's alignment, as a provenance states it.
 
-    The name does not depend on the output's name.
+    This name does not depend on the name of the output.
     """
     return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else f"regauge{ALIGNMENT}"

@@ -78,7 +78,7 @@ class Padded(CheckpointView):
 
 
 def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpoint, ...]:
-    """Return adapters with the largest rank of each module, and with the scales of the adapter with this index.
+    """Return adapters that all have the largest rank of each module, and the scales of adapter `number`.
 
     Adapters that already have these ranks and scales are returned unchanged.
 
@@ -118,7 +118,7 @@ def _factors(adapter: Checkpoint) -> Mapping[str, Factors]:
 
 
 def _describe(folder: Path, factors: Mapping[str, Factors]) -> bytes:
-    """Return the configuration of the adapter in a folder, changed to these ranks and scales."""
+    """Return the configuration of the adapter in a folder, with the given ranks and scales."""
     config = read_object(folder / ADAPTER_CONFIG)
     ranks = {module: one.rank for module, one in factors.items()}
     alphas = {

@@ -1,4 +1,4 @@
-"""Checks and readers of plain files with UTF-8 names and contents. This module does not import torch."""
+"""Checks and readers of ordinary files with UTF-8 names and contents. This module does not import torch."""
 
 import os
 import re
@@ -102,6 +102,6 @@ def parse_object(text: str | bytes, path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. Malformed content raises a ValueError; the caller prefixes its text with the file name."""
+    """Read a JSON file. Malformed content raises a ValueError without the name of the file, which the caller adds."""
     require_plain(path)
     return parse_json(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Checkpoints on the disk whose tensors are transformed while they are read: to a representative, or by an element."""
+"""Checkpoints on the disk whose tensors are transformed while they are read, for example by an element."""
 
 from collections.abc import Collection, Mapping
 
@@ -15,7 +15,7 @@ from regauge.core.symmetry import Symmetry
 
 
 class ChartedCheckpoint(CheckpointView):
-    """A checkpoint in which a chart computes some of the tensors when they are read.
+    """A checkpoint in which some of the tensors are computed when they are read.
 
     Args:
         source: The checkpoint.
@@ -65,7 +65,7 @@ class RepresentativeCheckpoint(ChartedCheckpoint):
     def dtype_of(self, name: str) -> torch.dtype:
         """Return the dtype in which a tensor is read.
 
-        The dtype is wide, because rounding to 16 bits would change the function.
+        The dtype has at least 32 bits, because rounding to 16 bits would change the function of the network.
         """
         own = self.source.dtype_of(name)
         return work_dtype(own) if name in self._made else own
@@ -78,7 +78,7 @@ class MovedCheckpoint(ChartedCheckpoint):
         source: The checkpoint.
         symmetry: The symmetry, with every size known.
         element: A single element.
-        is_wide: Whether translated or rotated tensors are computed in the next wider dtype and not rounded back.
+        is_wide: Whether translated or rotated tensors are computed in the next wider dtype, and keep this dtype.
     """
 
     def __init__(self, source: Checkpoint, symmetry: Symmetry, element: Element, *, is_wide: bool = False) -> None:

@@ -26,7 +26,7 @@ BEGINNING = 1 << 20
 """The number of bytes of a damaged file that are searched for its kind."""
 VERSION = "2"
 CHECKED = ("version", "known", "inputs")
-"""Header strings that enter the checksum before the tensors."""
+"""Header strings that the checksum covers in addition to the tensors."""
 
 
 class StateError(ValueError):
@@ -121,7 +121,7 @@ class StateFile:
 
     @contextmanager
     def continuing(self) -> Iterator[None]:
-        """Convert errors while work is restored to errors about a damaged file, even if the checksum is right."""
+        """Convert errors in the block, which restores work, to errors about a damaged file."""
         try:
             yield
         except StateError:

@@ -1,4 +1,4 @@
-"""Writers of files that appear as a whole or not at all. Checkpoints are written as safetensors, chunk by chunk."""
+"""Writers of files that appear completely or not at all. Checkpoints are written as safetensors, chunk by chunk."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def path_beside(checkpoint: Path, ending: str) -> Path:
 
 @contextmanager
 def whole_file(path: str | Path, *, is_new: bool = False, nbytes: int | None = None) -> Iterator[Path]:
-    """Yield a temporary name for a file, which gets its final name after the block succeeds.
+    """Yield a temporary name for a new file. The file gets its final name when the block ends without an error.
 
     The file is on the disk before it gets the final name.
 
@@ -140,7 +140,7 @@ def save(
 
 
 def write_shard(shard: Shard, folder: Path, pieces: Pieces) -> tuple[int, int]:
-    """Write one file as a whole or not at all; return the size and the CRC-32 of its bytes."""
+    """Write one file completely or not at all; return the size and the CRC-32 of its bytes."""
     crc, translated = 0, pieces if shard.translate is None else shard.translate(pieces)
     with whole_file(folder / shard.file, nbytes=shard.nbytes) as temporary, open(temporary, "wb") as file:
         for part in writer_of(shard.file)(shard, translated):
@@ -185,14 +185,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def save_text(text: str, path: str | Path, *, is_new: bool = False) -> Path:
-    """Write a text file as a whole or not at all; see `whole_file`."""
+    """Write a text file completely or not at all; see `whole_file`."""
     with whole_file(path, is_new=is_new) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return Path(path)
 
 
 def save_bytes(content: bytes, path: str | Path) -> Path:
-    """Write a file as a whole or not at all; see `whole_file`."""
+    """Write a file completely or not at all; see `whole_file`."""
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
     return Path(path)
@@ -201,7 +201,8 @@ def save_bytes(content: bytes, path: str | Path) -> Path:
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] | None = None) -> None:
     """Raise an error, before any work is done, unless a file of this name can be written.
 
-    By default, the name must be that of a weight file. Temporary files of killed runs for this name are removed.
+    By default, the name must end in the suffix of a weight file. Temporary files of killed runs for this name are
+    removed.
     """
     path = Path(path)
     require_suffix(path, weight_suffixes(is_written=True) if suffixes is None else suffixes)

@@ -20,7 +20,7 @@ from regauge.checkpoints.writing import Pieces, Shard, encode_values
 ALIGNED = 64
 """Alignment in bytes of tensor data in a torch file."""
 EARLY = (1980, 1, 1, 0, 0, 0)
-"""The modification time of all records, constant because equal runs write equal bytes."""
+"""The modification time of all records. The time is constant, because equal runs must write equal bytes."""
 
 
 def encode_chunks(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
@@ -46,7 +46,7 @@ def encode_chunks(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
 
 
 class _Sink:
-    """A file object that collects the bytes of an archive until `take` returns them."""
+    """A file object that collects the bytes of an archive. `take` returns and clears these bytes."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []

@@ -1,4 +1,4 @@
-"""A reader of untrusted YAML files. The size of these files is limited, also after aliases are expanded."""
+"""A reader of untrusted YAML files, whose size is limited both before and after aliases are replaced."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from regauge.checkpoints.plain_files import require_plain
 LARGEST_FILE = 1 << 20
 """The largest size of a file in bytes."""
 MOST_ENTRIES = 20_000
-"""The largest number of values in a file. Values behind an alias are counted once for each use of the alias."""
+"""The largest number of values in a file. The values of an alias count once for each use of the alias."""
 REFUSED = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError)
 """Errors that PyYAML raises for nodes that are not plain YAML values."""
 
@@ -61,7 +61,7 @@ def yaml_text(value: Any) -> str:
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of values in a file. A value is counted once for every alias that refers to it."""
+    """Return the number of values in a file. The values of an alias count once for each use of the alias."""
     if id(node) not in known:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         inner = [one for pair in pairs for one in pair] if pairs else node.value

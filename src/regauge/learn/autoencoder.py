@@ -1,4 +1,4 @@
-"""Autoencoders of networks: encoders map each orbit to one latent vector, and decoders each vector to one network."""
+"""Autoencoders of networks: an encoder maps each orbit to one vector, and a decoder maps vectors to networks."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -34,9 +34,8 @@ DECODED_AT_ONCE = 256
 class Autoencoder:
     """A trained encoder and decoder for networks of one architecture.
 
-        auto = load_autoencoder("auto.safetensors")
-        latents = auto.encode(population)          # [models, latent], the same for all networks of an orbit
-        auto.decode(latents)                       # canonical networks, which compute what the population computes
+        auto = load_autoencoder("auto.safetensors") latents = auto.encode(population) # [models, latent], the same for
+        all networks of an orbit auto.decode(latents) # canonical networks, which compute what the population computes
 
     Latent vectors are computed in double precision. All networks of an orbit therefore have equal vectors, up to the
     rounding of their weights. The latent vectors have the precision of the networks, but at least single precision.
@@ -47,8 +46,9 @@ class Autoencoder:
         settings: The settings of the decoder.
         rest: Tensors of a network that the decoder does not generate: buffers, and tensors without influence on the
             outputs.
-        about: Facts about the training run, as JSON. They include the scores of the autoencoder and of its baselines on
-            test networks ("scores"), the numbers of networks ("networks"), and the settings.
+        about: Facts about the training run, as JSON. The entry "scores" contains the scores of the autoencoder and of
+            its baselines on test networks, and "networks" the numbers of networks. Further entries contain the
+            settings.
         trained: The training history; None if the autoencoder was loaded from a file.
         tested: Indices of the test networks; None if the autoencoder was loaded from a file.
     """
@@ -102,7 +102,7 @@ class Autoencoder:
 
     @torch.no_grad()
     def decode(self, latents: Float[Tensor, "models latent"]) -> Params:
-        """Return the canonical networks of latent vectors: parameters and buffers with a leading model axis.
+        """Return the networks that latent vectors describe, in canonical form: tensors with a leading model axis.
 
         Raises:
             ValueError: The vectors have the wrong length, or are not finite.
@@ -133,7 +133,7 @@ class Autoencoder:
     def nearest(
         self, networks: Networks, among: Networks, *, count: int = 5
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return, for each network, the networks in another population with the nearest latent vectors, nearest first.
+        """Return, for each network, the networks of another population whose latent vectors are nearest, nearest first.
 
         Returns:
             The indices and the distances of these networks, both `[networks, count]`. There are fewer columns if the
@@ -173,7 +173,7 @@ class Autoencoder:
 
 @dataclass(frozen=True, eq=False)
 class LatentPath:
-    """A path of decoded networks: the straight segment between two latent vectors, decoded, for `rg.line`.
+    """A path between two networks, for `rg.line`: points on the segment between their latent vectors, decoded.
 
     The endpoints of the path are the reconstructions of the two networks, not the networks themselves.
 

@@ -21,13 +21,13 @@ from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
 
 COLUMNS = {"network": "", "id": "", "step": ""}
-"""Columns of a table of networks. These columns are empty for a checkpoint, which has no id and no step."""
+"""Columns of a table of networks, each empty by default: a checkpoint has no id and no step."""
 NETWORKS_OF_A_SHARD = 512
 """The number of decoded networks in one shard."""
 SHOWN = 10
-"""The number of networks whose outputs are compared with the outputs of their reconstructions."""
+"""The number of networks whose outputs the results show next to the outputs of their reconstructions."""
 SHOWN_POINTS = 3000
-"""The largest number of outputs and of latent vectors."""
+"""The largest number of outputs, and of latent vectors, that the results contain."""
 
 
 def autoencoder_results(
@@ -46,7 +46,8 @@ def autoencoder_results(
         autoencoder: The result of `fit_autoencoder`.
         collection: The stored networks on which the autoencoder was trained.
         inputs: The inputs on which networks are compared.
-        grid: The height and width, if the inputs are a pixel grid. The outputs are then shown as images.
+        grid: The height and width of the pixel grid, if the inputs are the pixels of an image. The outputs are then
+            shown as images.
         color: The column that determines the colors in the map of latent vectors.
 
     Raises:
@@ -108,8 +109,8 @@ def decode_store(autoencoder: Autoencoder, source: str | Path, output: str | Pat
 
     Raises:
         FileExistsError: The folder exists.
-        ValueError: The autoencoder has no architecture, or does not accept the networks. Or the table contains no
-            latent vectors.
+        ValueError: The autoencoder does not record an architecture, or does not accept the networks. Or the table
+            contains no latent vectors.
     """
     source, output = Path(source), Path(output)
     if source.suffix == ".csv":

@@ -47,11 +47,12 @@ def fit_autoencoder(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> Autoencoder:
-    """Train an invariant encoder, and a decoder whose networks compute the same functions as the encoded networks.
+    """Train an encoder that is invariant, and a decoder whose networks compute the functions of the encoded networks.
 
-    All networks of an orbit have the same latent vector, so the decoded network is canonical. The weights with the best
-    validation are kept. The test networks are evaluated only once, at the end. `about["verdict"]` states whether the
-    training budget was sufficient, that is, whether decoded networks are close enough to the encoded networks.
+    All networks of an orbit have the same latent vector, and are therefore decoded to the same network. The weights
+    with the best validation are kept. The test networks are evaluated only once, at the end. `about["verdict"]` states
+    whether the training budget was sufficient, that is, whether decoded networks are close enough to the encoded
+    networks.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or a list of these with one
@@ -63,7 +64,7 @@ def fit_autoencoder(
             keyword arguments for the module. Examples are on the first axis.
         task: A task that replaces `module` and `inputs`; networks are evaluated on its batches. By default, decoded
             networks are trained with the criterion and the targets of the task, without the outputs of the original
-            networks. If `config.loss` is given, it is used instead.
+            networks. If `config.loss` is given, this loss is used instead of the criterion.
         encoder: A module that maps populations to vectors `[models, latent]`. It replaces the net that the settings
             describe. An autoencoder with such an encoder cannot be saved.
         generator: The random generator from which one seed is sampled. Default: a generator with seed 0.
@@ -121,7 +122,7 @@ def _encoder(symmetry: Symmetry, config: AutoencoderConfig, sample: Params, chan
 
 @dataclass(frozen=True, eq=False)
 class AutoencoderFitting(Fitting[Autoencoder]):
-    """The training of an autoencoder. `rest` holds the tensors that are not decoded; `layer` transforms inputs."""
+    """The training of an autoencoder. `rest` holds the tensors that the decoder does not generate."""
 
     division: Division
     config: AutoencoderConfig
@@ -216,7 +217,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
 
 def _judge(own: Mapping[str, float], constant: Mapping[str, float]) -> dict[str, Any]:
-    """Return whether decoded networks have at most half the error of a control, and a message about the comparison.
+    """Return whether decoded networks have at most half the error of a control, and a message that states the result.
 
     For squared errors and divergences, the bound is a quarter of the control's error.
     """

@@ -31,7 +31,7 @@ class Trained:
     ended: str
 
     def after(self, earlier: Sequence[Mapping[str, float]]) -> "Trained":
-        """Return the history of an earlier run, continued by this one."""
+        """Return the history of an earlier run, followed by the history of this run."""
         if not earlier:
             return self
         last = earlier[-1]
@@ -42,7 +42,7 @@ class Trained:
 
 @dataclass
 class Course:
-    """The state of a running training.
+    """The state of a training run that has not ended.
 
     Attributes:
         best: The weights with the best validation. Before the first validation, the initial weights.
@@ -70,7 +70,7 @@ class Course:
 
     @property
     def known(self) -> dict[str, Any]:
-        """The state except the weights, as JSON."""
+        """The state of the training run without the weights, as JSON."""
         return {name: value for name, value in vars(self).items() if name != "best"}
 
     @property

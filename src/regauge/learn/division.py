@@ -58,7 +58,7 @@ class Division:
         parts: The indices of the networks for "train", "validation" and "test".
         seed: The seed of all random numbers in the training.
         given: The seed of the generator from which `seed` was sampled.
-        checkpoints: The checkpoints of each run that are used; None if the caller gave networks by index.
+        checkpoints: The checkpoints of each run that are used; None if the caller gave the indices of networks.
     """
 
     collection: Collection
@@ -92,11 +92,11 @@ class Division:
         return cls(collection, parts, seed, generator.initial_seed(), checkpoints)
 
     def chance(self, purpose: str) -> torch.Generator:
-        """Return a separate random generator for each purpose."""
+        """Return a random generator for a purpose; different purposes have separate generators."""
         return torch.Generator().manual_seed(derive_seed(self.seed, purpose))
 
     def samples(self, count: int, train: Indices | None = None) -> list[Params]:
-        """Return up to `count` networks of each layout, evenly spaced over the training networks.
+        """Return up to `count` training networks of each layout (names and shapes of tensors), evenly spaced.
 
         Raises:
             ValueError: A layout has no training networks.

@@ -20,14 +20,14 @@ Made = TypeVar("Made", covariant=True)
 class Fitting(ABC, Generic[Made]):
     """The training of a net on networks: the base class for matchers, predictors, autoencoders and flows.
 
-    Subclasses are frozen dataclasses with a class method `prepare`, which creates the net and reads the data.
+    Each subclass is a frozen dataclass, with a class method `prepare` that creates the net and reads the data.
 
     Attributes:
         division: The networks, and the seed of all random numbers.
         config: The settings.
         net: The trained net, on the device that the settings name.
         loader: The batches of an epoch.
-        known: Other inputs of the training, such as hashes of data, as JSON.
+        known: Further facts on which the training depends, such as hashes of the data, as JSON.
     """
 
     division: Division
@@ -46,7 +46,7 @@ class Fitting(ABC, Generic[Made]):
 
     @abstractmethod
     def conclude(self, trained: Trained, progress: Progress) -> Made:
-        """Return the result with the net's best weights, evaluated once on the test networks."""
+        """Return the result of the training: the net with its best weights, and its scores on the test networks."""
 
     @property
     def inputs(self) -> dict[str, Any]:

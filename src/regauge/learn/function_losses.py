@@ -25,9 +25,10 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The Kullback-Leibler divergence from the original's softened class probabilities, times the squared temperature.
+    """The divergence from the class probabilities of the original network, at a temperature and times its square.
 
-    The factor makes gradients as large as at temperature one. Classes are on the last axis.
+    The divergence is the Kullback-Leibler divergence of softmax probabilities, whose logits are divided by the
+    temperature. The squared temperature makes gradients as large as at temperature one. Classes are on the last axis.
 
     Attributes:
         temperature: The number by which logits are divided.
@@ -65,7 +66,7 @@ class Criterion:
     task: Task
 
     def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
-        """Return the task's loss of each network, `[models]`."""
+        """Return the loss of each network on the task, `[models]`."""
         return torch.func.vmap(self.task.criterion, in_dims=(0, None))(made, targets)
 
 

@@ -21,12 +21,13 @@ from regauge.weightspace.hypernetwork import HyperNetwork
 class HyperMatchingConfig(LineTrainingConfig):
     """Settings of `hyper_match`; see `LineTrainingConfig`. One step corresponds to one epoch of the paper.
 
-    In the paper the initial learning rate is 1e-4, so the largest learning rate is 2.5e-3. Networks of width 64 train
-    both with this learning rate and with the default.
+    The paper's initial learning rate is 1e-4, which corresponds to a largest learning rate of 2.5e-3 here. Networks of
+    width 64 train both with this learning rate and with the default.
 
     Attributes:
         embedding: Length of the decoder's embeddings of rows.
-        is_residual: Whether the output is added to B, a departure from the paper.
+        is_residual: Whether the output of the hypernetwork is added to the weights of B. This is a departure from the
+            paper.
 
     References:
         Paper 003, section 3.4.
@@ -72,8 +73,9 @@ def hyper_match(
 ) -> FlatLine:
     """Train a hypernetwork on one pair: it maps the weights of B to a network with a low-loss linear path from A.
 
-    The batch normalization of the hypernetwork always uses the statistics of the rows of B. The hypernetwork sees only
-    one network B, so it is merely a parametrization of the result. `straighten` instead trains the weights directly.
+    The batch normalization of the hypernetwork always uses the statistics of the rows of B. The hypernetwork reads only
+    one network, B. It is therefore only another parametrization of the result, while `straighten` trains the weights
+    directly.
 
     Args:
         params_a: The network at the fixed endpoint of the path; it is not changed.
@@ -85,8 +87,8 @@ def hyper_match(
             loss and the learning rate.
 
     Raises:
-        ValueError: The networks have different parameters, are not such MLPs, or contain NaN or Inf. There are no
-            batches. Or the loss is not finite.
+        ValueError: The networks have different parameters, contain NaN or Inf, or are not MLPs with hidden layers of
+            equal width. The task has no batches. Or the loss is not finite.
 
     References:
         Paper 003, section 3.4.

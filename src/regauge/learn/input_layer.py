@@ -30,10 +30,10 @@ class InputLayer:
 
     @classmethod
     def find(cls, symmetry: Symmetry, module: nn.Module) -> "InputLayer":
-        """Return the first layer: the only matrix with a fixed input axis and units on its output axis.
+        """Return the first layer: the only matrix whose input axis is fixed and whose output axis has units.
 
-        The symmetry determines these axes. The layer is tested in float64: transforming the inputs of a random network
-        must give the same outputs as transforming its first layer.
+        The symmetry states which axes are fixed and which have units. The layer is tested in float64: transforming the
+        inputs of a random network must give the same outputs as transforming its first layer.
 
         Raises:
             ValueError: There is no such layer, or more than one. Or the network also uses its inputs in other layers.
@@ -56,7 +56,7 @@ class InputLayer:
         return right[0]
 
     def move(self, params: Mapping[str, Tensor], matrix: Tensor, shift: Tensor) -> Params:
-        """Return networks that compute `f(matrix x + shift)`: `[models, inputs, inputs]`, `[models, inputs]`."""
+        """Return networks that compute `f(matrix x + shift)`, where f is the function of the given network."""
         weight, bias = params[self.weight], params[self.bias]
         moved = bias + torch.einsum("moi,mi->mo", weight, shift.to(weight))
         return {**params, self.weight: weight @ matrix.to(weight), self.bias: moved}

@@ -41,10 +41,11 @@ def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
 
 
 def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.float32]]:
-    """Return a function that computes `layer_statistics` of canonical networks, which the symmetry does not change.
+    """Return a function that computes `layer_statistics` of the canonical forms of networks.
 
-    The canonical form is the same as for nets that read networks. In this form, factors of invertible matrices are
-    replaced by their products. Translations are removed first.
+    The symmetry does not change these statistics. The canonical form is the one that nets over networks read. In this
+    form, two matrices between which any invertible matrix can be inserted are replaced by their product. Translations
+    are removed first.
     """
     layout = compile_layout(symmetry)
     frame = CanonicalFrame.of(layout, tuple(part for part in PARTS if part != "permutation"))
@@ -68,18 +69,18 @@ def read_features(
 
 
 def canonical_values(params: Params, symmetry: Symmetry) -> NDArray[np.float32]:
-    """Return all parameters of the canonical forms of networks, `[networks, values]`."""
+    """Return all parameters of the canonical form of each network as one row, `[networks, values]`."""
     canonical = canonicalize(params, symmetry)
     values = [t.flatten(1) if t.ndim > 1 else t[:, None] for t in canonical.values() if t.is_floating_point()]
     return torch.cat([one.float().cpu() for one in values], 1).numpy()
 
 
 Read = Callable[[NDArray[np.float32]], NDArray[Any]]
-"""A function from features of networks, `[models, features]`, to predictions in the form of the target column."""
+"""A function from features of networks, `[models, features]`, to predicted values of the target column."""
 
 
 def boosted_trees(features: NDArray[np.float32], values: NDArray[Any], target: Target, *, seed: int) -> Read:
-    """Fit gradient boosting to the target, given features of networks such as layer statistics."""
+    """Fit boosted trees that predict the target from features of networks, such as layer statistics."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
     kind = HistGradientBoostingClassifier if target.kind == "classes" else HistGradientBoostingRegressor
@@ -87,7 +88,8 @@ def boosted_trees(features: NDArray[np.float32], values: NDArray[Any], target: T
 
 
 def ridge_regression(features: NDArray[np.float32], values: NDArray[Any], target: Target) -> Read:
-    """Fit a ridge regression to standardized features. Generalized cross-validation chooses the penalty."""
+    """Fit a ridge regression of the target on standardized features; generalized cross-validation chooses the
+    penalty."""
     from sklearn.linear_model import RidgeClassifierCV, RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

@@ -1,4 +1,4 @@
-"""Settings of predictors, autoencoders and matchers. The module does not import torch, which keeps options fast."""
+"""Settings of predictors, autoencoders and matchers. Importing them does not import torch, so options are read fast."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Kind = Literal["numbers", "fractions", "classes"]
 """The kind of a predictor's target."""
 LineKind = Literal["loss", "outputs"]
-"""The loss of a matcher on the linear path: the task's loss, or the distance from the mix of both networks' outputs."""
+"""The loss of a matcher on the linear path: the task's loss, or the distance to the networks' interpolated outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,12 @@ class ReaderConfig(NetTrainingConfig):
     Attributes:
         layer: Settings of the net's layers; see `regauge.weightspace.LAYERS`.
         width: Length of the feature vector of each unit inside the net.
-        values: Encoding of single values; by default they are standardized.
-        parts: Parts of the symmetry that the net respects by construction; by default all that it can.
-        augment: Parts of the symmetry, for parts that the net does not respect. In each step, random elements of these
-            parts are applied to the networks.
-        changes: Further random changes of the networks in each step.
+        values: Encoding of single weights; by default the weights are standardized.
+        parts: Parts of the symmetry, such as permutations, that do not change the result of the net by construction. By
+            default, all parts for which the net can guarantee this.
+        augment: Parts of the symmetry that the net learns from random copies, because they are not built in. In each
+            step, random elements of these parts are applied to the networks.
+        changes: Further random changes of the networks in each training step, such as noise.
     """
 
     layer: "Layer" = field(default_factory=later("regauge.weightspace.layers.propagation:Propagation"))
@@ -47,11 +48,12 @@ class PooledConfig(ReaderConfig):
     """Settings of a net that maps a network to one vector.
 
     Attributes:
-        reads_moments: Also give the net the moments of every tensor: size, mean and extremes.
-        widening: Count a unit that is split into two as one unit. Function-preserving widening then does not change the
-            result. See the argument `readers` of `regauge.weightspace.Metanet`.
-        hidden: Units of the hidden layer of the head; by default twice the width, and 512 if outputs at probes are
-            read.
+        reads_moments: Whether the net also reads the moments of every tensor: size, mean and extremes.
+        widening: Whether a unit that was split into two counts as one unit. The result then does not change if a
+            network is widened without changing its function. See the argument `readers` of
+            `regauge.weightspace.Metanet`.
+        hidden: Number of units in the hidden layer of the head, the last part of the net. The default is twice the
+            width, or 512 with `probes`.
     """
 
     reads_moments: bool = False
@@ -64,23 +66,25 @@ class PredictorConfig(PooledConfig):
     """Settings of a predictor: its net, its training, and the random changes of networks.
 
     Attributes:
-        depth: Number of layers that read weights; by default 4, and 0 with probes. With 0, the net reads only the
-            outputs of networks at the probes.
+        depth: Number of layers that read weights; by default 4, and 0 with probes. If this number is 0, the net reads
+            only the outputs of networks at the probes.
         dropout: Dropout probability of hidden units in the head; by default 0, and 0.2 with probes.
         kind: The kind of the targets: numbers; fractions in [0, 1] such as accuracies, learned by cross entropy; or
             classes. By default strings, booleans and recurring integers are classes, and all other targets are numbers.
-        render: Weight of a second loss in training: the net also predicts the outputs of the networks at fixed inputs.
-            This loss (mean squared error of standardized outputs) needs no labels. 0: no second loss.
+        render: Weight of a second loss in training; 0: no second loss. With this loss, the net also learns to predict
+            the outputs of the networks at fixed inputs. The loss is the mean squared error of standardized outputs, and
+            needs no labels.
         probes: Number of learned inputs on which the net runs the networks; 0: none. A shape such as `(16, 16)` places
-            these inputs on a grid, and the net convolves the outputs along the grid. With a depth, the net also reads
-            weights: the part that reads outputs is trained first, for half of `seconds` if given, and then the part
-            that reads weights. The result averages both parts with the weight that is best in validation.
-        linear: Whether the result also includes a linear regression on statistics of the canonical networks: means,
-            deviations and quantiles of every tensor, and logarithms of their sizes. Its fit takes one or two seconds,
-            which do not count as training. The result averages both predictions with the weight that is best in
-            validation. It is left out with `widening`.
-        statistics: Whether plain readers are also fitted, for comparison: boosted trees and ridge regression on
-            statistics of layers, and ridge regression on canonical parameters.
+            these inputs on a grid, and the net convolves the outputs along the grid. If `depth` is also positive, the
+            part that reads outputs is trained first, for half of `seconds` if given. The part that reads weights is
+            trained next. The result averages both parts with the weight that is best in validation.
+        linear: Whether the result also includes a linear regression on statistics of the canonical forms of networks.
+            The statistics are means, deviations and quantiles of every tensor, and logarithms of their sizes. The fit
+            of the regression takes one or two seconds, which do not count as training. The result averages the
+            predictions of net and regression with the weight that is best in validation. With `widening`, there is no
+            regression.
+        statistics: Whether simple baselines are also fitted, for comparison. They are boosted trees and ridge
+            regression on statistics of layers, and ridge regression on the parameters of canonical forms.
     """
 
     depth: int | None = None
@@ -140,16 +144,16 @@ class PredictorConfig(PooledConfig):
 class AutoencoderConfig(PooledConfig):
     """Settings of an autoencoder: encoder, decoder, loss and training.
 
-    If `changes` transform inputs, the decoder learns to reproduce the transformed networks. It does not learn to
-    reproduce noise and dropped weights.
+    If `changes` transform inputs, the decoder learns to reproduce the transformed networks. If `changes` add noise or
+    drop weights, the decoder learns to reproduce the networks before these changes.
 
     Attributes:
         depth: Number of layers of the encoder.
         dropout: Dropout probability of hidden units in the encoder's head.
         latent: Length of the latent vectors.
         decoder: Settings of the decoder; see `regauge.weightspace.DECODERS`.
-        loss: Comparison of the outputs of a decoded network with the original's: the squared error by default, or the
-            criterion of the task if there is one.
+        loss: Loss between the outputs of a decoded network and of the original network. The default is the squared
+            error, or the criterion of the task if there is one.
         examples: Number of random inputs in each step; by default all inputs.
     """
 
@@ -180,13 +184,13 @@ class MatchingConfig(ReaderConfig):
         probes: Number of learned inputs on which the networks are run; the net reads their activations. 0: none.
         supervised: Weight of the loss for recognizing the units of a changed copy (cross entropy); 0: no such loss. The
             copies are not permuted, because the net is equivariant and the loss would be the same.
-        line: Weight of the task's loss at a random point between the first network and the softly aligned second
-            network; 0: no such loss.
+        line: Weight of the task's loss at a random point between the first network and the second network; 0: no such
+            loss. The second network is aligned by soft plans, which can be differentiated.
         line_by: The loss between two networks. "loss": the loss of the task. "outputs": the mean squared difference
-            between the outputs at the point and the mix of both networks' outputs. The second loss is for networks that
-            compute different functions, and uses only the inputs of the task's batches.
-        distance: Weight of the distance between two networks, relative to their squared norms; 0: no such loss.
-        max_iterations: Largest number of Sinkhorn iterations for a plan.
+            between the outputs at the point and the interpolated outputs of both networks. The second loss is for
+            networks that compute different functions. It uses the inputs of the task's batches, but not the targets.
+        distance: Weight of the squared distance between two networks, relative to their squared norms; 0: no such loss.
+        max_iterations: Largest number of Sinkhorn iterations that compute a plan, which is a doubly stochastic matrix.
         tolerance: Largest allowed error of the row sums of a plan.
         checked: Largest number of pairs of networks that are aligned for validation, and for the final scores.
 

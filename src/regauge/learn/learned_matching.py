@@ -31,9 +31,9 @@ from regauge.weightspace.net_files import load_net
 
 KIND = "matching"
 TIES = 1e-4
-"""The share of weights if vectors decide. Weights then determine only what vectors do not determine, such as shifts."""
+"""The share of the weights in the objective if only vectors decide. This share breaks ties, and determines shifts."""
 COMPLETING = 3
-"""The largest number of sweeps that determine what vectors do not determine."""
+"""The largest number of sweeps for the parts of an element that vectors do not determine, such as shifts."""
 MATCHED_AT_ONCE = 64
 """The number of networks that the net reads at a time."""
 
@@ -45,34 +45,37 @@ class LearnedMatching(Method):
         matcher = learn.load_matching("matcher.safetensors")
         rg.align(params_a, params_b, symmetry, method=matcher)
 
-    The net computes a vector for every unit of both networks. It maximizes
+    The net computes a vector for every unit of both networks. The method maximizes
 
         share * <vectors> / reach + (1 - share) * <a, g b> / sum |a| |b|
 
-    The first term is the sum of the cosines of matched units, divided by its largest possible value. The second term is
-    the objective of `WeightMatching`, divided by its largest possible value. Vectors are matched first, by exact
-    assignments, together with the signs and half periods that change the vectors. Units that are repeated within heads
-    or other groups are matched within these groups. Then `sweeps` sweeps of exact coordinate ascent on the objective
-    follow. Rotations, and everything else that vectors do not determine, are computed from the parameters in closed
-    form. Scales are treated as in `WeightMatching`.
+    The first term is the sum of the cosines between the vectors of matched units, divided by its largest possible
+    value. The second term is the objective of `WeightMatching`, divided by its largest possible value. Units are
+    matched by their vectors first, with exact assignments. Signs, and half periods of sines, are chosen together with
+    the matching if they change the vectors. Units that are repeated within heads or other groups are matched within
+    these groups. Then `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and everything
+    else that vectors do not determine, are computed from the parameters in closed form. Scales are treated as in
+    `WeightMatching`.
 
     If a task is given, four results are compared by the loss halfway between the networks: with sweeps, with vectors
-    alone, with `WeightMatching`, and the identity. If the symmetry has scales that do not change running statistics,
-    `ContinuousDescent` then lowers this loss over the scales. The descent starts once from the best result and once
-    from `WeightMatching`. The best result of all is kept, and the objective is the negative of its loss. If the share
-    is 0, the net is not used. `fit_matching` returns such a matcher unless the net is clearly better on held-out pairs.
+    alone, with `WeightMatching`, and the identity. If scales of the symmetry leave the running statistics of batch
+    normalization unchanged, `ContinuousDescent` then lowers this loss over the scales. The descent starts once from the
+    best result and once from `WeightMatching`. The best result of all is kept, and the objective is the negative of its
+    loss. If `share` is 0, the net is not used. `fit_matching` returns such a matcher unless the net is clearly better
+    on held-out pairs.
 
     The vectors of a network do not depend on the other network, so each network is read once. The net works for any
     number of units, so it also matches networks with other widths than the training networks.
 
     Attributes:
-        net: A net of any layers, with the head `UnitFeatures`; see `fit_matching`.
+        net: A net with any layers and with the head `UnitFeatures`, which returns a vector per unit; see
+            `fit_matching`.
         share: The share of the vectors in the objective of the sweeps, from 0 to below 1. 0: the net is not used.
         sweeps: Largest number of sweeps; with 0 sweeps only the vectors determine the matching.
         scales: The treatment of scales, as in `WeightMatching`.
         steps: Steps of the descent on scales, if there is a task; 0: no descent.
         about: Facts about the training, as JSON.
-        trained: The course of the training; None if the matcher was loaded from a file.
+        trained: The training history; None if the matcher was loaded from a file.
 
     References:
         Navon et al. (2024), Equivariant Deep Weight Space Alignment, section 4.
@@ -105,11 +108,11 @@ class LearnedMatching(Method):
 
     @property
     def weight_matching(self) -> WeightMatching:
-        """The weight matching that is used if the net is not used."""
+        """The method that replaces the net if `share` is 0."""
         return WeightMatching(scales=self.scales)
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return True only if the net is not used: the net was trained on networks, not on representatives."""
+        """Return whether the method may read representatives, that is, rescaled networks. A trained net may not."""
         method = self._descent(self.weight_matching) if has_task and self.steps else self.weight_matching
         return not self.share and method.reads_representatives(symmetry, has_task=has_task)
 
@@ -140,10 +143,10 @@ class LearnedMatching(Method):
         )
 
     def prepare(self, problem: Problem) -> Placed:
-        """Adapt the net to the widths of the problem, and define how the groups of the problem act on the vectors.
+        """Adapt the net to the widths of the networks, and define how the groups of their symmetry act on the vectors.
 
         Raises:
-            ValueError: The networks differ from the training networks in more than the numbers of units.
+            ValueError: The networks differ from the training networks not only in the numbers of units.
         """
         if not self.net.reads(problem.b):
             self.net.adapt(problem.symmetry)
@@ -165,11 +168,11 @@ class LearnedMatching(Method):
         return candidates.result(ends[0].is_converged)
 
     def _descent(self, init: Start) -> ContinuousDescent:
-        """Return the descent on scales from a start."""
+        """Return the descent on scales that starts from a given element."""
         return ContinuousDescent("midpoint", init=init, steps=self.steps)
 
     def _by_vectors(self, problem: Problem, placed: Placed) -> list[Results]:
-        """Return the matchings by vectors: with sweeps, and also without sweeps if there is a task or no sweep."""
+        """Return results of matching by vectors: with sweeps, and also without them if there is a task or no sweep."""
         vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
@@ -193,7 +196,8 @@ class LearnedMatching(Method):
 
     @torch.no_grad()
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """Return the vectors of networks `[models, ...]`. Networks that are expanded copies are read only once."""
+        """Return the vectors of networks `[models, ...]`. A network that is expanded to many models is read only
+        once."""
         count = len(next(iter(params.values())))
         if are_copies(params):
             one = self.read(select(params, slice(0, 1)), placed)

@@ -1,4 +1,4 @@
-"""The linear initialization of a predictor: weights for network statistics, fitted before the training."""
+"""The linear start of a predictor: a linear regression on statistics of networks, fitted before the training."""
 
 from collections.abc import Callable
 
@@ -19,13 +19,13 @@ ITERATIONS = 30
 MOST_VALUES, FEWEST = 4_000_000, 500
 """Limits for the fit: the number of features times networks, and the smallest number of networks."""
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function that returns the mean loss of outputs `[networks, outputs]` for encoded targets."""
+"""A function from outputs `[networks, outputs]` and encoded targets to the mean loss."""
 
 
 def fit_start(
     net: Metanet, collection: Collection, train: Indices, target: Target, values: NDArray[np.generic]
 ) -> None:
-    """Fit the linear readers of a net, one for each layout, on the training networks."""
+    """Fit the linear regressions of a net on the training networks, one for each set of tensor shapes."""
     layouts = collection.layout_of(train)
     for layout in np.unique(layouts).tolist():
         reader = net.linear_reader(layout)
@@ -77,8 +77,8 @@ def _path(
 ) -> list[tuple[Tensor, Tensor]]:
     """Return weights and biases for the first penalties, largest first. Each fit starts from the previous fit.
 
-    The weights are optimized along the principal axes of the features. The axes are scaled to make all second
-    derivatives of a squared error equal. Then few iterations suffice.
+    The weights are optimized along the principal axes of the features. The axes are scaled such that all second
+    derivatives of a squared error are equal. Few iterations then suffice.
     """
     middle = features.mean(0)
     _, sizes, axes = torch.linalg.svd(features - middle, full_matrices=False)

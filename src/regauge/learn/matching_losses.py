@@ -25,10 +25,9 @@ from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, r
 from regauge.weightspace.metanet import Metanet
 
 MOST_SHARP, START = 100.0, 20.0
-"""The upper bound and the initial factor of cosines. Larger factors lead to plans whose gradients are useless."""
+"""The upper bound and the initial value of the factor of cosines. Plans of larger factors have useless gradients."""
 KEPT = 1 << 27
-"""The number of pair features, over all layers, of the networks that are read with gradients at once: a few
-gigabytes."""
+"""The number of features of pairs of units, over all layers, that are kept for gradients at once: a few gigabytes."""
 RATE = 10.0
 """The learning rate of the sharpness, relative to the learning rate of other parameters."""
 
@@ -43,7 +42,7 @@ class Siamese(nn.Module):
 
     @property
     def sharpness(self) -> Tensor:
-        """The inverse temperature of plans, bounded by `MOST_SHARP`."""
+        """The factor by which cosines are multiplied, an inverse temperature of plans; at most `MOST_SHARP`."""
         return MOST_SHARP * (RATE * self.raw).sigmoid()
 
 
@@ -66,11 +65,11 @@ class Copies:
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """The losses for one architecture, with the shapes of one layout.
+    """The losses for one architecture and one layout, that is, for one set of tensor shapes.
 
     Attributes:
         siamese: The net that is trained.
-        symmetry: The symmetry of the networks, with every size known.
+        symmetry: The symmetry of the networks, in which the size of every group is known.
         weights: The weights of the losses.
         task: The task that defines the loss on the linear path; None for no task.
         line: The loss that is minimized on the linear path.
@@ -87,7 +86,7 @@ class Losses:
     max_iterations: int
 
     def placed(self, params: Mapping[str, Tensor]) -> Placed:
-        """Return the placements of groups on the vectors of networks."""
+        """Return the vectors of networks as tensors on which the groups of the symmetry act."""
         net = self.siamese.net
         return place(self.symmetry, net.layout_of(params), length_of(net))
 
@@ -154,7 +153,7 @@ class Losses:
         batch: Batch | None,
         chance: torch.Generator,
     ) -> Tensor:
-        """Return the mean loss of pairs of networks and their vectors: distance plus loss on the linear path."""
+        """Return the mean loss of pairs of networks, given their vectors: distance plus loss on the linear path."""
         with torch.no_grad():
             hard = match_vectors(Problem(a[0], b[0], self.symmetry, self.task), placed, a[1], b[1])
         theirs = _move(placed, hard.element, b[1])
@@ -173,7 +172,7 @@ class Losses:
         return total
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss at a point between each pair's networks, or its excess over interpolated outputs."""
+        """Return the mean loss at a point on the path of each pair, or the mean of `excess` at this point."""
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
         if self.line == "loss":
@@ -228,7 +227,7 @@ def _count(params: Mapping[str, Tensor]) -> int:
 
 
 def _shift(count: int, chance: torch.Generator) -> int:
-    """Return a random offset between networks and their partners in a batch. A single network is its own partner."""
+    """Return a random offset from each network to its partner in a batch. A single network is its own partner."""
     return int(torch.randint(1, max(2, count), (), generator=chance))
 
 

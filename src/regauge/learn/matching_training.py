@@ -47,7 +47,7 @@ from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes.probes import Probes
 
 EXCESS = "midpoint excess"
-"""The loss at the midpoint between two networks minus the mean of both losses. It is not the path's loss barrier."""
+"""The loss at the midpoint between two networks minus the mean of both losses. This is not the barrier of the path."""
 WEIGHTS, ALONE, SWEPT = "weight matching", "vectors alone", "vectors and sweeps"
 """Row names in the scores."""
 SAMPLE = 256
@@ -67,27 +67,30 @@ def fit_matching(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> LearnedMatching:
-    """Train a net to match units of networks, and keep the weights with the least midpoint excess on held-out pairs.
+    """Train a net that matches the units of networks, and keep the weights that are best on held-out pairs.
 
-    The training needs no labels. With a task, the net learns to align networks such that the loss is low on the
-    straight line between them. Without a task, the net learns to recognize changed copies and to bring networks close.
-    The matcher uses its net only if, on held-out pairs of a task, the net is better than weight matching by more than
-    one standard error of the paired differences. If the net is not better, the matcher is weight matching.
-    `about["verdict"]` reports this choice with both numbers, and `about["gain"]` the difference.
+    The best weights have the least midpoint excess: the loss at the midpoint minus the mean of both losses. The
+    training needs no labels. With a task, the net learns to align networks such that the loss is low on the straight
+    line between them. Without a task, the net learns to recognize the units of changed copies, and to make networks
+    close. The matcher uses its net only if, on held-out pairs of a task, the net is better than weight matching by more
+    than one standard error of the paired differences. Otherwise, the matcher is weight matching. `about["verdict"]`
+    reports this choice with both numbers, and `about["gain"]` the difference.
 
     Args:
-        population: Parameters with a leading model axis, or a store, which is streamed; or several, of one
-            architecture with any numbers of units.
+        population: Parameters with a leading model axis, or a store, which is streamed; or a list of these. The
+            architecture must be the same, but the numbers of units may differ.
         symmetry: The symmetry of the networks, or of each store and population; by default the symmetries of the
             stores.
-        config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
-        task: Model, data and loss, for the loss on the line and for the validation. For networks of several widths,
-            give one task for each layout.
-        pair_by: Column of the stores that restricts partners: partners have the same value in this column, such as
-            networks that were fitted to one signal. By default any two networks are partners.
-        module: The module that runs the networks on `probes`, for each layout; by default the module of the store.
-        inputs: The initial probes: a tensor, a tuple of positional or a mapping of keyword arguments.
-        generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
+        config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
+        task: Model, data and loss, for the loss on the linear path and for the validation. For networks of several
+            widths, give one task for each set of widths.
+        pair_by: Column of the stores that restricts which networks are paired: both networks of a pair have the same
+            value in this column. An example is a column that names the signal to which a network was fitted. By
+            default, any two networks may be paired.
+        module: The module that runs the networks on `probes`, or one for each set of widths; by default the module of
+            the store.
+        inputs: The initial probes: a tensor, a tuple of positional arguments, or a dictionary of keyword arguments.
+        generator: The random generator from which one seed is sampled; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`. Stores are split by `pair_by` if `split_by` names no column.
 
@@ -111,12 +114,12 @@ def fit_matching(
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """Pairs of partners for networks: networks of the same layout, with the same entry in a column if one is given.
+    """A choice of partners: networks with the same tensor shapes and, if a column is given, the same entry in it.
 
     Attributes:
         collection: The networks.
-        codes: An integer for each network that identifies its value in the column, `[networks]`; None if any two
-            networks are partners.
+        codes: An integer for each network that identifies its value in the column, `[networks]`; None if there is no
+            column.
         train: The training networks.
     """
 
@@ -161,7 +164,7 @@ class Partners:
     def pairs(self, parts: Parts, part: str, most: int, *, step: int = 1) -> dict[int, tuple[Indices, Indices]]:
         """Return pairs of networks in a split; a single network gets a training network as partner.
 
-        Each network is paired with the network `step` positions later, or with the next network if there are too few.
+        The partner of a network is the network `step` positions later, or the next network if there are too few.
         """
         own = self.with_partner(parts[part])
         result = {}
@@ -296,14 +299,14 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return losses.step(to_net(params, net), second, copies, examples, chance)
 
     def validate(self) -> Validation:
-        """Return the midpoint excess of held-out pairs, or their distance if there is no task."""
+        """Return the mean midpoint excess of held-out pairs, or their mean distance if there is no task."""
         facts = _means(self._measure("validation", LearnedMatching(self.net.net, sweeps=0)))
         found = {f"validation_{name}": value for name, value in facts.items() if name != "CPU ms"}
         order = (facts[EXCESS],) if EXCESS in facts else (facts["distance"],)
         return Validation(order, {**found, "sharpness": float(self.net.sharpness.detach())})
 
     def _measure(self, part: str, method: Method | None, *, step: int = 1) -> dict[str, Tensor]:
-        """Align the pairs of a part, and return the midpoint excess and the relative squared distance of each pair, and
+        """Align the pairs of a split. Return the midpoint excess and the relative squared distance of each pair, and
         the mean time."""
         excesses, distances, seconds = [], [], 0.0
         known = self.partners.pairs(self.division.parts, part, self.config.checked, step=step)
@@ -322,7 +325,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return {**found, "distance": distance, "CPU ms": torch.tensor([1000 * seconds / len(distance)])}
 
     def conclude(self, trained: Trained, progress: Progress) -> LearnedMatching:
-        """Return the matcher with the best validation, and compute scores of all methods on test pairs."""
+        """Return the matcher with the best weights, with the scores of all methods on test pairs."""
         net = self.net.net.cpu().eval()
         learned = {ALONE: LearnedMatching(net, sweeps=0), SWEPT: LearnedMatching(net)}
         methods: dict[str, Method | None] = {"no alignment": None, WEIGHTS: WeightMatching(), **learned}

@@ -20,11 +20,11 @@ class Objective:
 
     Attributes:
         runner: The object that evaluates networks.
-        batches: Inputs and their targets. Only the loss `Criterion` uses the targets.
+        batches: Inputs and their targets. Among the losses, only `Criterion` uses the targets.
         loss: The loss between outputs.
         examples: The number of inputs that each training step samples; None for all inputs of a batch.
         mean: The mean outputs of some networks, for each batch.
-        scale: The number by which training losses are divided: the squared error of the mean outputs.
+        scale: The number by which training losses are divided: the squared error if mean outputs replace the outputs.
         accuracy: The median accuracy of some networks; None if targets are not class labels.
     """
 
@@ -50,8 +50,8 @@ class Objective:
         """Return the objective for the given settings, with the statistics of some networks.
 
         Raises:
-            ValueError: The networks cannot be evaluated on the inputs, all compute the same function, or the outputs do
-                not fit the loss.
+            ValueError: The networks cannot be evaluated on the inputs, or all of them compute the same function. Or the
+                loss cannot compare their outputs.
         """
         if task is None:
             assert module is not None
@@ -89,12 +89,13 @@ class Objective:
     ) -> dict[str, Tensor]:
         """Return scores of every network, float64 `[models]`.
 
-        If the decoded networks are None, mean outputs are used in their place.
+        If `decoded` is None, the mean outputs replace the outputs of decoded networks.
 
         The scores are the loss, the squared error of the outputs, and for classifiers the share of examples with the
         same predicted class. If the targets are class labels that the loss does not use, the difference of both
-        accuracies is another score. For the mean outputs, the median accuracy of some networks replaces their accuracy.
-        `known` contains the outputs of the originals for each batch, if they have been computed already.
+        accuracies is another score. Mean outputs have no meaningful accuracy, so the median accuracy of some networks
+        is used for them. `known` contains the outputs of the original networks for each batch, if these have been
+        computed already.
         """
         totals: dict[str, Tensor] = {}
         whole = sum(count_examples(inputs) for inputs, _ in self.batches)

@@ -11,12 +11,11 @@ from torch import Tensor
 class PairedGain:
     """The mean amount by which one loss is below another one, over the same cases.
 
-    A learned component replaces its control only if the gain is clear, that is, above one standard error. The reason is
-    that validation selected the learned component among epochs, but did not select the control. A smaller gain is
-    therefore not evidence.
+    A learned component replaces its control only if the gain is clear, that is, above one standard error. A smaller
+    gain is not evidence: validation selected the learned component among epochs, but did not select the control.
 
     Attributes:
-        mean: The mean of the loss of the control minus the loss of the learned part.
+        mean: The mean of the loss of the control minus the loss of the learned component.
         error: The standard error of this mean; infinite for a single case.
         count: The number of cases.
 

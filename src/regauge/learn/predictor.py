@@ -27,7 +27,7 @@ from regauge.weightspace.net_files import load_net
 
 KIND = "predictor"
 NET, CONSTANT = "net", "the same for all"
-"""Row names in the scores: for the predictor, and for the best constant prediction."""
+"""Names of two rows in the scores: the predictor, and the best constant prediction."""
 PLAIN = TREES, RIDGE, CANONICAL = (
     "statistics of layers, boosted trees",
     "statistics of layers, ridge regression",
@@ -45,9 +45,9 @@ class Predictor:
 
     Attributes:
         net: The net, whose first outputs predict the target.
-        target: The target: the kind and the encoding of the predicted property.
-        about: Facts about the training run, as JSON: scores of the net and of its baselines ("scores"), numbers of
-            networks ("networks"), and the settings.
+        target: The predicted property: its kind and its encoding.
+        about: Facts about the training run, as JSON. The entry "scores" contains the scores of the net and of its
+            baselines, and "networks" the numbers of networks. Further entries contain the settings.
         trained: The training history; None if the predictor was loaded from a file.
         tested: Predicted values, measured values and indices of the test networks; None if the predictor was loaded
             from a file.
@@ -176,7 +176,7 @@ class Predictor:
         return outputs
 
     def _adapt(self, collection: Collection, layout: int, params: Params) -> Symmetry | None:
-        """Adapt the net to networks of another architecture, which must have the same layers but may have other widths.
+        """Adapt the net to networks with other widths; the layers must be the same as in the training networks.
 
         Returns:
             The symmetry of the networks, if it is known.

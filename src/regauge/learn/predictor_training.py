@@ -49,8 +49,7 @@ from regauge.weightspace.shares import find_readers
 SAMPLE = 1024
 """The number of networks whose statistics standardize the inputs."""
 SHARES = tuple(k / 20 for k in range(21))
-"""Candidate weights: of the probe outputs in the mean with the weight reader, and of the linear reader in the mean with
-both."""
+"""Candidate weights in an average of two predictions, such as of the probe reader and the weight reader."""
 HIDDEN = 512
 """The width of the net that reads outputs at probes."""
 LEAST_SECONDS = 1e-3
@@ -83,9 +82,9 @@ def fit_predictor(
         symmetry: The symmetry of the networks, or a list with one symmetry per store and population. Default: the
             symmetries of the stores.
         config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
-        module: The module that evaluates the networks, for each layout. Default: the module of the store. It is needed
-            if networks are rendered or probed, or if their inputs are transformed.
-        inputs: Inputs at which networks are rendered, and the initial probes: a tensor, a tuple of positional
+        module: The module that evaluates the networks, for each layout. Default: the module of the store. The module is
+            needed for `render` and `probes` in the settings, and for changes that transform inputs.
+        inputs: The fixed inputs for `render`, which are also the initial probes. A tensor, a tuple of positional
             arguments, or a dictionary of keyword arguments for the module.
         generator: The random generator from which one seed is sampled. Default: a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
@@ -107,7 +106,7 @@ def fit_predictor(
 
 @dataclass(frozen=True, eq=False)
 class PredictorFitting(Fitting[Predictor]):
-    """The training of a predictor. For each layout, `layers` transform inputs and `renderings` evaluate networks."""
+    """The training of a predictor. `layers` and `renderings` have one entry for each set of tensor shapes."""
 
     division: Division
     config: PredictorConfig
@@ -241,10 +240,10 @@ class PredictorFitting(Fitting[Predictor]):
     def validate(self) -> Validation:
         """Return the loss on the validation networks, and their scores.
 
-        The validation also chooses the shares of the components in the prediction: probes against weights, and the
-        linear reader of statistics against the net. The linear reader gets the largest weight for which the validation
-        loss is at most one standard error above the smallest loss. The linear reader is favored because validation
-        selected the net among epochs, but did not select the linear reader.
+        The validation also chooses two shares in the averaged prediction: of the probe reader against the weight
+        reader, and of the linear regression on statistics against the net. The regression gets the largest share for
+        which the validation loss is at most one standard error above the smallest loss. The regression is favored
+        because validation selected the net among epochs, but did not select the regression.
 
         References:
             Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
@@ -260,10 +259,10 @@ class PredictorFitting(Fitting[Predictor]):
         return Validation(self._order(outputs), facts)
 
     def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
-        """Return a mean of two outputs on the validation networks that is no worse than `others` alone.
+        """Return a weighted mean of two outputs on the validation networks that is no worse than `others` alone.
 
-        The net stores the share in a buffer. It is the largest share whose loss exceeds the smallest loss by at most
-        `errors` standard errors.
+        The weight is the largest one whose loss exceeds the smallest loss by at most `errors` standard errors. The net
+        stores this weight in the buffer `share`.
         """
         means = [torch.lerp(made, others, one) for one in SHARES]
         orders, losses = [self._order(one) for one in means], [self.target.losses(one, self._kept) for one in means]
@@ -288,7 +287,7 @@ class PredictorFitting(Fitting[Predictor]):
 
     @cached_property
     def _linear_outputs(self) -> Tensor:
-        """The predictions of the linear readers for the validation networks, which the training does not change."""
+        """The predictions of the linear regressions for the validation networks; the training does not change them."""
         return self._read(self.division.parts["validation"], self.net.read_linear)
 
     def conclude(self, trained: Trained, progress: Progress) -> Predictor:
@@ -324,7 +323,8 @@ class PredictorFitting(Fitting[Predictor]):
         return outputs
 
     def _read_plainly(self, fit: Indices, test: Indices) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield the baselines' predictions for the test networks. Each layout has separate baselines."""
+        """Yield predictions of the baselines for the test networks. Each set of tensor shapes has separate
+        baselines."""
         target, collection = self.target, self.division.collection
         of_fit, of_test = collection.layout_of(fit), collection.layout_of(test)
         trees = partial(boosted_trees, seed=self.division.seed)
@@ -350,7 +350,7 @@ def _rendering(module: nn.Module, sample: Params, inputs: Any, config: Predictor
 
 
 def _first(outputs: Tensor, target: Target) -> Tensor:
-    """Return the outputs for the target, without the rendering outputs that follow them."""
+    """Return the first outputs of the net, which predict the target; the others predict outputs at fixed inputs."""
     return outputs[:, : target.outputs]
 
 

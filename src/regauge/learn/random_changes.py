@@ -81,7 +81,7 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Noise:
-    """Normal noise on every weight, relative to the root mean square of the weight's tensor in its network.
+    """Normal noise on every weight, relative to the root mean square of all weights in the same tensor of the network.
 
     Tensors that have no negative entries, such as variances, stay nonnegative.
     """
@@ -146,7 +146,7 @@ Change = Translation | Rotation | Scaling | Noise | Dropout | Pruning
 
 
 def changes_of_copies() -> tuple[Change, ...]:
-    """Return the default changes of the copies whose units a matcher learns to recognize."""
+    """Return the default changes that create copies of networks, whose units a matcher learns to recognize."""
     return Noise(0.1), Dropout(0.05), Pruning(0.1)
 
 

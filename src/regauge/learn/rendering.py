@@ -1,4 +1,4 @@
-"""Outputs of networks at fixed inputs: targets without labels, from which a net learns what networks compute."""
+"""Outputs of networks at fixed inputs, called renderings: targets that need no labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class Rendering:
         module: The module that evaluates the networks.
         inputs: The inputs of the networks: a tensor, a tuple of positional arguments, or a dictionary of keyword
             arguments.
-        mean: The mean of each output over some networks, `[outputs]`. It is zero before `standardize`.
+        mean: The mean of each output over some networks, `[outputs]`. Until `standardize` is called, the mean is zero.
         deviation: The standard deviation of all outputs around their means.
 
     References:
@@ -44,7 +44,7 @@ class Rendering:
         return Runner(Task(self.module, ()))
 
     def standardize(self, params: Params) -> "Rendering":
-        """Return a copy that standardizes outputs by their mean and deviation over some networks.
+        """Return a copy of the rendering that standardizes outputs by their mean and deviation over some networks.
 
         Raises:
             ValueError: The networks cannot be evaluated on the inputs, or their outputs are not finite or all equal.

@@ -15,14 +15,14 @@ from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.stacks import chain_of
 
 CHAINS_AT_ONCE = 16
-"""The number of networks of a chain whose activations fit together in a processor's cache."""
+"""The number of networks that are evaluated together; their activations then fit in a processor's cache."""
 Judge = Callable[[Tensor, slice], Tensor]
 """A function from the outputs of some networks, `[models, examples, ...]`, and their indices to losses `[models]`."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """An evaluator of networks of one architecture, with the module of `task` and the output that `task` selects."""
+    """An evaluator of networks of one architecture. `task` gives the module, and selects one of its outputs."""
 
     task: Task
 
@@ -45,8 +45,7 @@ class Runner:
 
         The losses are differentiable.
 
-        Chains of linear layers use hand-written code, which evaluates some networks at a time and stores only
-        derivatives.
+        Chains of linear layers use special code, which evaluates some networks at a time and stores only derivatives.
         """
         chain = self._chain_for(params, inputs)
         if chain is None:
@@ -56,7 +55,7 @@ class Runner:
         return made
 
     def _chain_for(self, params: Mapping[str, Tensor], inputs: Any) -> VectorChain | None:
-        """Return the hand-written code, if it can evaluate these networks on these inputs."""
+        """Return the special code for chains of linear layers, if it can evaluate these networks on these inputs."""
         is_vectors = isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.is_floating_point()
         chain = self._chain if is_vectors else None
         fits = chain is not None and all(params[name].dtype == inputs.dtype for name in _names(chain))
@@ -64,7 +63,7 @@ class Runner:
 
     @cached_property
     def _chain(self) -> VectorChain | None:
-        """The hand-written code for a module that is a chain of linear layers."""
+        """The special code for a module that is a chain of linear layers."""
         if self.task.outputs is not None:
             return None
         found = chain_of(self.task.module, reads_vectors=True)
@@ -72,7 +71,7 @@ class Runner:
 
 
 class _Chained(torch.autograd.Function):
-    """Losses of stacked chains. The derivatives of the losses are computed in the same pass."""
+    """Losses of many chains of linear layers at once. The derivatives of the losses are computed in the same pass."""
 
     @staticmethod
     def forward(ctx: Any, chain: VectorChain, inputs: Tensor, judge: Judge, *tensors: Tensor) -> Tensor:
@@ -112,7 +111,7 @@ def _names(chain: VectorChain) -> list[str]:
 
 
 def _own(chain: VectorChain, params: Mapping[str, Tensor], part: slice) -> Params:
-    """Return those tensors of some networks that a chain uses."""
+    """Return the tensors of some networks that the chain uses."""
     return {name: params[name][part].contiguous() for name in _names(chain)}
 
 

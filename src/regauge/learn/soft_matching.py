@@ -1,4 +1,4 @@
-"""Soft matchings computed from unit vectors: logits, losses for changed copies, and differentiable plans."""
+"""Soft matchings of units, computed from their vectors: logits, losses for changed copies, and plans."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from regauge.relaxed.action import RelaxedAction
 from regauge.relaxed.soft_elements import SoftElement, movable
 
 FIXED = 30.0
-"""The logit of the identity in choices about which vectors contain no information."""
+"""The logit of the identity, for choices that cannot be made from vectors."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,16 @@ class Logits:
     """Logits for all pairs of units in one group and for every pair of networks, computed from the units' vectors.
 
     Attributes:
-        pairs: `[pair, *blocks, *source blocks, n, n]`: logits of pairs of units, computed from the vectors that no sign
-            changes.
-        signs: For each family of signs, a term. The term is added if the sign of the pair is one, and subtracted if the
-            sign is minus one. It is None if the vectors contain no information about signs.
+        pairs: Logits of pairs of units, from the vectors that no sign changes. `[pair, *blocks, *source blocks, n, n]`.
+        signs: One term for each kind of sign. The term is added to the logits if the sign of the pair is one, and
+            subtracted if the sign is minus one. None for a kind of sign that does not change the vectors.
     """
 
     pairs: Tensor
     signs: Tensor | None
 
     def joint(self) -> Tensor:
-        """The logits of pairs, marginalized over signs: the probability of a pair is the sum over its signs."""
+        """The logits of pairs with any sign: the probability of a pair is summed over its signs."""
         if self.signs is None:
             return self.pairs
         z = self.signs.abs()  # |z| + softplus(-2 |z|) = log(e^z + e^-z), without overflow
@@ -49,12 +48,12 @@ def logits_of(
     """Return the logits of one group from the vectors of both networks; None if the group has no vectors.
 
     Args:
-        placed: The placements of groups on the vectors.
+        placed: The vectors as tensors on which the groups of the symmetry act.
         a: Vectors of the first networks, `[pair, (bases ...,) size, width]`.
         b: Vectors of the second networks.
         sharpness: The factor by which cosines are multiplied.
         name: The name of the group.
-        blocks: The sizes of the axes within which the group is repeated, for targets and for sources; see
+        blocks: The sizes of the axes over which the group is repeated, for targets and for sources; see
             `SoftElement.blocks_of`.
     """
     group = placed.symmetry[name]
@@ -93,7 +92,7 @@ def _products(x: Tensor, y: Tensor, blocks: tuple[int, ...]) -> Tensor:
 def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sharpness: Tensor) -> Tensor:
     """Return the cross entropy, in nats, of matching units with their copies, averaged over rows, columns and groups.
 
-    If signs are also chosen, the cross entropy of sign one for each copy is added.
+    A copy has the signs of the original. If signs are also chosen, their cross entropy is therefore added.
     """
     losses = []
     for name in dict.fromkeys(placed.groups[units] for units, _ in placed.names):
@@ -112,17 +111,18 @@ def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], 
 
 
 class SoftMoves:
-    """The second networks of pairs, transformed by doubly stochastic plans that are computed from unit vectors.
+    """The second network of each pair, transformed by plans: doubly stochastic matrices, computed from unit vectors.
 
-    A hard element has already transformed the second networks and their vectors, so the plans describe deviations from
-    this element. Scales, shifts, matrices, and everything else that vectors do not determine are not changed further.
+    An element with hard permutations has already transformed the second networks and their vectors, so the plans
+    describe deviations from this element. Plans do not change scales, shifts, matrices, or anything else that vectors
+    do not determine.
 
     Args:
-        placed: The placements of groups on the vectors.
+        placed: The vectors as tensors on which the groups of the symmetry act.
         symmetry: The symmetry of the networks, with every size known.
         names: Names of the tensors that are transformed.
         tolerance: The largest error of a row sum in a plan.
-        max_iterations: The largest number of Sinkhorn iterations, even if the error is still larger.
+        max_iterations: The largest number of Sinkhorn iterations, even if the error still exceeds `tolerance`.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class SoftMoves:
     def __call__(
         self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], second: Mapping[str, Tensor], sharpness: Tensor
     ) -> dict[str, Tensor]:
-        """Return the softly transformed second networks, from vectors of both, `[pair, (bases ...,) size, width]`."""
+        """Return the second networks, transformed by plans from both vectors, `[pair, (bases ...,) size, width]`."""
         if not self._action.keys:
             return dict(second)
         like = next(iter(second.values()))
@@ -167,7 +167,7 @@ class SoftMoves:
 
 
 def relative_distances(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean squared distances of tensors `[pair, ...]`, relative to both squared norms, `[pair]`."""
+    """Return the squared distance of each pair of tensors `[pair, ...]`, relative to both squared norms, `[pair]`."""
     shares = []
     for name, x in a.items():
         norms = x.square().flatten(1).sum(1) + b[name].square().flatten(1).sum(1)

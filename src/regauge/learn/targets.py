@@ -17,16 +17,16 @@ from regauge.core.typed_json import require_fields
 from regauge.learn.learn_configs import Kind
 
 FEW = 5
-"""Integers count as class labels if each integer occurs at least this often on average."""
+"""The average number of occurrences of an integer, at least, for integers to count as class labels."""
 MOST_CLASSES = 1000
 """The largest number of classes that is detected automatically."""
 FURTHEST = 1e-4
-"""The smallest distance of constant fractions from 0 and 1, where logits are infinite."""
+"""The smallest distance between a constant prediction of fractions and 0 or 1, where logits are infinite."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One column with known values for networks, which a net learns to predict.
+    """A property of networks with known values, which a net learns to predict.
 
     Attributes:
         name: The name of the column.
@@ -131,7 +131,7 @@ class Target:
         return functional.huber_loss(outputs.squeeze(-1), encoded.to(outputs), reduction="none")
 
     def decode(self, outputs: Tensor) -> NDArray[Any]:
-        """Decode outputs, `[networks, outputs]`, to the most probable class labels or to numbers in original units."""
+        """Return predictions from outputs `[networks, outputs]`: the most probable class labels, or numbers."""
         if self.kind == "classes":
             values = np.array(self.classes) if len({type(one) for one in self.classes}) == 1 else _objects(self.classes)
             chosen: NDArray[Any] = values[outputs.argmax(-1).cpu().numpy()]

@@ -39,16 +39,15 @@ def train(
     training run has bitwise the same result as an uninterrupted run.
 
     Args:
-        net: The net. All of its parameters that require gradients are trained.
-        loader: The batches of networks, positioned at the start of an epoch.
+        net: The net. All parameters of the net that require gradients are trained.
+        loader: The batches of networks. The first batch must be the first of an epoch.
         loss: A function from a batch and a random generator to the mean loss.
         validate: A function that validates the net. The net is in evaluation mode during the call.
         config: Settings.
         seed: The seed of all random numbers in `loss`.
         state: A `.safetensors` file in which the training state is saved during training. If the file exists, training
             continues from it.
-        continues: Whether training continues from the file. Otherwise, the first state of this training run replaces
-            the file.
+        continues: Whether training continues from the file `state`. Otherwise, this training run replaces the file.
         inputs: Everything on which the training depends, as JSON. A saved state with different inputs raises an error.
         on_step: A function that is called after each step with the state.
 

@@ -1,4 +1,4 @@
-"""Unit vectors as tensors on which the groups of a symmetry act; therefore vectors can be matched like weights."""
+"""Vectors of units as tensors on which the groups of a symmetry act. Therefore vectors are matched like weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ SMALLEST = 1e-6
 """Vectors with a smaller norm are treated as zero."""
 
 Place = tuple[str, Character]
-"""A set of units and a sign character, which determines the sign of its vectors; zero exponents mean no sign change."""
+"""A set of units, and the signs that change its vectors (exponents of each kind of sign; zero: no change)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +30,8 @@ class Placed:
 
     Attributes:
         symmetry: The symmetry of the networks. Its groups also act on the vectors.
-        names: For each set and character, the name of the tensor `[(bases ...,) size, width]`.
-        groups: For each set, the name of the group that permutes the set.
+        names: For each set of units and each kind of sign, the name of the tensor `[(bases ...,) size, width]`.
+        groups: For each set of units, the name of the group that permutes the set.
     """
 
     symmetry: Symmetry
@@ -40,10 +40,10 @@ class Placed:
 
 
 def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
-    """Extend a symmetry's groups, with every size known, to the vectors of networks with a given layout.
+    """Extend the groups of a symmetry, whose sizes must be known, to the vectors of the units.
 
-    A group is identified by the axes on which it acts, not by its name. If no group of the symmetry permutes a set, the
-    set has no vectors.
+    A group is identified by the axes on which it acts, not by its name. A set of units that no group of the symmetry
+    permutes has no vectors.
     """
     groups = {name: group for name in layout.units if (group := _counterpart(layout.symmetry[name], symmetry))}
     names: dict[Place, str] = {}
@@ -116,7 +116,7 @@ def _undo(canonical: Element, layout: Layout, placed: Placed, vectors: dict[str,
 
 
 def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Responses:
-    """Return the vectors of both networks of each pair, in the form that matching methods compare."""
+    """Return the vectors of both networks of each pair as the activations that matching methods compare."""
     pairs = len(next(iter(b.values()))) if b else 1
     reach = torch.zeros(pairs, dtype=torch.float64)
     for name in b:
@@ -135,7 +135,7 @@ def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
 
 
 def _placement(group: Group, tensor: str, axis: int, exponents: tuple[bool | int, ...]) -> Placement:
-    """Return the placement of a group on vectors. Scales are left out, because they do not change directions."""
+    """Return the placement of a group on vectors, without scales: they do not change normalized vectors."""
     flips = tuple(map(int, exponents[: group.signs + group.shifts]))
     scale, shift = (0,) * group.scales, (0,) * group.shifts
     return Placement(tensor, axis, scale=scale, sign=flips[: group.signs], parity=flips[group.signs :], shift=shift)

@@ -64,7 +64,7 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
     Args:
         optimizer: The optimizer. Call this function outside of `sampled_params()`, because inside, the weights are a
             sample.
-        module: The module that was optimized. Parameters that the optimizer lacks have no uncertainty.
+        module: The module that was optimized. Parameters that the optimizer does not optimize have no uncertainty.
 
     Raises:
         ValueError: The optimizer has no "hess" and "ess", or its parameters do not belong to the module.
@@ -99,8 +99,9 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
 
     In `KronLaplace`, a weight has the precision `G (x) A + delta I`. The inverse of this precision is not a Kronecker
     product. The returned posterior therefore has the precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta
-    (`KroneckerPosterior.from_kfac`), and is slightly narrower. With `damping`, the precision already is a Kronecker
-    product and is not changed. Biases and other vectors keep their standard deviations and lose their correlations.
+    (`KroneckerPosterior.from_kfac`), and is slightly narrower. With the `damping` of laplace-torch, the precision
+    already is a Kronecker product, and is not changed. Biases and other vectors keep their standard deviations and lose
+    their correlations.
 
     Args:
         laplace: A fitted `laplace.Laplace(...)`.
@@ -213,7 +214,7 @@ def from_swag(
 
 
 def make_gaussian(mean: Mapping[str, Tensor], std: Mapping[str, Tensor], source: str) -> GaussianPosterior:
-    """Return a valid diagonal Gaussian of copied tensors; optimizers do not change the copies."""
+    """Return a valid diagonal Gaussian with copies of the tensors, which an optimizer cannot change later."""
     if not std:
         raise ValueError(
             f"{source} has no uncertain parameters; give a posterior with standard deviations, or use its mean as one "

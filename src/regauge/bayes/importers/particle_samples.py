@@ -1,4 +1,4 @@
-"""Posteriors from samples of Markov chains (such as SGLD and SGHMC), deep ensembles, and states of `posteriors`."""
+"""Posteriors from samples of Markov chains (such as SGLD), from deep ensembles, and from states of `posteriors`."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ def from_samples(
     Raises:
         FileNotFoundError: A file does not exist.
         ValueError: There are no samples, the samples have different architectures, or a sample is not finite. Or a
-            sample lacks a tensor in `buffers`.
+            sample has no tensor for a name in `buffers`.
     """
     if isinstance(samples, Mapping):
         stack = detach(samples)
@@ -54,8 +54,8 @@ def from_samples(
 def from_ensemble(modules: Sequence[nn.Module]) -> ParticlePosterior:
     """Return a deep ensemble whose members are equally likely. Each member keeps its buffers.
 
-    Members that were trained independently lie in different symmetric copies of the same basin. Align the members
-    before you use moments of the posterior.
+    Members that were trained independently usually lie in different symmetric copies of a mode. Therefore align the
+    members before you use the means and standard deviations of the posterior.
 
     Raises:
         ValueError: There are no members, the members have different architectures, or a member is not finite.
@@ -73,8 +73,8 @@ SPREADS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sd_diag": torch.Tensor.detach,
     "prec_diag": torch.rsqrt,
 }
-"""Fields that identify diagonal Gaussians (variational, extended Kalman filter, Laplace), with conversions to standard
-deviations."""
+"""Fields that only diagonal Gaussians have (variational, extended Kalman filter, Laplace), each with its conversion to
+standard deviations."""
 DENSE = ("L_factor", "prec", "cov")
 """Fields that identify Gaussians with full covariances."""
 
@@ -131,7 +131,7 @@ def log_posterior(
     examples: int,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> Callable[[Mapping[str, Tensor], tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
-    """Return the log posterior per example, as a function that transforms of the library `posteriors` accept.
+    """Return a function that computes the log posterior per example, for the transforms of the library `posteriors`.
 
     The function maps parameters and a batch `(inputs, targets)` to
 
@@ -145,7 +145,7 @@ def log_posterior(
         likelihood: The likelihood of a target given the outputs.
         prior_std: The standard deviation of the prior on every parameter that the transform infers.
         examples: N, the number of training examples.
-        buffers: Constant buffers that replace those of the module. Default: the buffers of the module.
+        buffers: Constant buffers that replace the buffers of the module. Default: the buffers of the module.
 
     Raises:
         ValueError: The standard deviation of the prior or the number of examples is not positive.

@@ -19,12 +19,12 @@ from regauge.core.symmetry import Symmetry
 class GaussianPosterior(NamedTuple):
     """A diagonal Gaussian: theta = mean + std * noise, with independent standard normal noise.
 
-    A posterior is a pair of dictionaries. Therefore `rg.align` with `GaussianMatching` and `rg.line` with
-    `WassersteinGeodesic` take and return posteriors without conversion.
+    A posterior is a pair of dictionaries. Therefore `rg.align` (with `GaussianMatching`) and `rg.line` (with
+    `WassersteinGeodesic`) accept posteriors without conversion, and return posteriors.
 
     Attributes:
         mean: A whole network, including buffers.
-        std: Nonnegative standard deviations. Tensors without standard deviations, such as buffers, are certain.
+        std: Nonnegative standard deviations. Tensors without standard deviations, such as buffers, have no uncertainty.
 
     References:
         Rossi et al. (2023), sections 2 and 4.1.
@@ -88,7 +88,7 @@ class GaussianPosterior(NamedTuple):
     def couple(
         self, other: "GaussianPosterior", skip: Collection[str] = ()
     ) -> "tuple[GaussianPosterior, GaussianPosterior]":
-        """Return both posteriors; independent parameters share their noise. See `Transportable`."""
+        """Return both posteriors unchanged: independent parameters share their noise already. See `Transportable`."""
         require_same_shapes(self.mean, other.mean)
         own, others = with_zeros(self.std, other.std), with_zeros(other.std, self.std)
         first = self if own is self.std else self._replace(std=own)
@@ -106,11 +106,11 @@ class GaussianPosterior(NamedTuple):
 def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element, Element]:
     """Bind a symmetry and an element to the sizes of `params`.
 
-    The bound objects then also act on dictionaries with fewer names.
+    Afterwards, the symmetry and the element also act on dictionaries with fewer names.
 
     The second returned element contains no translations, so it can transform deviations from the mean. The element must
-    add the same translation to all samples, and must not contain rotations that depend on gains with a posterior
-    variance.
+    add the same translation to all samples. It must not contain rotations that depend on gains with uncertainty,
+    because such rotations would differ between samples.
     """
     bound = symmetry.bind(params)
     families = (bound.translation(name) for name in element.translation)
@@ -145,7 +145,7 @@ def move_std(symmetry: Symmetry, element: Element, std: Params) -> Params:
 
 
 def move_noise(mean: Params, std: Params, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-    """Permute and flip the noise `[count, ...]` of standard deviations without scaling; keep all other noise."""
+    """Permute the noise `[count, ...]` of standard deviations and flip signs, without scaling; keep all other noise."""
     symmetry, _, element = bind(symmetry, element, mean)
     flips = replace(symmetry.on_sums, groups=tuple(group.without("scale", "shift") for group in symmetry.groups))
     diagonal = {name: tensor for name, tensor in noise.items() if name in std}
@@ -161,7 +161,7 @@ Noise = Params
 """The random numbers of some samples, with a leading sample axis on every tensor. `draw` returns this noise, and `at`
 uses it.
 
-Noise is separate from the samples, so several posteriors can be compared with the same random numbers."""
+The noise is an argument of its own, so several posteriors can be compared with the same random numbers."""
 
 
 @runtime_checkable
@@ -177,15 +177,14 @@ class Posterior(Protocol):
     def push(self, symmetry: Symmetry, element: Element) -> Self:
         """Return the distribution of `act(element, theta)`, where theta has this posterior.
 
-        The predictive distribution stays the same.
+        The predictive distribution does not change.
 
         Raises:
-            ValueError: The element transforms parameters such that the result is outside of this family of
-                distributions.
+            ValueError: The transformed distribution is not of this kind, such as a rotated diagonal Gaussian.
         """
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Noise) -> Noise:
-        """Return the noise for which the samples of the pushed posterior are the transformed samples.
+        """Return the noise for which the samples of the transformed posterior are the transformed samples.
 
         `push(g).at(push_noise(g, noise)) == act(g, at(noise))`.
         """

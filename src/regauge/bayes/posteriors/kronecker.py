@@ -37,15 +37,16 @@ class KroneckerPosterior:
     Let `G = B B^T` be the covariance over the first axis of the weight, and `A = C C^T` the covariance over its other
     axes. The weight flattened row by row, `W.flatten()`, has covariance `kron(G, A)`. If the weight is flattened column
     by column, the covariance is `kron(A, G)`. The posterior stores any roots B and C with these products instead of G
-    and A. A transformation of one axis of the weight then acts on the rows of one root, and the noise does not change.
+    and A. A transformation of one axis of the weight then acts only on the rows of one root, and leaves the noise
+    unchanged.
 
     On a geodesic between two such posteriors, the deviation from the mean has two terms with the same noise, `B E C^T +
     B' E C'^T`. The covariance of this deviation is not a Kronecker product.
 
     Attributes:
         mean: A whole network, including buffers.
-        terms: The terms whose sum is the deviation of each weight, usually one term. All terms use noise of the same
-            shape.
+        terms: The terms of each weight, usually one. Their sum maps the noise to the deviation from the mean, so all
+            terms of a weight use noise of the same shape.
         std: Standard deviations of other parameters, such as biases. Parameters in neither `terms` nor `std` have no
             uncertainty.
 
@@ -98,8 +99,8 @@ class KroneckerPosterior:
             N (G + c I / pi) (x) (A + c pi I),    c^2 = prior_precision / N,    pi^2 = mean(diag A) / mean(diag G),
 
         The inverse of this precision is a Kronecker product again. The exact sum `N G (x) A + prior_precision I` has no
-        such inverse. The approximate precision is larger than the exact sum, so the posterior is never wider than with
-        the exact sum.
+        such inverse. The approximate precision is at least as large as the exact sum, so the posterior is never wider
+        than with the exact sum.
 
         Args:
             mean: The trained network.
@@ -162,8 +163,8 @@ class KroneckerPosterior:
 
         Raises:
             ValueError: The element rotates standard deviations, or adds products of uncertain parameters. Or a group
-                acts differently on different columns of a weight (inside groups of a grouped convolution), so the
-                covariance would not be a Kronecker product.
+                acts differently on different columns of a weight, as in grouped convolutions. The covariance would then
+                not be a Kronecker product.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)
@@ -251,7 +252,7 @@ class KroneckerPosterior:
         return KroneckerPosterior(mean, terms, std)
 
     def _on_roots(self, group: Group) -> Group:
-        """Return the group as it acts on the rows of the roots; shifts flip signs but add nothing."""
+        """Return the group as it acts on the rows of the roots, without the numbers that it adds to weights."""
         places = [
             replace(place, parameter=_name(place.parameter, k, min(place.axis, 1)), axis=max(place.axis - 1, 0))
             for place in group.without("shift").placements
@@ -297,7 +298,7 @@ def _inverse_root(spectrum: tuple[Tensor, Tensor], damping: float) -> Tensor:
 
 
 def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two roots `[n, p]` with the same number of columns, where the columns of b are rotated."""
+    """Return two roots `[n, p]` with equal numbers of columns; the columns of b are rotated to be closest to a."""
     width = max(a.shape[1], b.shape[1])
     a, b = pad(a, (0, width - a.shape[1])), pad(b, (0, width - b.shape[1]))
     # Roots of one covariance differ by a rotation of the noise. |a - b R|^2 is smallest for the polar factor of b^T a,
@@ -307,7 +308,7 @@ def _couple_roots(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _between_terms(a: KroneckerTerm, b: KroneckerTerm) -> float:
-    """Return `|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, without subtracting large numbers."""
+    """Return `|B_a (x) C_a - B_b (x) C_b|_F^2` for coupled roots, without differences of large numbers."""
     rows, columns, other, others = (root.double() for root in (*a, *b))
     # B (x) C - B' (x) C' = B (x) (C - C') + (B - B') (x) C', and <X (x) Y, X' (x) Y'> = <X, X'> <Y, Y'>.
     by_rows, by_columns = rows - other, columns - others

@@ -17,7 +17,7 @@ from regauge.core.symmetry import Symmetry
 DENSE_LIMIT = 2000
 """The largest number of uncertain parameters for which posteriors are compared by full covariances."""
 COEFFICIENTS = "(coefficients)"
-"""The noise entry with the coefficients of the deviations, `[count, K]`. No parameter has this name."""
+"""The name of the noise entry with the coefficients of the deviations, `[count, K]`. No parameter has this name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class LowRankPosterior:
             deviations.
 
     Raises:
-        ValueError: There are no deviations, or their numbers differ between tensors.
+        ValueError: There are no deviations, or the tensors have different numbers of deviations.
 
     References:
         Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3.2.
@@ -130,7 +130,7 @@ class LowRankPosterior:
         )
 
     def squared_distance(self, other: "LowRankPosterior", skip: Collection[str] = ()) -> SquaredDistance:
-        """Return the distance, see `Transportable`; if `couple` is not optimal, the spread needs full covariances.
+        """Return the distance; see `Transportable`. If `couple` is not optimal, full covariances are computed.
 
         Raises:
             ValueError: Both components are present, and more than `DENSE_LIMIT` parameters are uncertain.
@@ -179,6 +179,6 @@ def _root(posterior: LowRankPosterior, names: list[str]) -> Tensor:
 
 
 def _fill(posterior: LowRankPosterior, name: str, rank: int, like: Tensor) -> Tensor:
-    """Return the deviations of a parameter, padded with zeros to a rank."""
+    """Return the deviations of a parameter, with zeros appended up to a given number of deviations."""
     rows = posterior.deviations.get(name, like[:0])
     return torch.cat([rows, rows.new_zeros(rank - len(rows), *rows.shape[1:])]) if len(rows) < rank else rows

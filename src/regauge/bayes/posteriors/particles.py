@@ -17,7 +17,7 @@ from regauge.core.symmetry import Symmetry
 CHUNK = 1 << 22
 """The number of entries that are held in float64 at once."""
 PARTICLE = "(particle)"
-"""The noise entry with the indices of the sampled particles, int64 `[count]`. No parameter has this name."""
+"""The name of the noise entry with indices of the sampled particles, int64 `[count]`. No parameter has this name."""
 
 
 @dataclass(frozen=True, eq=False)

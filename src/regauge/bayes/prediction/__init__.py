@@ -1,1 +1,1 @@
-"""Predictions of posteriors: their loss and its Monte Carlo error, calibration, barriers, slices and collapse."""
+"""Predictions of posteriors: loss and its Monte Carlo error, calibration, barriers, planes, collapse of variances."""

@@ -21,8 +21,8 @@ class Likelihood(Protocol):
     def statistics(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """Return statistics of every example, `[..., batch, *]`; their averages over samples describe the prediction.
 
-        For classes, `Predictive` reads "probabilities" and "entropy". For numbers, it reads "mean" and "square" (the
-        second moment of the target). The targets are used only to identify the axes.
+        For classes, `Predictive` reads "probabilities" and "entropy". For numbers, `Predictive` reads "mean" and
+        "square" (the second moment of the target). The targets only determine which axes belong to one example.
         """
 
 

@@ -25,7 +25,7 @@ from regauge.core.task import Batch
 
 
 class PosteriorPath(Protocol):
-    """A path from one posterior (t = 0) to another (t = 1), such as the results of `geodesic` and `mixture`."""
+    """A path from one posterior (t = 0) to another (t = 1), as `geodesic` and `mixture` return it."""
 
     def at(self, t: float) -> Posterior:
         """Return the posterior at the position t of the path."""
@@ -36,8 +36,8 @@ class PosteriorCurve(Curve):
     """The predictive loss along a path of posteriors, sampled with the same noise at every point.
 
     The loss is the *negative* log predictive likelihood per example, in nats. Therefore a barrier is positive and high
-    if predictions get worse along the path. In the paper, L is a log likelihood and a sum over examples. Equation 10 as
-    printed in the paper therefore takes the largest improvement.
+    if predictions get worse along the path. In the paper, L is a log likelihood and a sum over examples. With that
+    sign, equation 10 as printed in the paper gives the largest improvement instead of the barrier.
 
     Attributes:
         table: One row per point: "t" and `Predictive.metrics`, which include the Monte Carlo "error" of the "loss".
@@ -53,8 +53,8 @@ class PosteriorCurve(Curve):
     def excess_errors(self) -> tuple[float, ...]:
         """Monte Carlo standard errors of `excess`. The errors are NaN for a single sample, and 0 at the endpoints.
 
-        All points share the same noise. The effect of a sample on the endpoints is subtracted from its effect between
-        the endpoints. Therefore the errors of the excess are often much smaller than the errors of the losses suggest.
+        All points share the same noise, so the effects of a sample on the loss at the endpoints and between them
+        largely cancel. Therefore the errors of the excess are often much smaller than the errors of the losses suggest.
         """
         ts = torch.tensor([row["t"] for row in self.table], dtype=torch.float64, device=self.influences.device)[:, None]
         rest = self.influences - ((1 - ts) * self.influences[0] + ts * self.influences[-1])
@@ -92,9 +92,8 @@ def posterior_line(
 
     Every point is sampled with the same noise. To compare a path to `q_b` with a path to the aligned `q_b.push(s, g)`,
     pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. The samples of `q_b` on both paths
-    are then the same functions, so the loss at t = 1 is the same. This requires that the path does not rewrite q_b, as
-    between diagonal Gaussians. If the path rewrites q_b, the endpoint at t = 1 has the same distribution, but other
-    samples.
+    are then the same functions, so the loss at t = 1 is the same. This is true if the path keeps the form of q_b, as
+    between diagonal Gaussians. Otherwise, the endpoint at t = 1 has the same distribution, but other samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
     the likelihoods of the endpoints, each with all samples. This path has no barrier, because -log is convex.
@@ -155,9 +154,9 @@ class PosteriorSlice:
 
     Attributes:
         plane: The surfaces on the grid and their values at the three networks. The surfaces "log_likelihood" and
-            "log_prior" are sums over all examples and parameters. The surface "log_posterior" is their sum without the
-            unknown constant. The surface "loss" is the negative log likelihood per example. The axes are orthonormal;
-            `plane.points` marks the three networks.
+            "log_prior" are sums over all examples and parameters. The surface "log_posterior" is the sum of these two
+            surfaces, without the unknown normalizing constant. The surface "loss" is the negative log likelihood per
+            example. The axes are orthonormal; `plane.points` marks the three networks.
         examples: The number of examples. Sums over examples are divided by this number to compare them with losses.
     """
 
@@ -189,11 +188,12 @@ def posterior_slice(
 ) -> PosteriorSlice:
     """Return the log posterior on the plane through three networks, or through the means of three posteriors.
 
-    Pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. The picture then shows
-    how deep the valleys between the three posteriors are. The prior is often *higher* between networks, because norms
-    are smaller there. Therefore the likelihood and the prior are separate surfaces. For a plane through samples, pass
-    one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}`. For the transformed posterior, use
-    `push_noise`; its sample is then the same function.
+    For example, pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. The picture
+    then shows how deep the valleys between the three posteriors are. The prior is often *higher* between networks,
+    because norms are smaller there. Therefore the likelihood and the prior are separate surfaces. For a plane through
+    samples, pass one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}`. For the transformed
+    posterior, pass the result of `push_noise` to `at`. Its sample is then the same function as the sample of the
+    original posterior.
 
     Args:
         first: The origin: parameters, or a posterior whose mean is used.
@@ -238,9 +238,9 @@ class PosteriorCollapse:
     """Variances of activations over the data, for a posterior relative to the two endpoints of a path.
 
     Attributes:
-        samples: The variances of each sample's units, averaged over samples.
+        samples: The variances of the units in each sample, averaged over samples.
         averages: The variances of the units after activations are averaged over samples for each input. These variances
-            describe what all samples have in common.
+            describe the part of the activations that is common to all samples.
     """
 
     samples: VarianceCollapse
@@ -257,12 +257,12 @@ def posterior_collapse(
     noise: Noise,
     weights: Sequence[float] | None = None,
 ) -> PosteriorCollapse:
-    """Measure the variance over data of every layer's units, for a posterior and for both endpoints of a path.
+    """Measure the variance of every unit over data, for a posterior on a path and for both endpoints of the path.
 
-    As in `variance_collapse`, activations are taken before the nonlinearity. The expected variance is again the square
-    of the interpolated standard deviations of the endpoints. For posteriors without uncertainty, both tables equal the
-    table of `variance_collapse`. Samples are evaluated one by one, and all activations of one batch and one sample are
-    held in memory at a time.
+    As in `variance_collapse`, activations are measured before the nonlinearity. The expected variance is also computed
+    as there: the square of the interpolated standard deviations of the endpoints. For posteriors without uncertainty,
+    both tables equal the table of `variance_collapse`. Samples are evaluated one by one, and all activations of one
+    batch and one sample are held in memory at a time.
 
     Args:
         posterior: A posterior between the endpoints, such as `geodesic(a, b).at(0.5)`.
@@ -299,7 +299,7 @@ def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
 def _variances(
     statistics: LayerStatistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return two variances of each unit over the data: averaged over samples, and of the averaged samples."""
+    """Return two variances of each unit over the data: the mean over samples, and that of mean activations."""
     count = len(next(iter(noise.values())))
     each = [{name: RunningMoments() for name in places} for _ in range(count)]
     averaged = {name: RunningMoments() for name in places}

@@ -17,10 +17,9 @@ from regauge.core.params import Params, require_finite
 from regauge.core.task import Batch, call
 
 TOGETHER = 2**21
-"""The largest number of entries of samples that are evaluated together, for parameters and for the largest intermediate
-result.
+"""The largest number of entries, in parameters or in an intermediate result, of samples evaluated together.
 
-Evaluating small networks together saves the time that each call costs. With more entries, evaluating networks together
+Evaluating small networks together saves the overhead of each call. With more entries, evaluating networks together
 saves no time on a CPU, and batched convolutions become several times slower than single convolutions."""
 
 
@@ -42,7 +41,7 @@ def predict(
     All noise is held in memory, but only `chunk` samples of parameters are held at a time. Small samples are evaluated
     together (`torch.func.vmap`), unless the module's control flow depends on values. By default, such samples have at
     most `TOGETHER` entries in their parameters and in the largest intermediate result. The first sample shows the size
-    of this result. The choice changes the result only by rounding.
+    of this result. The number of samples that are evaluated together changes the result only by rounding.
 
     Args:
         posterior: Any posterior (for example an ensemble), or the parameters of one network.

@@ -71,9 +71,9 @@ class Predictive:
     def loss(self) -> float:
         """The negative log predictive likelihood per example, in nats.
 
-        The loss is an estimate. The expectation of this estimate exceeds the limit of infinitely many samples, by about
-        the mean over examples of `Var(p_i) / (2 S E(p_i)^2)`. For a single sample, the expectation of the loss is the
-        expected loss of one network (`gibbs`). `corrected` removes most of this bias.
+        The loss is an estimate from S samples. On average, this estimate is above its limit for infinitely many
+        samples, by about the mean over examples of `Var(p_i) / (2 S E(p_i)^2)`. For a single sample, the expectation of
+        the loss is the expected loss of one network (`gibbs`). `corrected` removes most of this bias.
         """
         return -float(log_mean_exp(self.log_likelihoods).mean())
 
@@ -87,7 +87,7 @@ class Predictive:
     def error(self) -> float:
         """The Monte Carlo standard error of the loss, by the delta method; NaN for a single sample.
 
-        The error measures the randomness of the samples, but not the random choice of the examples.
+        The error measures the effect of the random samples, but not of the random choice of examples.
         """
         return 0.0 if self.is_exact else standard_error(self.influences)
 
@@ -137,7 +137,7 @@ class Predictive:
         )
 
     def calibration(self, bins: int = 15) -> Calibration:
-        """Compare the probability of the most probable class with its accuracy, in bins of equal width.
+        """Compare the probability of the most probable class with the accuracy, in bins of equal width.
 
         Raises:
             ValueError: The targets are not class labels, or there are no bins.
@@ -159,7 +159,8 @@ class Predictive:
 
     @property
     def std(self) -> Tensor:
-        """The total standard deviation of the targets, `[examples, ...]`, caused by noise and by different samples."""
+        """The predicted standard deviation of targets, `[examples, ...]`, from noise and from differences of
+        samples."""
         return (self._average("square", "numbers") - self.mean.square()).clamp(min=0).sqrt()
 
     @property
@@ -218,7 +219,7 @@ def standard_error(influences: Tensor) -> float:
 
 
 def _log_means_without(values: Tensor) -> Tensor:
-    """Return, for every sample, `log mean exp` over all other samples, without subtractions that could cancel."""
+    """Return, for every sample, `log mean exp` over all other samples, without loss of precision by cancellation."""
     nothing = values.new_full((1, values.shape[1]), -math.inf)
     before = torch.cat([nothing, torch.logcumsumexp(values, 0)[:-1]])
     after = torch.cat([torch.logcumsumexp(values.flip(0), 0)[:-1].flip(0), nothing])

@@ -12,7 +12,7 @@ from regauge.core.params import Params, below, require_same_shapes
 from regauge.core.symmetry import Symmetry
 
 POSITION = "(position)"
-"""The noise entry with a stratified number in (0, 1) for every sample. No parameter has this name."""
+"""The name of the noise entry with a number in (0, 1) for every sample, evenly spaced. No parameter has this name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class MixturePosterior:
 
 @dataclass(frozen=True, eq=False)
 class MixturePath:
-    """A path from one posterior to another by mixing, without transforming samples."""
+    """A path of mixtures from one posterior to another. Samples are mixed, but not transformed."""
 
     first: Posterior
     last: Posterior
@@ -115,8 +115,8 @@ def mixture(a: Posterior, b: Posterior) -> MixturePath:
     """Return the path of mixtures `(1 - t) a + t b` between posteriors of any kinds.
 
     By Jensen's inequality, the log predictive likelihood of a mixture is never below the weighted average of both
-    posteriors. Therefore this path never has a barrier, whatever lies between the two posteriors. The path is a
-    control, not evidence.
+    posteriors. Therefore this path never has a barrier, whatever lies between the two posteriors. Use this path only as
+    a control. Its missing barrier is not evidence.
 
     References:
         Rossi et al. (2023), section 3, figure 3.

@@ -31,8 +31,8 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
             ignored.
 
     Raises:
-        ValueError: The posteriors have different kinds or architectures. Or the exact distance is too expensive (low
-            rank and a diagonal component on more than 2,000 parameters).
+        ValueError: The posteriors have different kinds or architectures. Or the exact distance is too expensive:
+            low-rank Gaussians with a diagonal component and more than 2,000 uncertain parameters.
 
     References:
         Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), equations 9, 16 and 17.
@@ -57,7 +57,8 @@ class Displacement:
     """The distributions of `(1 - t) theta_0 + t theta_1` for two coupled posteriors that share their noise.
 
     Noise of the first posterior can be used at every point of the path. For fixed noise, a sample follows a straight
-    path as t grows. The last posterior keeps its kind, in a form that uses this shared noise.
+    path as t grows. The last posterior has the same distribution and kind as before the coupling, but uses the shared
+    noise.
 
     References:
         McCann (1997), A convexity principle for interacting gases; Rossi et al. (2023), equation 6.
@@ -89,8 +90,8 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
     | particles | particles are interpolated in pairs, which the best assignment chose |
 
     A point between Kronecker posteriors has two terms, because its covariance is not a Kronecker product. Between
-    low-rank Gaussians, the path is a geodesic if there is no diagonal component or no deviation. In general, the path
-    is the shortest path that does not mix the two components.
+    low-rank Gaussians, the path is a geodesic if there is no diagonal component or no deviation. Otherwise, the path is
+    the shortest among the paths that do not mix the two components.
 
     The endpoints have the distributions of a and b. The endpoint at b is expressed with rotated roots or with permuted
     particles. Therefore noise that is sampled once can be used at all points of the path. If a parameter is uncertain

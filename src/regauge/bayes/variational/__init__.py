@@ -1,1 +1,1 @@
-"""Mean-field variational inference, and measures of how much of a network its posteriors use."""
+"""Mean-field variational inference, and measures of the share of a network that a posterior uses."""

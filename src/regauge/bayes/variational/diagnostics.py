@@ -19,11 +19,10 @@ SIGNAL = 2.0
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Measures of how much of a network a variational posterior uses.
+    """Measures that show which part of a network a variational posterior uses.
 
-    If standard deviations equal those of the prior and few units are active, the posterior has returned to the prior
-    (over-pruning). Barriers between such posteriors imply little about barriers between networks that use all of their
-    units.
+    If standard deviations equal the prior's and few units are active, the posterior of the other units equals the prior
+    (over-pruning). Barriers between such posteriors imply little about networks that use all of their units.
 
     Attributes:
         kl: The Kullback-Leibler divergence from the prior, in nats.
@@ -78,7 +77,7 @@ def compare_with_prior(
     The symmetry determines which weights read a unit. A weight reads a unit if a positive scale of the unit has a
     negative exponent on the weight. Some groups have no such scales (odd or smooth activations, residual streams). In
     these groups, the weights with the unit on their second axis read the unit. The second axis is the input axis of
-    torch's linear and convolutional layers. Biases read no units.
+    torch's linear and convolutional layers. Biases do not read units.
 
     Args:
         posterior: A diagonal Gaussian.

@@ -30,11 +30,11 @@ class VariationalConfig(DescentConfig):
         -(1/N) ( E_q[log likelihood + log prior] + T entropy(q) ),
 
     Here, samples of the weights on a batch estimate the likelihood, and the other terms have a closed form. Another
-    definition weights the Kullback-Leibler divergence: likelihood - T KL(q, prior). It is equivalent to this definition
-    with the standard deviation of the prior divided by sqrt(T).
+    definition weights the Kullback-Leibler divergence: likelihood - T KL(q, prior). This other definition is equivalent
+    if the standard deviation of the prior is divided by sqrt(T).
 
-    Learning rates refer to this bound per example. To convert a learning rate for the bound summed over N examples,
-    multiply it by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. This
+    Learning rates refer to this bound per example. A learning rate for the bound summed over N examples must therefore
+    be multiplied by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. This
     rate is small: the divergence changes the logarithm of a standard deviation by at most 1e-5 per step (with momentum
     0.9). Standard deviations stay close to their initial values unless there are at least 10^5 steps.
     `VariationalConfig(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way. With the defaults, standard
@@ -42,11 +42,11 @@ class VariationalConfig(DescentConfig):
 
     Attributes:
         prior_std: Standard deviation of the prior.
-        temperature: T; below 1 the posterior is cold.
+        temperature: The temperature T. A posterior with T below 1 is called cold.
         initial_std: Standard deviation of every uncertain parameter at the start.
-        lr_std: Largest learning rate of the logarithms of the standard deviations; that of the optimizer is for the
-            means. Adam needs about ten times that of the means, since all of its steps are about as large as the
-            learning rate.
+        lr_std: Largest learning rate of the logarithms of the standard deviations. The learning rate of the optimizer
+            is for the means. With Adam, `lr_std` should be about ten times larger, because every step of Adam is about
+            as large as its learning rate.
         samples: Samples of the weights per step.
 
     References:
@@ -107,7 +107,7 @@ def fit(
         augmentation: Random changes of the images in every batch; none by default. Each changed image counts as one
             example in the bound.
         state: A `.safetensors` file in which the state of a long fit is saved. If the file exists, the fit continues
-            from the state in it. The result is bitwise identical to that of an uninterrupted fit.
+            from the state in it. The result is bitwise identical to the result of an uninterrupted fit.
         progress: Displays the steps, with the mean negative log likelihood of each batch under the sampled weights.
         on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
             loss that `progress` displays, and the learning rate.

@@ -1,1 +1,1 @@
-"""Formats of checkpoint files: headers, torch files, adapters, quantization codes, and the location of the files."""
+"""Formats of checkpoint files: safetensors, torch files, adapters, and formats with quantized weights."""

@@ -40,16 +40,16 @@ MAGNITUDE = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(\.default)?(\.wei
 DIAGONAL = re.compile(r"(?P<module>.+)\.lora_diag(\.default)?")
 OFFSET = re.compile(r"(?P<module>.+)\.lora_B(\.default)?\.bias")
 PARTIAL = re.compile(r".*\.(lora_magnitude_vector|trainable_tokens_delta)(\..+|)")
-"""Names of tensors that define a change only together with the base."""
+"""Names of tensors that define a change of the weights only together with the base network."""
 TRAINING = re.compile(r".+\.lora_(velora|monteclora)_.+")
 """Names of tensors that are used only in training."""
 TOKENS = re.compile(r"(?P<module>.+?)(\.token_adapter)?\.trainable_tokens_delta(\.default)?")
 WRAPPED = re.compile(r"\.(modules_to_save(\.default)?|base_layer)(?=\.)")
 """Names that PEFT inserts into the tensor names of layers that it stores in full."""
 ORIGINAL = ".original_module."
-"""A part of the names of original tensors that the adapter replaces."""
+"""The part of a name that marks an original tensor, which the adapter replaces."""
 HEADED = re.compile("LM|ConditionalGeneration|PreTraining")
-"""Names of architectures that have a head over the tokens."""
+"""Names of architectures with an output layer over the tokens."""
 TIED = (
     "the adapter {!r} changes {!r}, which is also {} of its base (tie_word_embeddings), and not {}: no network with "
     "tied embeddings computes that; untie them first"
@@ -69,7 +69,7 @@ HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "
 ELSEWHERE = ("layer_replication", "alora_invocation_tokens")
 """Settings of variants that are not equivalent to a change of the weights."""
 UNPAIRED = ("use_bdlora", "kasa_config")
-"""Variants whose factors are not a pair of matrices (B, A) on which every invertible matrix can act."""
+"""Variants whose factors are not a pair of matrices (B, A), between which any invertible matrix can be inserted."""
 
 
 def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
@@ -95,7 +95,7 @@ def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
 
 
 def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[Trained, ...]]:
-    """Return an adapter's changes of each tensor, in order, by the tensor's name in the adapter.
+    """Return the changes that an adapter makes to each tensor, in order, by the names in the adapter.
 
     Args:
         folder: The adapter's folder, which contains the configuration.
@@ -197,7 +197,7 @@ def place_changes(
     expected: Mapping[str, Sequence[int]],
     read: Callable[[str], Tensor],
 ) -> dict[str, tuple[Trained, ...]] | None:
-    """Return the changes by the names of a network with these shapes; None if the network lacks changed tensors.
+    """Return the changes by the tensor names of a network; None if the network lacks a changed tensor.
 
     Args:
         folder: The adapter's folder, for error messages.
@@ -238,7 +238,7 @@ def names_in(names: Iterable[str], expected: Mapping[str, object]) -> dict[str, 
 
 
 def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
-    """Return tensors with as many rows as the base has tokens, if the head of the base is tied to its embedding."""
+    """Return changed tensors with one row per token, if the base uses one matrix as embedding and output layer."""
     sizes = _tied_sizes(base)
     return [name for name, shape in changed.items() if len(shape) == 2 and shape[0] in sizes]
 
@@ -246,7 +246,7 @@ def find_tied(base: Path, changed: Mapping[str, Sequence[int]]) -> list[str]:
 def refuse_absent(
     base: Path, folder: Path, changes: Mapping[str, tuple[Trained, ...]], known: Container[str]
 ) -> ValueError:
-    """Return an error that says which tensors, changed by the adapter, the base lacks."""
+    """Return an error that names the tensors that the adapter changes and the base lacks."""
     absent, sizes = [name for name in changes if name not in known], _tied_sizes(base)
     for name in absent:
         if any(isinstance(one, LowRank) and {len(one.up), one.down.shape[1]} & sizes for one in changes[name]):
@@ -260,7 +260,7 @@ def refuse_absent(
 
 
 def _tied_sizes(base: Path) -> set[int]:
-    """Return the token counts of a base whose head is tied to its embedding; empty if not tied or not known."""
+    """Return the numbers of tokens of a base whose output layer is its embedding; empty if this is false or unknown."""
     try:
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
         is_tied = config.get("tie_word_embeddings") and any(map(HEADED.search, config.get("architectures") or ()))
@@ -427,7 +427,7 @@ def require_whole_change(label: str, names: Iterable[str], config: Mapping[str, 
 def _pair_factors(
     params: Mapping[str, Tensor], *, is_needed: bool = True, are_blocks: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """Return the names of both factors of each module. One factor may be block diagonal, with fewer stored columns."""
+    """Return the names of both factors of each module. If one is block diagonal, the file stores fewer columns."""
     factors: dict[str, dict[str, str]] = {}
     for name in params:
         found = FACTOR.fullmatch(name)
@@ -453,7 +453,7 @@ def _pair_factors(
 
 
 def _rename_attention(changes: Mapping[str, Value], expected: Iterable[str]) -> dict[str, Value]:
-    """Return changes for the packed projections of `torch.nn.MultiheadAttention`, by the name of their tensor."""
+    """Return changes, with packed projections of `torch.nn.MultiheadAttention` under the names of their tensors."""
     packed = {name.removesuffix(".in_proj_weight") for name in expected if name.endswith(".in_proj_weight")}
     attentions = {f".{one}" for one in packed}
     return {
@@ -465,7 +465,7 @@ def _rename_attention(changes: Mapping[str, Value], expected: Iterable[str]) -> 
 
 
 def _find_prefix(changes: Mapping[str, object], expected: Mapping[str, object]) -> str:
-    """Return the prefix that the base adds to all names of the adapter, such as a name within a model with a head."""
+    """Return the prefix that all names have in the base but not in the adapter, such as `model.`."""
     first = next(iter(changes), "")
     starts = sorted((name.removesuffix(first) for name in expected if name.endswith(first)), key=len)
     return next((s for s in starts if all(s + name in expected for name in changes)), "")

@@ -17,7 +17,7 @@ Read = Callable[[tuple[int, int] | None], Tensor]
 class LowRank:
     """The change of a matrix to `W + scale * up @ down`. If `is_transposed`, the matrix is stored transposed.
 
-    If there is a magnitude (DoRA), the weights of every output are rescaled so that their norm equals this magnitude.
+    With a magnitude (DoRA), the weights of every output are rescaled until their norm equals the magnitude.
     """
 
     up: Tensor
@@ -58,7 +58,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Replaced:
-    """The replacement of a tensor by a tensor that the adapter stores in full."""
+    """The replacement of a tensor by another tensor, which the adapter stores completely."""
 
     value: Tensor
 
@@ -134,7 +134,7 @@ class CarriedBias:
 
 @dataclass(frozen=True)
 class Rearranged:
-    """A change of a tensor whose entries belong to other, changed tensors; `make` returns the whole tensor."""
+    """A change of a tensor that consists of entries of other, changed tensors; `make` returns the whole tensor."""
 
     make: Callable[[], Tensor]
 

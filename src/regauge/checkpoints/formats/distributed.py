@@ -1,8 +1,8 @@
 """Folders of `torch.distributed.checkpoint`, into which each of many processes wrote one or more files of chunks.
 
 The file `.metadata` lists the location of every chunk. A `.distcp` file is a sequence of torch files, one for each
-chunk. `.metadata` and the torch files contain pickles. regauge reads these pickles as plain records and runs no code in
-them.
+chunk. `.metadata` and the torch files contain pickles. A pickle is a program; regauge reads these pickles as plain
+records, and runs none of their code.
 """
 
 import logging
@@ -56,7 +56,7 @@ STORAGES = {
     torch.uint8: "ByteStorage",
     torch.bool: "BoolStorage",
 }
-"""The storage classes by which torch files name dtypes. Other dtypes occur under their own names."""
+"""The storage classes that stand for dtypes in torch files. Other dtypes have their own names."""
 IN_CHUNK = frozenset(
     [
         *NAMED_DTYPES,
@@ -110,7 +110,7 @@ def open_metadata(file: Path, entry: str | None) -> OpenedFile:
 
 
 class _ChunkPlaces:
-    """The chunks of a tensor (file, first byte, length, offsets, sizes), and the dictionaries that contain it."""
+    """The chunks of a tensor (file, first byte, length, offsets, sizes), and the dictionaries that hold the tensor."""
 
     def __init__(self, inside: tuple[str, ...]) -> None:
         self.inside = inside

@@ -21,20 +21,20 @@ class FileFormat:
 
     Attributes:
         suffixes: The suffixes of files in this format.
-        opener: A function `package.module:function` that opens a file. Its arguments are a path and the name of an
-            entry or None, and it returns an `OpenedFile`. It raises a ValueError that describes errors in a file. Empty
-            for formats that are recognized but not read.
-        writer: A function `package.module:function` that yields the bytes of a file in chunks. Its arguments are a
-            `Shard` and its `Pieces`. Empty for formats that are not written.
-        names: File names that are searched in a folder, in this order. All names of one format are searched before
-            those of the next format.
-        alone: Patterns of file names. A folder is read by this format if exactly one file matches.
+        opener: A function `package.module:function` that opens a file. The arguments of the function are a path, and
+            the name of an entry or None; the function returns an `OpenedFile`. For a damaged file, the function raises
+            a ValueError. The text is empty for formats that are recognized but not read.
+        writer: A function `package.module:function` that yields the bytes of a file in chunks. The arguments of the
+            function are a `Shard` (one file with its tensors) and `Pieces` (the chunks of each tensor). The text is
+            empty for formats that are not written.
+        names: File names that are searched in a folder, in this order. All names of one format are searched before the
+            names of the next format.
+        alone: Patterns of file names. A folder is read in this format if exactly one file has a matching name.
         has_entries: Whether a file may contain several networks, selected by `FILE:NAME`.
-        magic: The first bytes of files in this format, if all files begin with the same bytes. They identify the
-            format, whatever the file name is.
-        is_refused: Whether the opener only raises an error that explains why such files are not read, with advice.
-        is_folder: Whether a checkpoint consists of a whole folder of such files, which are never read or written
-            singly.
+        magic: The first bytes of files in this format, if all files begin with the same bytes. These bytes identify the
+            format for any file name.
+        is_refused: Whether the opener only raises an error, which explains why such files are not read and what to do.
+        is_folder: Whether a checkpoint is a whole folder of such files. A single file is then never read or written.
     """
 
     suffixes: tuple[str, ...]
@@ -87,7 +87,7 @@ FORMATS: dict[str, FileFormat] = {
 """The formats by name, in the order in which a folder is searched."""
 
 INDEX = ".index.json"
-"""The suffix of the shards' index, which follows the suffix of the shards' format."""
+"""The suffix of an index of shards, for example in `model.safetensors.index.json`."""
 
 
 @cache
@@ -112,7 +112,7 @@ def weight_suffixes(*, is_read: bool = False, is_written: bool = False, has_entr
 
 
 def format_of(path: Path, begin: bytes = b"") -> FileFormat | None:
-    """Return the format of a file, by its first bytes or else by its name; None if no format matches."""
+    """Return the format of a file, from its first bytes or, failing that, from its name; None if no format matches."""
     known = [one for one in every_format().values() if one.opener]
     told = (one for one in known if one.magic and begin.startswith(one.magic))
     return next(told, None) or next((one for one in known if path.name.endswith(one.suffixes)), None)

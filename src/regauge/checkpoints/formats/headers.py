@@ -40,7 +40,8 @@ PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 """Names of dtypes in which several entries share a byte."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PROVENANCE = "regauge"
-"""The header string that holds the provenance. This string is not copied to files that are made from this file."""
+"""The header string that records how a file was made. This string is not copied to files that are made from this
+file."""
 SHARDING = "DCP_SHARDING_INFO"
 """The header string of `torch.distributed.checkpoint` for the offsets of a file's chunks in the network's tensors."""
 LARGEST_HEADER = 100_000_000
@@ -50,7 +51,7 @@ BUFFER = 16384
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of a network: the key in the state dictionary, the shape without a model axis, and the dtype."""
+    """A description of one tensor of a network: its key in the state dictionary, its shape and its dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -117,7 +118,7 @@ class OpenedFile(NamedTuple):
 
     @classmethod
     def of(cls, file: Path, params: Params, metadata: Mapping[str, str] | None = None) -> "OpenedFile":
-        """Return the record of a file that was read completely."""
+        """Return an opened file that was read completely."""
         stored = {n: StoredTensor(n, file, t.dtype, tuple(t.shape), None, t.nbytes) for n, t in params.items()}
         return cls(stored, metadata or {}, params)
 
@@ -134,7 +135,7 @@ class Header(NamedTuple):
 def read_header(file: Path) -> Header:
     """Read the header of a safetensors file without memory-mapping the file.
 
-    A malformed header raises a ValueError; the caller prefixes its text with the file name.
+    A malformed header raises a ValueError without the name of the file, which the caller adds.
     """
     with open(file, "rb", buffering=BUFFER) as stream:
         size = os.fstat(stream.fileno()).st_size

@@ -23,7 +23,7 @@ TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 MEMBER = "builtins.getattr"
-"""A function by which some Python versions name enumeration members; it is read as the member."""
+"""A function by which some versions of Python name the members of an enumeration; its call is read as the member."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ def read_pickle(content: bytes, allowed: Collection[str]) -> Any:
         allowed: Names that the pickle may contain, such as `torch.Size`.
 
     Raises:
-        ValueError: The pickle is damaged, contains other names, or has instructions that no list of tensors needs.
+        ValueError: The pickle is damaged, contains other names, or has instructions that are not needed for tensors.
     """
     machine = _Machine(frozenset(allowed))
     try:

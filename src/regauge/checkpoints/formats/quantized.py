@@ -1,4 +1,4 @@
-"""Detection and refusal of quantized checkpoints, by their configuration or by tensors that accompany their codes.
+"""Detection of quantized checkpoints, which are refused, by their configuration or by their additional tensors.
 
 The tensors of a quantized checkpoint are integer codes, packed and scaled in specific formats. Transforming or
 averaging these codes would destroy the weights.
@@ -20,7 +20,7 @@ CONFIGURATIONS = {"quantize_config.json": "gptq", "quant_config.json": "awq", "h
 
 
 class Sign(NamedTuple):
-    """A pattern of tensor names that identifies the format of a checkpoint with packed tensors."""
+    """A pattern of tensor names by which the format of a checkpoint with packed tensors is recognized."""
 
     pattern: str
     is_packed: bool

@@ -15,13 +15,13 @@ from regauge.checkpoints.formats.headers import SHARDING, OpenedFile, StoredPart
 from regauge.core.typed_json import parse_json
 
 MOST_CELLS = 1 << 22
-"""The largest number of cells in the grid that the chunk boundaries of a tensor form."""
+"""The largest number of cells in the grid into which all boundaries of chunks divide a tensor."""
 
 
 def require_whole(name: str, shape: tuple[int, ...], chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
     """Raise a ValueError unless chunks with these offsets and sizes cover a tensor without overlaps.
 
-    The text of the error is a clause.
+    The text of the error is a clause, which the caller extends to a sentence.
     """
     if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in chunks):
         raise ValueError(f"a chunk of {name!r} has another number of axes than {list(shape)}")

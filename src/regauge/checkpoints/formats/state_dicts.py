@@ -26,7 +26,7 @@ from regauge.core.counted import shorten
 from regauge.core.params import VALUES, Params
 
 SHARED = 1 << 26
-"""The number of bytes up to which entries of one tensor may share memory."""
+"""The largest size in bytes of a tensor whose entries share memory."""
 USUAL = ("state_dict", "model", "model_state_dict")
 """Names under which training scripts usually store the network."""
 AVERAGED = re.compile(r"ema|averag|swa|shadow", re.IGNORECASE)
@@ -109,11 +109,11 @@ def _is_network(value: Mapping[Any, Any]) -> bool:
 
 
 def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) -> tuple[Any, str | None]:
-    """Return the named entry's network; by default the usual network, and a message if there are others.
+    """Return the network in the named entry (by default, the usual entry), and a message if there are others.
 
     Raises:
-        ValueError: There is no entry of this name. Or no entry is given, and the file contains several networks but no
-            usual one.
+        ValueError: There is no entry of this name. Or no entry is given, and the file contains several networks, but
+            none under a usual name.
     """
     found = find_networks(content)
     listed = ", ".join(map(repr, found))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 MOST_BOXES = 100_000
-"""The largest number of boxes of one tensor. If more boxes are needed, the entries are not rearranged along axes."""
+"""The largest number of boxes of one tensor. More boxes mean that entries are not rearranged along axes."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Box:
         return self.there + _reach(self.sizes, self.theirs) + 1
 
     def copy(self, source: Tensor, target: Tensor, *, skipped_there: int = 0, skipped: int = 0) -> None:
-        """Copy these entries from a flattened source to a flattened target; both may lack some of the first entries."""
+        """Copy the entries of the box from a flat source to a flat target; both may lack some of the first entries."""
         self._own(target, skipped).copy_(self._theirs(source, skipped_there))
 
     def copy_back(self, target: Tensor, source: Tensor) -> None:
-        """Copy these entries from the flat tensor back to the flat source."""
+        """Copy the entries of the box from the flat tensor back to the flat source."""
         self._theirs(source, 0).copy_(self._own(target, 0))
 
     def _own(self, flat: Tensor, skipped: int) -> Tensor:
@@ -71,7 +71,7 @@ class Box:
         return replace(self, start=start, there=there, sizes=(*self.sizes[:dim], length, *self.sizes[dim + 1 :]))
 
     def _unfold(self, dim: int, length: int) -> "Box":
-        """Split a dimension in two: one over blocks of a given length, and one within each block."""
+        """Split a dimension into two: the index of a block of the given length, and the index within the block."""
         size, stride, their = self.sizes[dim], self.strides[dim], self.theirs[dim]
         return Box(
             self.source,

@@ -19,7 +19,7 @@ from torch import Tensor
 from regauge.checkpoints.names.boxes import Box, Boxes, cut, is_whole
 
 KEPT = 4
-"""The number of module tensors that are kept in memory while files that combine several of them are written."""
+"""The number of module tensors that are kept in memory while a file tensor is written that combines several."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Conversion:
 
     @cached_property
     def names(self) -> dict[str, str]:
-        """Module names of the tensors that the files hold unchanged, by their names in the files."""
+        """The module's names of all tensors that the files hold unchanged, by the names in the files."""
         return {stored: name for name, stored in self.renamed.items()}
 
     @cached_property

@@ -55,7 +55,7 @@ class Sharing(CheckpointView):
 
 
 def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Return checkpoints under one model's names, each with the first checkpoint's tensors that the model lacks.
+    """Return the checkpoints, in which tensors that the model lacks are replaced by those of the first checkpoint.
 
     An output that is written from one of these checkpoints also has these tensors. The notes of each checkpoint list
     these tensors, and list which of the checkpoint's own tensors are left out.
@@ -77,7 +77,7 @@ def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 
 def _settle(checkpoint: Checkpoint, source: Checkpoint, wanted: Sequence[str], notes: Sequence[str]) -> Checkpoint:
-    """Record whether each extra tensor belongs to the model or to no model, and add notes about these tensors."""
+    """Decide for each extra tensor whether the model ignores it, and add notes about these tensors."""
     if isinstance(checkpoint, Converted):
         known = checkpoint.conversion
     else:

@@ -42,7 +42,7 @@ def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
 
 
 def _bare(names: Iterable[str]) -> dict[str, str]:
-    """Map names to names without wrappers, and without a prefix in `LEADING` that all names share."""
+    """Map each name to the name without wrappers, and without a prefix in `LEADING` that all names share."""
     found = {name: WRAPPED.sub("", name) for name in names}
     while True:
         shared = next((p for p in LEADING if all(bare.startswith(p) for bare in found.values())), None)

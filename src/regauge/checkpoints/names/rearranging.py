@@ -1,4 +1,4 @@
-"""Tracking of tensor entries through code that only rearranges entries, on uninitialized tensors of any size."""
+"""Tracking of tensor entries through code that only rearranges entries, on tensors without data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ class RearrangementError(ValueError):
 
 
 class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context that tracks operators on the tensors of `blank`; `boxes` returns the sources of a result's entries.
+    """A context that tracks operators on tensors from `blank`. `boxes` returns the source of each entry of a result.
 
     A RearrangementError is raised if an operator computes new values from these tensors.
     """

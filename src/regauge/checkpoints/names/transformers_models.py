@@ -25,7 +25,8 @@ from regauge.core.counted import shorten
 
 CONFIG = "config.json"
 REMOTE, CODE = "trust_remote_code", "it needs code of its own folder, which is never run"
-"""The words by which transformers' error about a folder with code is recognized, and the sentence that replaces it."""
+"""The words by which the error of transformers about a folder with code is recognized, and the sentence that replaces
+this error."""
 LAYERS, EXPERTS = re.compile(r"(^|_)(layers?|depths?|blocks)$"), re.compile(r"(^|_)experts$")
 """Patterns of the settings that define the numbers of layers and of experts."""
 LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
@@ -98,7 +99,7 @@ def _find_class(transformers: Any, names: Any) -> Any:
 
 
 def _choose_attention(config: Any) -> None:
-    """Restrict the attention implementation to those of torch, because others would be searched for on the hub."""
+    """Choose an attention implementation of torch, because transformers would search the hub for any other."""
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
         if getattr(part, "_attn_implementation", None) not in (None, "eager", "sdpa"):
             part._attn_implementation = "eager"
@@ -189,7 +190,7 @@ def _is_inert(blank: Blank) -> bool:
 
 
 def _ignored(model: Any) -> Callable[[str, str], bool]:
-    """Return a function that decides whether a missing tensor is ignored, by its file name and renamed name.
+    """Return a function that decides whether a tensor is ignored, from its name in the file and its new name.
 
     A tensor is ignored if the library ignores it while loading, or if it is a buffer that the model recomputes.
     """

@@ -1,1 +1,1 @@
-"""Writing of new checkpoints with other files and provenance: into a staging folder, then moved as a whole."""
+"""Writing of new checkpoints and their other files: into a temporary folder, which is then moved as a whole."""

@@ -17,7 +17,7 @@ LARGE_FILE = 100_000_000
 
 @dataclass(frozen=True)
 class Carried:
-    """File names in a folder: copied files, files that were not copied, and links out of the folder (not copied)."""
+    """File names in a folder: copied files, other files, and links out of the folder, which are not copied."""
 
     copied: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
 
 def _goes_along(path: Path) -> bool:
-    """Return whether a file is small and contains no weights; for a folder, whether this holds for all its files."""
+    """Return whether a file, or every file of a folder, is small and contains no weights."""
     if path.is_dir():
         return not path.is_symlink() and all(_goes_along(inner) for inner in path.iterdir())
     return path.is_file() and not path.name.endswith((*weight_suffixes(), INDEX)) and path.stat().st_size < LARGE_FILE

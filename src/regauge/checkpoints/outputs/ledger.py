@@ -1,8 +1,8 @@
-"""The staging folder of an output, such as `OUT.partial`, and the ledger that marks it as created by regauge.
+"""The staging folder of an output, such as `OUT.partial`, and the file that marks the folder as regauge's own.
 
 In such a folder, regauge deletes only files that it has written. The folder holds only files of known names, including
-the ledger `run.json`. Before the ledger is written, the folder holds at most empty files and folders of known names.
-Symbolic links are refused and never followed, because they lead to other places.
+`run.json`, which is called the ledger. Until the ledger is written, all files and folders inside are empty and have
+known names. Symbolic links are refused, because they may lead outside of the folder.
 """
 
 import json
@@ -91,7 +91,7 @@ def _fits(document: dict[str, Any]) -> bool:
 
 
 def write_ledger(folder: Path, document: dict[str, Any], name: str = LEDGER) -> None:
-    """Write the ledger of a folder, whole or not at all."""
+    """Write the ledger of a folder, either completely or not at all."""
     save_text(json.dumps({"format": FORMAT, **document}, indent=1), folder / name)
 
 

@@ -18,7 +18,7 @@ Made = TypeVar("Made")
 PLACES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 """Environment variables that contain the rank of this process and the number of processes."""
 PATIENCE = timedelta(days=30)
-"""The time for which a process waits for the other processes. If another process ends, this is noticed immediately."""
+"""The time for which a process waits for the other processes. The end of another process is noticed immediately."""
 ENDED = (
     "another process that works on this output ended, and what is done is kept; start all of them again with "
     "`resume=True`"
@@ -38,7 +38,7 @@ class Ranks(Crew):
         self.rank, self.size, self._group = rank, size, group
 
     def first(self, make: Callable[[], T]) -> T:
-        """Call a function in the first process, and send the result, or raise its error, in all processes."""
+        """Call a function in the first process, and return its result or raise its error in all processes."""
         made, error = self._try(make) if self.rank == 0 else (None, None)
         told: list[Any] = [(made, None if error is None else str(error))]
         self._talk(lambda: dist.broadcast_object_list(told, src=0, group=self._group))
@@ -46,7 +46,7 @@ class Ranks(Crew):
         return result
 
     def map(self, make: Callable[[T], Made], items: Iterable[T]) -> list[Made]:
-        """Call a function for each item in one of the processes, and send all results to all processes, or an error."""
+        """Distribute the calls of a function for each item over the processes; return all results in every process."""
         every = list(items)
         made, error = self._try(lambda: [make(one) for one in every[self.rank :: self.size]])
         told: list[Any] = [None] * self.size

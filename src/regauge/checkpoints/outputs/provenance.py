@@ -32,12 +32,12 @@ DESCRIBING = (".json", ".txt", ".model", ".jinja", ".py", ".yml", ".yaml")
 HASHED_AT_ONCE = 1 << 20
 """The number of bytes that are hashed at once."""
 NEAR = 1 << 20
-"""If the gap between two reads is at most this large, its bytes are also read, for the hash. Reads after a larger gap
-are not hashed."""
+"""The largest number of skipped bytes between two reads that are also read, for the hash. After a larger gap, hashing
+stops until the end."""
 
 LOG = logging.getLogger(__name__)
 _KNOWN: dict[tuple[int, ...], str] = {}
-"""Known hashes, by file properties that change when a file is written."""
+"""Known hashes of files. The key contains properties that change whenever a file is written, such as its time."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Provenance:
         settings: The settings that affect the output, ready for JSON.
         inputs: The files and folders that were read.
         seed: The seed of all random numbers; None if the command uses no random numbers.
-        element: The file of the element that transformed the checkpoint; `*` stands for the output's name.
+        element: The file with the group element that transformed the checkpoint; `*` stands for the name of the output.
     """
 
     command: str
@@ -100,8 +100,8 @@ class Provenance:
     def to_json(self, progress: Progress = no_progress, *, has_weights: bool = True) -> str:
         """Return the text for `regauge.json` or a header. Every file is read once to compute its hash.
 
-        Under `ancestors`, the provenance of each input is stored by the input's SHA-256. The ancestors of these inputs
-        are stored in the same way.
+        The entry `ancestors` maps the SHA-256 of each input to the provenance of this input. The inputs of these
+        inputs, and so on, are included.
 
         Args:
             progress: Displays the number of hashed bytes.

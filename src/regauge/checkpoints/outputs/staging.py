@@ -1,4 +1,4 @@
-"""An output that appears as a whole or not at all. Interrupted writing can be resumed.
+"""An output that appears completely or not at all. Interrupted writing can be resumed.
 
 All files are written into a staging folder next to the output, `OUT.partial`. When all files are on the disk, they are
 moved to the output's path. `OUT.partial/run.json` lists the finished shards and the inputs. An error is raised if a
@@ -63,12 +63,13 @@ class Staging:
 
     The staging folder lies next to the output.
 
-    A run is resumed only with equal inputs. The inputs are everything on which the output depends, ready for JSON. If a
-    run without inputs is interrupted, a later run removes its files, because they cannot be resumed. The output's files
-    are written into `content`. The caller may store a state for a later run in the file `progress`. The provenance is
-    stored in the header of a single file, or as a file of the folder. `beside` maps the names of copied files to new
-    contents, or to None for files that are left out. If several processes write the output, the first process opens and
-    publishes it. Each process writes its share of the files and a separate ledger.
+    A run is resumed only if `inputs` is the same. These inputs are everything on which the output depends, ready for
+    JSON. The files of an interrupted run without inputs cannot be used again, so a later run removes them. The output's
+    files are written into `content`. The caller may store a state for a later run in the file `progress`. The
+    provenance is stored in the header of a single file, or as a file of the folder. `beside` maps the names of copied
+    files to new contents, or to None for files that are left out. If several processes write the output, only the first
+    one opens the staging folder and moves the output to its path. Each process writes its share of the files and a
+    separate ledger (the list of finished files).
 
     Raises:
         FileExistsError: The output exists and may not be replaced, or it contains files but no checkpoint. Or an

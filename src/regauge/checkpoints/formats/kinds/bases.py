@@ -55,7 +55,7 @@ def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def osf(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W`, in which the smallest singular values and their vectors are replaced by those of the adapter."""
+    """`W`, with the smallest singular values and their vectors replaced by the values and vectors of the adapter."""
     u, s, v = (parts[f"osf_svd_params.{one}_low"].double() for one in "USV")
 
     def replace(weight: Tensor) -> Tensor:
@@ -154,10 +154,10 @@ def frod(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def _role(module: str) -> str:
-    """Return the role of a module. Modules with the same role share a matrix V.
+    """Return the role of a module, for example "q_proj". Modules with the same role share a matrix V.
 
-    The role is the last component of the path. If the component before the last is not a number, the role is the last
-    two.
+    The role is the last component of the module's path. If the component before it is not a number, the role is the
+    last two components.
     """
     *before, last = module.split(".")
     if not before or before[-1].isdigit():

@@ -21,7 +21,7 @@ from regauge.core.expressions import Expression
 
 HAAR = (0.5**0.5,) * 2
 FOUR = tuple((x + y * 3**0.5) / 32**0.5 for x, y in ((1, 1), (3, 1), (3, -1), (1, -1)))
-"""Filter coefficients of the shortest wavelets longer than Haar's."""
+"""Filter coefficients of the Daubechies wavelets of length four, the shortest after Haar's."""
 WAVELETS = {"db1": HAAR, "db2": FOUR, "sym2": FOUR}
 
 
@@ -46,7 +46,7 @@ def ia3(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def norms(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """Yield the trained weights and biases of normalization layers, which replace those of the base."""
+    """Yield the trained weights and biases of normalization layers, which replace those tensors of the base."""
     for name, value in parts.items():
         yield name.removeprefix("ln_tuning_layers."), Replaced(value)
 

@@ -34,7 +34,7 @@ def loha(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def lokr(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s A (x) B`, a Kronecker product. For one-dimensional kernels, peft computes it over the last two axes."""
+    """`d = s A (x) B`, a Kronecker product; for one-dimensional kernels over the last two axes, as in peft."""
     p = {name.removeprefix("lokr_"): one.double() for name, one in parts.items()}
     first = p["w1"] if "w1" in p else p["w1_a"] @ p["w1_b"]
     if "w2_a" in p:
@@ -69,7 +69,7 @@ def vera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def pvera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """VeRA, evaluated at the mean of its distribution. The first halves of `d` and of the rows of A hold the mean."""
+    """VeRA with random vectors, replaced by their mean. The first halves of `d` and of the rows of A hold the mean."""
     if not shared.keys() >= {"pvera_A", "pvera_B"}:
         raise ValueError(NO_PROJECTION)
     half = len(parts["pvera_lambda_d"]) // 2

@@ -1,4 +1,4 @@
-"""A kind of adapters: the tensor names that it stores for a module, and the changes computed from these tensors."""
+"""A kind of adapters: the tensors that an adapter of this kind stores for a module, and the changes that they mean."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Kind:
 
 @lru_cache(maxsize=2048)
 def ending(pattern: str) -> Expression:
-    """Return the regular expression for modules whose paths end in a key of a configuration's pattern."""
+    """Return the regular expression for module paths that end in a key of a configuration, such as `rank_pattern`."""
     return Expression(rf"(.*\.)?({pattern})")
 
 
