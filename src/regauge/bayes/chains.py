@@ -63,8 +63,7 @@ class ChainDiagnosis:
     ess_tail: Mapping[str, Mapping[str, Floats]]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return one row per group: numbers of entries and of constant entries, quantiles of R-hat and of sample
-        sizes."""
+        """Return one row per group: numbers of (constant) entries, quantiles of R-hat and of sample sizes."""
         rows = []
         for group, values in self.rhat.items():
             rhat, bulk, tail = (_moving(one[group]) for one in (self.rhat, self.ess_bulk, self.ess_tail))

@@ -1,4 +1,4 @@
-"""Comparisons of networks modulo their symmetry (same network, descendant or unrelated), and fingerprints of orbits."""
+"""Comparisons of networks up to symmetry (same network, descendant or unrelated), and fingerprints of orbits."""
 
 from regauge.names import attach
 

@@ -12,11 +12,11 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 RESIDUAL = 0.1
-"""A network counts as an average if its squared distance to the average of its parents is at most this share of what
-independent training steps would leave."""
+"""A network counts as an average if its squared distance to the average of its parents is small. The bound is this
+share of the squared distance that independent training steps would leave."""
 NEEDLESS = 0.25
-"""A network does not count as a parent of an average if leaving it out changes the squared distance by less than this
-share of an independent step."""
+"""A network does not count as a parent if the squared distance to the average hardly changes without it. The bound is
+this share of the change that an independent training step would cause."""
 FAINT_WEIGHT = 0.01
 """A network whose weight in the average is at most this number does not count as a parent."""
 SUM = 1e3
@@ -54,16 +54,16 @@ def find_averages(
 ) -> tuple[Average, ...]:
     """Return the networks that are averages of two or more other networks.
 
-    An average lies between its parents, because no training separates it from them. A common ancestor does not lie
-    between its descendants, because the steps of separate training runs are nearly orthogonal. If the steps to the
-    parents are orthogonal, with weights `w` and squared distances `c`, the squared distance from the weighted mean is
-    the sum of `w^2 c`. Distances modulo the group are not exactly Euclidean distances of points. Even an average
-    therefore has a small squared distance from the mean of its parents. A network does not count as a parent if other
-    networks can replace it, for example the network's own parent.
+    An average lies between its parents, because no training step separates the average from them. A common ancestor
+    does not lie between its descendants, because the steps of separate training runs are nearly orthogonal. If the
+    steps to the parents are orthogonal, with weights `w` and squared distances `c`, the squared distance from the
+    weighted mean is the sum of `w^2 c`. Distances up to symmetry are not exactly Euclidean distances of points.
+    Therefore even an average has a small squared distance to the mean of its parents. A network does not count as a
+    parent if other networks can replace it, for example the network's own parent.
 
     Args:
         names: The names of all networks.
-        squares: The squared absolute distances modulo the group between whole networks, or NaN if a distance is
+        squares: The squared distances between whole networks up to symmetry, not divided by norms. NaN if a distance is
             unknown.
         related: The networks that are related to at least one other network. Only related networks can be averages.
         parents: For each network, the parents that its provenance names.
@@ -93,7 +93,8 @@ def find_averages(
 def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> tuple[float, Average] | None:
     """Describe a network as an average of other networks, according to its provenance or distances.
 
-    The first result is the remaining squared distance from the average, relative to what independent steps would leave.
+    The first result is the squared distance to the average, relative to the squared distance that independent steps
+    would leave.
     """
     if np.isnan(squares).any():
         return (0.0, Average(child, tuple(others), (1 / len(others),) * len(others), True)) if is_told else None

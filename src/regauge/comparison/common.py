@@ -1,4 +1,4 @@
-"""The common part of two networks with different shapes: the tensors that both have, whole or cut."""
+"""The common part of two networks with different shapes: the tensors that both have, in full or cut."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from regauge.pruning.extension import extend_symmetry
 
 Shape = tuple[int, ...]
 SHARED = 0.5
-"""The share of the longer length that the shorter one must have at least, to compare two axes up to the shorter length.
+"""The smallest ratio of two lengths at which two axes are compared up to the shorter length.
 
 For example, two token axes of different lengths are cut to the shorter length. If one axis is much shorter, it has
 another meaning, such as other class labels or inputs.
@@ -29,7 +29,7 @@ Shapes = Mapping[str, Shape]
 
 @dataclass(frozen=True)
 class Widths:
-    """Groups of which two networks have different numbers of units.
+    """The groups in which two networks have different numbers of units.
 
     Attributes:
         sizes: The number of units of each such group in the first and in the second network.
@@ -54,10 +54,10 @@ class Common:
 
     Attributes:
         symmetry: The symmetry as it acts on the part that can be compared.
-        shapes: For each compared tensor, the shape to which it is cut.
+        shapes: The shape to which each compared tensor is cut.
         share: The share of the first network's entries that is compared.
         notes: Notes on tensors that are cut or excluded.
-        widths: The groups of which the two networks have different numbers of units. Units of such groups are selected
+        widths: The groups in which the two networks have different numbers of units. Units of such groups are selected
             before other axes are cut.
         is_whole: Whether the common part covers both networks completely. Both networks then have the same shapes, and
             only the symmetry was found on other shapes.
@@ -116,7 +116,7 @@ class CutCheckpoint(CheckpointView):
 def find_common(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry, *, has_widths: bool = True
 ) -> Common | None:
-    """Return the part of two networks of different shapes that can be compared, or None if all shapes fit the symmetry.
+    """Return the comparable part of two networks of different shapes, or None if all shapes fit the symmetry.
 
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts (an extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units
@@ -239,7 +239,7 @@ def _shared_shape(x: Shape, y: Shape, moved: set[int]) -> Shape | None:
 
 
 def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
-    """Return sentences for the user on which units are compared."""
+    """Return sentences that state which units are compared."""
     names: dict[tuple[int, int], list[str]] = {}
     for group in symmetry.groups:
         if group.name in widths.sizes:
@@ -255,7 +255,7 @@ def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
 
 
 def _lengths(x: Shape, y: Shape) -> str:
-    """Return a clause on how many entries are compared along each axis whose lengths differ."""
+    """Return a clause that states how many entries are compared along each axis whose lengths differ."""
     differing = [(k, n, m) for k, (n, m) in enumerate(zip(x, y, strict=True)) if n != m]
     parts = (f"the first {min(n, m):,} along axis {k}, where A has {n:,} and B {m:,}" for k, n, m in differing)
     return "compared are " + ", and ".join(parts)
@@ -267,7 +267,7 @@ def corner(shape: Sequence[int]) -> tuple[slice, ...]:
 
 
 def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
-    """Return the groups of which two networks have different numbers of units, or None if there are none.
+    """Return the groups in which two networks have different numbers of units, or None if there are none.
 
     Only groups that permute single units are considered. In both networks, all axes of such a group must have the same
     number of units. Networks that `regauge.prune` made satisfy this condition.
@@ -323,7 +323,7 @@ def count_units(shapes: Shapes, symmetry: Symmetry) -> dict[str, int]:
     """Return the number of units of each group in a network.
 
     If the axes of a group do not agree on its number of units, return the number in the symmetry. If a group shares all
-    its axes with other groups, its units are counted after those of the other groups.
+    its axes with other groups, the units of the other groups are counted first.
     """
     counts: dict[str, int] = {}
     while True:
@@ -346,7 +346,7 @@ def _fits(symmetry: Symmetry, shapes: Shapes) -> bool:
 
 
 def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield groups with their numbers of units, from axes on which only one group is not counted yet.
+    """Yield each group with its number of units, computed from an axis on which all other groups are counted.
 
     The number is 0 if no number of units fits the length of the axis.
     """
@@ -367,7 +367,7 @@ def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Itera
 
 
 def _within(added: Added, length: int) -> Added:
-    """Return the constants that are added to the first entries of a vector."""
+    """Return the constants to add to a vector, restricted to the first entries of the vector."""
     if not isinstance(added, tuple):
         return added
     return tuple((start, min(stop, length), number) for start, stop, number in added if start < length)

@@ -1,4 +1,4 @@
-"""Lineages of many networks in files: trees of descent for all networks that can be compared."""
+"""Lineages of many networks in files: trees that show which network descends from which."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +40,7 @@ class Lineages:
 
     Attributes:
         lineages: One lineage for each architecture.
-        left_out: The names of networks that have no comparable part in common with any other network.
+        left_out: The names of networks that cannot be compared with any other network.
         failures: The errors of networks that could not be opened.
         notes: Notes on the parts that tracing excluded.
     """
@@ -103,11 +103,11 @@ def compare_files(
 ) -> Lineages:
     """Compare all pairs of networks in files, and build trees of related networks.
 
-    All entries are compared, because trees and averages are computed from distances. A sample would only estimate
-    distances.
+    All entries are compared, because trees and averages are computed from distances, which a sample would only
+    estimate.
 
-    Networks with the same shapes are opened together. A network of unique shape is compared with networks of the same
-    architecture that have other widths, vocabularies or numbers of layers.
+    Networks with the same shapes are opened together. A network whose shapes no other network has is compared with
+    networks of the same architecture that have other widths, vocabularies or numbers of layers.
 
     Args:
         paths: The checkpoints. The result names them by their paths relative to their common folder.
@@ -196,7 +196,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A checkpoint and the networks opened with it: those of the same shapes if `is_own`, or else of another shape."""
+    """A checkpoint and the networks that were opened with it; `is_own` if they have the shapes of this checkpoint."""
 
     relatives: Relatives
     checkpoint: Checkpoint
@@ -206,7 +206,7 @@ class _Place:
 def _open(
     names: Mapping[str, Path], open_all: Callable[[Sequence[Path]], Relatives]
 ) -> tuple[dict[str, _Place], list[Exception]]:
-    """Return the checkpoints that can be compared with another one, and the errors of those that cannot."""
+    """Return the checkpoints that can be compared with another one, and the errors of all other checkpoints."""
     classes: dict[tuple[Any, ...], list[str]] = {}
     for name, path in names.items():
         with Checkpoint.open(path) as one:

@@ -51,11 +51,11 @@ def compare(
     exact: bool = False,
     progress: Progress = no_progress,
 ) -> Comparison:
-    """Compare two networks as stored, and modulo their symmetry.
+    """Compare two networks, both as stored and up to their symmetry.
 
-    First, the weights of the second network are aligned to those of the first. The verdict follows from three
-    measurements: the remaining distance, the share of each tensor that the second network explains beyond chance, and
-    whether units correspond in their stored order.
+    First, the weights of the second network are aligned to the weights of the first. The verdict follows from three
+    measurements. They are the remaining distance, the share of each tensor that the second network explains beyond
+    chance, and whether units correspond in their stored order.
 
     | verdict | when |
     | --- | --- |
@@ -72,18 +72,18 @@ def compare(
     defines the thresholds. The thresholds were chosen on networks that are not part of the reported measurements.
 
     The p-value and z-score test the stored order of units. Both numbers are exact unless somebody chose the order of
-    units. Alignment of one network to another does choose the order of its units. The order of units alone therefore
-    never leads to the verdict "descended". If the file of a network records an alignment by regauge and its element,
-    the alignment is undone first. If the element is missing, a note mentions the alignment.
+    units, for example by aligning one network to another. The order of units alone therefore never leads to the verdict
+    "descended". If regauge aligned a network, and the file records this together with the element, the alignment is
+    undone first. If the element is missing, a note mentions the alignment.
 
     If networks differ in widths, vocabularies or numbers of layers, only the tensors that both have are compared.
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts, such as the token axis, they are compared up to the shorter length. One network may have more units in a
-    permutation group, for example before `regauge.prune`. Then those units of it are compared that best match the other
-    network (`Comparison.units`). One network may also have more blocks (`layers.7`). Then the most similar blocks of
-    both networks are compared, in their order. The notes list all tensors and units that are not compared. The verdict
-    on networks of different shapes is never "identical". If their common parts are identical, the verdict is
-    "descended".
+    permutation group than the other, for example before `regauge.prune`. Only the units that best match the other
+    network are then compared (`Comparison.units`). One network may also have more blocks, such as `layers.7`, than the
+    other. The most similar blocks of both networks are then compared, in their order. The notes list all tensors and
+    units that are not compared. The verdict on networks of different shapes is never "identical". If their common parts
+    are identical, the verdict is "descended".
 
     Args:
         params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint.
@@ -92,7 +92,7 @@ def compare(
         task: Model, data and loss, for comparing outputs, barriers and the loss of the merged network.
         references: Networks that are known to be independent of the first network. References must be trained in the
             same way as an independent second network would have been trained. `reference_p_value` is then the rank of
-            the second network's fingerprint among those of the references, by distance from the first network's
+            the second network among the references, by the distance of its fingerprint from the first network's
             fingerprint. The reference p-value is exact even if elements were applied to the networks.
         draws: The number of random elements in the independence test.
         generator: The source of randomness for the independence test. Default: a generator with seed 0, which always
@@ -102,8 +102,8 @@ def compare(
             machine's memory. Networks that need more memory are streamed. Fingerprints of streamed networks are not
             computed.
         exact: Whether to compare all entries. By default, a sample of large networks is compared first. If the sample
-            gives a clear answer, only the sample is read, and a note says so. Entries outside the sample are then not
-            checked for NaN or Inf.
+            gives a clear answer, only the sample is read, and a note states this. Entries outside the sample are then
+            not checked for NaN or Inf.
         progress: A function that shows the progress of each pass over streamed files.
 
     Raises:

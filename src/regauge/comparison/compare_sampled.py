@@ -1,4 +1,4 @@
-"""Comparison of large networks by a sample of their entries, if it gives the same verdict as all entries would."""
+"""Comparison of large networks by a sample of their entries, if the sample is certain to give the same verdict."""
 
 import functools
 import math
@@ -29,27 +29,26 @@ from regauge.core.params import VALUES, Params, work_dtype
 from regauge.core.symmetry import Symmetry
 
 LARGE = 1 << 26
-"""The number of entries from which networks are compared by a sample first."""
+"""Networks with at least this number of entries are first compared by a sample."""
 MOST = 1 << 25
-"""The maximal number of entries in a sample."""
+"""The largest number of entries in a sample."""
 MARGIN = 0.1
-"""The distance from each threshold that the share beyond chance must keep for a sample to decide the verdict."""
+"""A sample decides the verdict only if the share beyond chance is at least this far from each threshold."""
 SPREAD = 5.0
-"""The number of standard errors by which the mean over sampled layers may be wrong: the 98.5% quantile of Student's t
-with 3 degrees of freedom."""
+"""The assumed largest error of the mean over sampled layers, in standard errors: the 98.5% quantile of Student's t
+distribution with 3 degrees of freedom."""
 FEW = 4
-"""The number of sampled layers below which a sample says nothing about other layers."""
+"""The smallest number of sampled layers from which conclusions about other layers are drawn."""
 TELLING = 512
-"""The number of entries per unit by which a sample must match units at least, for the verdict "unrelated"."""
+"""For the verdict "unrelated", units of a sample must be matched by at least this number of entries per unit."""
 NEAR = 0.95
-"""The explained share from which all entries are compared, because the networks may be the same in another gauge."""
+"""From this explained share on, all entries are compared, because the networks may be the same in another gauge."""
 UNMOVED = 0.75
-"""The share of the distance that must remain after alignment to rule out that the networks are the same in another
-gauge."""
+"""If at least this share of the distance remains after alignment, the networks are not the same in another gauge."""
 ORDERED = 3.0
-"""The number of standard deviations of corresponding unit order from which all entries are compared."""
+"""From this z-score for the order of units on, all entries are compared."""
 ROTATED = 0.5
-"""The correlation of inner products, along axes without a group, from which a stream may have been rotated."""
+"""From this correlation of inner products along axes without a group on, a residual stream may have been rotated."""
 PROBED = 512
 """The number of entries along an axis without a group whose inner products are compared."""
 ALIGNED_COPIES, READ_COPIES = 12, 4
@@ -75,15 +74,17 @@ def compare_sampled(
     most similar units of the second. The sampled parts are then compared as smaller networks, as in `rg.compare`. Two
     facts relate measurements on a sample to measurements on all entries:
 
-    - The objective of an element on sampled units and entries is an unbiased estimate of its objective on all entries.
+    - The objective of an element on sampled units and entries is an unbiased estimate of the objective on all entries.
       The best objective on a sample is therefore, in expectation, at least as large as the best objective on all
-      entries. For unrelated networks, a sample thus overestimates both the explained share and the share by chance.
-    - The mean share over all layers differs from the mean share over sampled layers by about its standard error.
+      entries. Therefore, for unrelated networks, a sample overestimates both the explained share and the share by
+      chance.
+    - The mean share over sampled layers differs from the mean over all layers by about the standard error of the
+      former.
 
-    The sample decides "descended" or "unrelated" if the share beyond chance is farther from the thresholds than its
-    standard error plus a margin. The sample does not decide if the networks may be the same in another gauge, if a
-    stream may be rotated, or if somebody may have chosen the order of units. The sample also does not decide if units
-    were matched by too few entries.
+    The sample decides "descended" or "unrelated" if the share beyond chance is clearly above or below the thresholds,
+    that is, by its standard error plus a margin. In four cases, the sample does not decide. The networks may be the
+    same in another gauge. A residual stream may be rotated. Somebody may have chosen the order of units. Or units were
+    matched by too few entries.
 
     Args:
         a: The first network.
@@ -91,9 +92,8 @@ def compare_sampled(
         symmetry: The symmetry of both networks.
         origins: The origins of both networks, as recorded in their provenance.
         draws: The number of random permutations in the independence test.
-        generator: The source of randomness. The source of randomness is copied, so the caller's generator is not
-            changed.
-        memory: The memory limit for networks in files. If a sample would exceed the limit, none is compared.
+        generator: The source of randomness. The generator is copied, so the caller's generator is not changed.
+        memory: The memory limit for networks in files. If a sample would exceed the limit, the result is None.
     """
     blank = a.on_meta() if isinstance(a, Checkpoint) else a
     values = sum(math.prod(tensor.shape) for tensor in blank.values())
@@ -181,7 +181,7 @@ class _Sampled:
         )
 
     def _narrow(self, params: Params, narrow: Symmetry) -> Params:
-        """Return the representative of a network with only the sampled units, in one dtype."""
+        """Return a network with only the sampled units, in one dtype and without translations and gains."""
         wide = functools.reduce(torch.promote_types, {t.dtype for t in params.values() if t.dtype in VALUES})
         params = {name: t.to(work_dtype(wide)) if t.dtype in VALUES else t for name, t in params.items()}
         return narrow.split(params)[0] if narrow.translations or narrow.gains else params
@@ -199,11 +199,11 @@ class _Sampled:
 
     @cached_property
     def _may_be_rotated(self) -> bool:
-        """Whether a rotation of a stream, which keeps inner products, may explain what permutations do not explain.
+        """Whether a rotation of a residual stream may explain differences that permutations do not explain.
 
-        Suppose that a rotation R leaves the difference E = X - Y R between tensors X and Y. The Gram matrices of X and
-        Y then differ by at most |E| (|X| + |Y|). If a rotation explains nearly everything, the entries of both Gram
-        matrices therefore correlate.
+        A rotation does not change inner products. Suppose that a rotation R leaves the difference E = X - Y R between
+        tensors X and Y. The Gram matrices of X and Y then differ by at most |E| (|X| + |Y|). If R explains nearly
+        everything, the entries of both Gram matrices therefore correlate.
         """
         names = self._symmetry.rotatable
         seen = False
@@ -268,7 +268,7 @@ def _representative(network: Mapping[str, Tensor] | Checkpoint, symmetry: Symmet
 
 
 def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, indices: Indices) -> Tensor:
-    """Return part of a tensor of a network. Large tensors in files are read in chunks."""
+    """Return the entries at some indices of a network's tensor. Large tensors in files are read in chunks."""
     if not isinstance(network, Checkpoint) or not network.is_lazy:
         return select(network[name].detach().cpu(), indices)
     stored = network.stored[name]
@@ -287,7 +287,7 @@ def _read(network: Mapping[str, Tensor] | Checkpoint, name: str, indices: Indice
 
 
 def _scrambled(read: Read, sample: Sample, name: str, indices: Indices) -> Tensor:
-    """Return part of a tensor of a scrambled network."""
+    """Return the entries at some indices of a scrambled network's tensor."""
     tensor = read(name, sample.entries.get(name, {}))
     moved = scramble(sample.symmetry, name, tensor.to(work_dtype(tensor.dtype)), 0)
     entries = sample.entries.get(name, {})

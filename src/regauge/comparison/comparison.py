@@ -17,52 +17,50 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of comparing two networks as stored and modulo their symmetry.
+    """The result of comparing two networks, as stored and up to symmetry.
 
     Attributes:
         verdict: "identical", "same network in another gauge", "descended", "aligned to A, or a distant descendant",
             "unrelated" or "undecided".
         reason: A sentence with the evidence for the verdict.
         distance: The Euclidean distance of the parameters as stored, without buffers.
-        orbit_distance: The distance after the second network was aligned to the first. `orbit_distance` is an upper
-            bound on the smallest distance between the first network, as stored, and the orbit of the second.
+        orbit_distance: The distance after the second network was aligned to the first. This distance is an upper bound
+            on the smallest distance between the first network, as stored, and the orbit of the second.
         norm: The norm of the compared parameters in the first network.
         compared: The share of the first network's entries that is compared. The share is 1 unless the networks have
             different shapes.
         shares: For each tensor of the first network, the share that the second network explains.
         share_by_chance: The share that alignment explains by chance: the largest share of a scrambled copy, plus the
-            range of the shares over all scrambled copies. `share_by_chance` is None if the verdict does not depend on
-            it, for example if both networks are the same.
+            range of the shares over all scrambled copies. None if the verdict does not depend on this share, for
+            example if both networks are the same.
         p_value: The probability that independently trained networks correspond at least as much in their stored order
-            of units, estimated with random elements; see `measure_independence`. The p-value is None if no group
-            permutes units. The p-value is exact unless somebody chose the order of units. If the files record an
-            alignment and contain its element, the p-value refers to the order before the alignment.
+            of units, estimated with random elements; see `measure_independence`. None if no group permutes units. The
+            p-value is exact unless somebody chose the order of units. If the files record an alignment and contain its
+            element, the p-value refers to the order before the alignment.
         z_score: The deviation of the test statistic from its mean, in standard deviations of the null distribution.
         tested_groups: The groups whose units the independence test permutes.
         draws: The number of random elements that the independence test sampled.
-        reference_p_value: The probability that an independent network is at least as close to the first network (modulo
-            the group) as the second network is. The probability is estimated with the references. `reference_p_value`
-            is None without references.
-        fingerprint_distance: The distance between the fingerprints of the two networks. The fingerprint distance is
-            None for streamed networks.
+        reference_p_value: The probability that an independent network is at least as close to the first network, up to
+            symmetry, as the second network. The probability is estimated from the references; None without references.
+        fingerprint_distance: The distance between the fingerprints of the two networks; None for streamed networks.
         element: The element that aligns the second network to the first.
         symmetry: The symmetry to which the element belongs. All sizes of its groups are known.
-        balanced: The distance after alignment between the balanced networks, and the norms of both. Balanced networks
-            have the smallest norms under scales and matrices. Unlike `orbit_distance`, the distance between balanced
-            networks does not depend on the scales of the first network. `balanced` is None for networks that are
-            streamed, sampled, equal or of different widths.
+        balanced: The distance after alignment between the balanced networks, and the norms of both. A balanced network
+            is the network of smallest norm that scales and invertible matrices produce. Unlike `orbit_distance`, this
+            distance does not depend on the scales of the first network. None for networks that are streamed, sampled,
+            equal or of different widths.
         lean: The change in the squared norm from the first to the second network, relative to the squared distance, for
             balanced networks. The lean is above one if the second network was trained further from the first, and
-            around minus one if the second network was pruned. The lean is around zero for siblings that were trained in
-            the same way; see `kinship`. `lean` is None if `balanced` is None, or if only a part of the networks is
+            around minus one if the second network was pruned. The lean is around zero if both were trained in the same
+            way from a third network; see `kinship`. None if `balanced` is None, or if only a part of the networks is
             compared.
         units: For networks of different widths, the indices of the compared units in the first and second network, for
             each group whose number of units differs. The indices ascend within each copy of the group. All other
             measurements use both networks cut to these units, in this order.
         function: If there is a task: the agreement of outputs, losses, barriers before and after alignment, and the
             loss of the merged network.
-        is_sampled: Whether a sample of both networks determined the verdict. If a sample determined the verdict, all
-            numbers are measured on the sample, and `units` lists the sampled units.
+        is_sampled: Whether a sample of both networks determined the verdict. If so, all numbers are measured on the
+            sample, and `units` lists the sampled units.
         notes: Notes on parts that were excluded, cut, or could not be transferred.
     """
 
@@ -111,7 +109,7 @@ class Comparison:
 
     @property
     def relative_distance(self) -> float:
-        """Return the distance modulo the group, relative to the norm of the first network without translations."""
+        """Return the distance up to symmetry, relative to the norm of the first network without translations."""
         norm = sqrt(sum(one.squares[2] for one in self.shares))
         return self.orbit_distance / norm if norm else 0.0
 

@@ -1,4 +1,4 @@
-"""Databases: files with fingerprints of many networks, for finding relatives of a network."""
+"""Databases: files with fingerprints of many networks, in which relatives of a network can be found."""
 
 import hashlib
 import json
@@ -210,14 +210,14 @@ class Database:
     def nearest(
         self, network: str | Path, count: int = 10, *, memory: int | str | MemoryLimit | None = None
     ) -> list[Neighbor]:
-        """Return the networks whose fingerprints are nearest to a checkpoint's fingerprint, without the checkpoint.
+        """Return the networks whose fingerprints are nearest to a checkpoint's fingerprint, except this checkpoint.
 
         The distance is zero for symmetric copies, up to the rounding of their format. If the parameters of a network
         differ slightly, the distance is below the relative change of the parameters.
 
         Args:
             network: The path of the checkpoint.
-            count: The maximal number of networks to return.
+            count: The largest number of networks to return.
             memory: The memory limit, as in `rg.comparison.fingerprint`.
 
         Raises:
@@ -244,7 +244,7 @@ class Database:
 
         Args:
             network: The path of the checkpoint, which is network A in the comparisons.
-            count: The maximal number of networks to compare.
+            count: The largest number of networks to compare.
             draws: The number of random elements in each independence test.
             generator: The source of randomness. The test of each pair starts from the same generator state. Default: a
                 generator with seed 0.

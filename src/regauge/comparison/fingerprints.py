@@ -1,4 +1,4 @@
-"""Fingerprints: 256 numbers that are equal for all networks on one orbit, and the balanced tensors that define them."""
+"""Fingerprints: 256 numbers that are equal for all networks on one orbit. Also the tensors that define them."""
 
 import itertools
 import math
@@ -35,14 +35,14 @@ from regauge.core.symmetry import Symmetry
 SIZE = 256
 """The number of entries of a fingerprint."""
 PROBES = 8
-"""The number of fixed random vectors with which tensors are contracted along axes without a group."""
+"""The number of fixed random vectors by which tensors are multiplied and summed along axes without a group."""
 QUANTILES = 8
-"""The number of parts over which the sorted norms of units are averaged separately."""
+"""The number of parts into which the sorted norms of units are divided. Norms are averaged within each part."""
 MIXTURES = 4
-"""The number of fixed mixtures of a unit's norms in different tensors."""
+"""The number of fixed weighted sums in which the norms of a unit in different tensors are combined."""
 TINY = torch.finfo(torch.float64).tiny
 FAINT_TENSOR = 0.01
-"""The share of the network's root mean square below which the entries of a tensor get less weight."""
+"""Tensors whose root mean square is below this share of the network's root mean square get less weight."""
 
 Features = Float64[Tensor, "models features"]
 HELD = 5
@@ -61,18 +61,18 @@ def fingerprint(
 
     For every element g, `fingerprint(act(g, p)) == fingerprint(p)` up to rounding. Networks with different functions
     almost surely have different fingerprints. Therefore fingerprints find copies and relatives in large collections.
-    For near copies, the Euclidean distance of two fingerprints is below the relative change of the parameters (a third
-    of the change in the architectures of the tests).
+    For near copies, the Euclidean distance of two fingerprints is below the relative change of the parameters. In the
+    architectures of the tests, the distance is about a third of this change.
 
-    First, translations are removed (`Symmetry.split`), and gains that prevent rotations of a stream are brought to one.
-    The representative is then balanced: it becomes the network of smallest norm on its orbit under scales and
-    invertible matrices (`regauge.core.balance`). Then two networks on one orbit differ only by permutations, signs and
-    rotations, and all features are invariant under these. The features of a tensor are its norm, the norms of its Gram
-    matrices, and the norms of contractions with fixed random vectors. Tensors are contracted along axes on which no
-    group acts. The features of a group are the sorted norms of its units over all tensors, averaged in eight parts, for
-    four mixtures of the tensors. For periodic units, the sine of the bias is used. Entries that no element exchanges
-    have different fixed weights. A permutation of the inputs therefore changes the fingerprint. Tensors are divided by
-    their norms. A fixed random projection, which keeps distances, maps all features to 256 numbers.
+    First, translations are removed (`Symmetry.split`), and gains that prevent rotations of a residual stream are set to
+    one. The result is then balanced, that is, replaced by the network of smallest norm that scales and invertible
+    matrices produce (`regauge.core.balance`). Two networks on one orbit now differ only by permutations, signs and
+    rotations, which do not change the features. The features of a tensor are its norm, the norms of its Gram matrices,
+    and the norms of contractions with fixed random vectors. Tensors are contracted along axes on which no group acts.
+    The features of a group are the sorted norms of its units, averaged in eight parts, for four weighted sums over the
+    tensors. For periodic units, the sine of the bias is used. Entries that no element can exchange have different fixed
+    weights. Therefore a permutation of the inputs changes the fingerprint. Tensors are divided by their norms. A fixed
+    random projection, which keeps distances, maps all features to 256 numbers.
 
     A change of a balanced tensor changes each feature by at most the size of this change. Small noise therefore changes
     the fingerprint little. Units with scales are an exception if their incoming or outgoing weights are all exactly
@@ -185,7 +185,7 @@ def _column(numbers: Float64[Tensor, " models"], like: Tensor) -> Tensor:
 
 
 def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
-    """Return fixed weights around one for the entries of a tensor.
+    """Return fixed weights near one for the entries of a tensor.
 
     Entries that elements can exchange have the same weight.
     """
@@ -321,16 +321,15 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
 
 
 def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry under which fingerprints do not change: with rotated streams, that of representatives."""
+    """Return the symmetry that does not change fingerprints; it includes rotations of residual streams."""
     return symmetry.on_representatives(rotate=True) if symmetry.rotatable else symmetry
 
 
 def without_marks(tensor: Tensor, name: str, symmetry: Symmetry) -> Tensor:
-    """Return a tensor `[models, ...]` in a form that permutations of gains and half periods do not change.
+    """Return a tensor `[models, ...]` in which permuted gains and added half periods are normalized.
 
-    The gains of rotated streams are set to 1. If some of these gains are zero, the stream is permuted instead of
-    rotated. The gains of a permuted stream are sorted. `_without_shifts` replaces biases to which half periods are
-    added.
+    The gains of residual streams that can be rotated are set to 1. A stream with zero gains can only be permuted, and
+    its gains are sorted. `_without_shifts` replaces biases to which half periods are added.
     """
     if any(name in gains_of(symmetry, group) for group in symmetry.rotatable):
         return tensor.sort(-1).values

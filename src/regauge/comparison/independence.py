@@ -1,4 +1,4 @@
-"""An exact test of independence, which compares the unit order of two networks with random permutations."""
+"""An exact test of independence, which compares two networks with randomly permuted copies of one of them."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -51,29 +51,28 @@ def measure_independence(
     generator: torch.Generator,
     draws: int = DRAWS,
 ) -> Independence | None:
-    """Compare the unit order of two networks with random permutations.
+    """Test whether two networks are independent, by comparing their order of units with random permutations.
 
-    Return None if the networks have no group that can be tested.
+    If the networks have no group that can be tested, the result is None.
 
     The null hypothesis is that the networks are independent, and that all permutations of one network's units are
     equally likely. Permutations are equally likely if the initial weights of all units in a group have the same
     distribution, and if training does not depend on unit indices. Training by SGD or Adam does not depend on unit
-    indices. Consider the rank of the statistic T(a, b) among T(a, g b) for uniformly random permutations g. Under the
-    null hypothesis, all ranks are equally likely. The p-value is therefore exactly uniform for all networks, sizes,
-    data and training methods. No distribution is assumed.
+    indices. Consider the rank of the statistic T(a, b) among the values T(a, g b) for uniformly random permutations g.
+    Under the null hypothesis, all ranks are equally likely. The p-value is therefore exactly uniform for all networks,
+    sizes, data and training methods. No distribution is assumed.
 
     T is a sum of cosines over units and tensors, between the weights of unit i in the first and in the second network.
     Only groups without common tensors are permuted, such as every second layer of a chain. T is then a sum of one entry
-    from each row of a matrix. Random permutations are therefore cheap to evaluate, and the mean and variance of T are
+    from each row of a matrix, which is cheap to compute for each permutation. The mean and variance of T are also
     known. The test is exact for random elements of a subgroup, as it is for random elements of the whole group.
 
     The test is not valid if one network was aligned to the other, because the alignment chose the order of the units.
-    Choosing the order makes the p-value small.
+    The chosen order makes the p-value small.
 
-    The test cannot recognize a copy of a network to which a random element was applied. The order of units in such a
-    copy contains no information. Only the orbit of such a copy shows its origin. Independent networks may have the same
-    orbit, for example if training has only one solution. No test with random elements can distinguish a copy from such
-    a network; see `Comparison.reference_p_value`.
+    The test cannot recognize a copy to which a random element was applied, because the order of units in such a copy
+    contains no information. Such a copy can only be recognized by its orbit. But independent networks may also have the
+    same orbit, for example if training has only one solution; see `Comparison.reference_p_value`.
 
     Args:
         load: A function that returns a tensor of both networks, given its name.
@@ -119,7 +118,7 @@ def measure_independence(
 
 
 def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group, list[tuple[str, Site]]]]:
-    """Return permutation groups that have no tensor in common, and their placements.
+    """Return permutation groups that have no tensor in common, with the axes on which each group acts.
 
     Groups with the most permutations come first.
 
@@ -148,7 +147,7 @@ def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group,
 
 
 def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*copies units numbers"]:
-    """Return the direction of each unit's entries, projected to a few numbers."""
+    """Return the normalized entries of each unit, projected to a few numbers."""
     length = values.shape[-1]
     if length > SKETCH:
         # A count sketch (Charikar et al. 2002): with random signs, the same in both networks, the inner products of
@@ -163,9 +162,9 @@ def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*
 
 
 def _center(matrix: Float[Tensor, "n n"]) -> tuple[float, float]:
-    """Center a matrix in place by rows and columns.
+    """Subtract the means of rows and columns from a matrix in place.
 
-    Return the sum of its diagonal, and the variance of this sum over random permutations.
+    Return the sum of the diagonal, and the variance of this sum over random permutations of the columns.
     """
     n, double = len(matrix), torch.float64
     matrix -= matrix.mean()

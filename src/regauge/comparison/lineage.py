@@ -18,7 +18,7 @@ from regauge.core.families import connected
 from regauge.core.progress import Progress, no_progress
 
 RELATED = ("identical", "same network in another gauge", "descended")
-"""The verdicts with which two networks belong to one tree."""
+"""The verdicts that put two networks into one tree."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class Lineage:
         names: The names of the compared networks.
         pairs: The comparison of each pair that can be compared. Each key consists of the two names in the order of
             `names`.
-        distances: The distances modulo the group, relative to the norm of the compared part of the first network. The
-            distance is NaN for pairs that cannot be compared. If all networks are in memory and have one shape,
-            distances are measured after the first network is balanced. Distances between balanced networks do not
-            depend on the scales of the networks.
+        distances: The distances up to symmetry, relative to the norm of the compared part of the first network; NaN for
+            pairs that cannot be compared. If all networks are in memory and have one shape, distances are measured
+            after the first network is balanced. Distances between balanced networks do not depend on the scales of the
+            networks.
         families: The families, each a tuple of networks that are related directly or through other networks. Each
             unrelated network forms a family of one.
         averages: The networks that are averages of other networks, according to their weights or their provenance.
         trees: For each family with at least two networks that are not averages: the branches of its tree. Branch
-            lengths are squares of the relative distances. If the networks were read, each network hangs on its parent,
-            and branches have a support; see `grow_tree`. An average then hangs on the parent with the largest weight.
-            Otherwise neighbor joining computes the tree, and averages have no place in it.
+            lengths are squares of the relative distances. If the networks were read, each branch leads from a parent to
+            its child and has a support; see `grow_tree`. An average is then a child of the parent with the largest
+            weight. Otherwise neighbor joining computes the tree, which does not contain averages.
     """
 
     names: tuple[str, ...]
@@ -81,7 +81,8 @@ def compare_many(
         compare: A function that compares two networks as `rg.compare` does. The function returns None for pairs that
             cannot be compared.
         parents: For each network, the names of those other networks that its provenance names as parents.
-        read: A function that returns a network. Without it, trees are computed from the distances of pairs alone.
+        read: A function that returns a network. Without this function, trees are computed only from the distances of
+            pairs.
         progress: A function that shows how many pairs are done.
 
     Raises:
@@ -144,7 +145,7 @@ def _grow(
     averages: Sequence[Average],
     size: float,
 ) -> list[Branch] | None:
-    """Return the tree of a family in one gauge, with lengths relative to a norm; None if it has no single gauge."""
+    """Return the tree of a family with all networks in one gauge, or None if no single gauge fits all of them."""
     found = {pair: pairs[pair] for pair in combinations(names, 2) if pair in pairs}
     larger = {first for (first, _), one in found.items() if one.compared < 1}
     known = [_balanced(one) for one in found.values()]

@@ -28,10 +28,10 @@ from regauge.core.task import Task
 def match_streamed(
     job: FileJob, symmetry: Symmetry, *, task: Task | None, references: Sequence[object], progress: Progress
 ) -> Matched:
-    """Align two checkpoints in sweeps over their files, and measure the share by chance with one scrambled copy.
+    """Align two checkpoints by reading their files repeatedly, and measure the share that is explained by chance.
 
-    Translations and gains are removed from tensors when they are read. Residual streams are rotated if rotations
-    explain more than permutations.
+    One scrambled copy measures this share. Translations and gains are removed from tensors when they are read. Residual
+    streams are rotated if rotations explain more than permutations.
 
     Raises:
         ValueError: References or a task are given, which require networks in memory, or the memory limit is too low.
@@ -83,7 +83,7 @@ def without_widths(job: FileJob, symmetry: Symmetry) -> Common:
     Streamed networks are compared without matching units of groups that differ in size.
 
     Raises:
-        ValueError: No other tensor can be compared.
+        ValueError: Groups of different sizes act on all tensors, so none can be compared.
     """
     need = (
         f"matching units of networks of different widths takes {size_text(job.nbytes)}, and "

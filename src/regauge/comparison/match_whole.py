@@ -1,4 +1,4 @@
-"""Matching of two networks in memory with the same or common tensors, and measurement of functions and rounding."""
+"""Matching of two networks in memory, and measurement of their outputs and of the effect of rounding."""
 
 import zlib
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 ROTATED = 0.8
-"""The share of the distance after permutations below which the distance after a rotation must be, to accept it.
+"""A rotation is accepted if it reduces the distance that permutations leave to less than this share.
 
-The reason is that a rotation brings any two networks somewhat closer.
+The bound is below one because a rotation brings any two networks somewhat closer.
 """
 FUNCTION_POINTS = 11
 """The number of networks on a linear path that are evaluated, including both endpoints and the midpoint."""
@@ -48,9 +48,9 @@ def match_whole(
 
     Networks that differ only by translations and gains have the same representatives. Therefore representatives are
     aligned instead of networks. If a matrix product does not have full rank, its factors contain components that do not
-    affect the product. Two networks with the same function may then not be related by any element. If a distance
-    remains after alignment, the factors are aligned again without these components. Residual streams are rotated if
-    rotations explain differences that permutations do not.
+    affect the product. Then possibly no element maps one network to another network with the same function. If a
+    distance remains after alignment, the factors are therefore aligned again without these components. Residual streams
+    are rotated if rotations explain differences that permutations do not.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -100,7 +100,7 @@ def match_whole(
 
 
 def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task: Task) -> dict[str, float]:
-    """Measure on data the output agreement, losses, barriers before and after alignment, and the midpoint loss.
+    """Measure the agreement of outputs, losses, barriers before and after alignment, and the midpoint loss on data.
 
     Args:
         a: The first network.
@@ -132,10 +132,10 @@ def rounding_noise(
 ) -> float:
     """Estimate how much rounding changes the distance between the representatives of two networks.
 
-    If a translation is large compared with the weights, rounding errors are proportional to the translation. These
-    rounding errors remain after the translation is removed. To estimate them, each entry of a network is perturbed at
-    random by up to half the spacing of its format. The result is the change of the representative under this
-    perturbation.
+    If a translation is large compared with the weights, rounding errors of the stored weights are proportional to the
+    translation. These errors remain after the translation is removed. To estimate them, each entry of a network is
+    perturbed at random by up to half the spacing of its format. The result is the change of the representative under
+    this perturbation.
 
     Args:
         networks: The first and the second network as stored.
@@ -158,7 +158,7 @@ def rounding_noise(
 
 
 def perturb(name: str, tensor: Tensor, precision: float) -> Tensor:
-    """Return a float64 tensor perturbed at random, as rounding to a format of this precision would."""
+    """Return a float64 tensor with random errors as large as the errors of rounding to a format of this precision."""
     if not tensor.is_floating_point():
         return tensor
     source = torch.Generator().manual_seed(zlib.crc32(name.encode()))

@@ -24,11 +24,11 @@ def match_widths(
     *,
     references: Sequence[Mapping[str, Tensor]],
 ) -> Matched:
-    """Select and align matching units of two networks with different widths.
+    """Select the matching units of two networks with different widths, and align them.
 
-    If units are selected for their match, any two networks explain some share of each other. Scrambled networks and
-    references are therefore also compared with the whole first network, each with its own selection of units. The order
-    of units is tested for groups in which both networks have the same number of units.
+    Because units are selected for their match, any two networks explain some share of each other. Scrambled networks
+    and references are therefore compared in the same way, each with its own selection of units. The order of units is
+    tested for groups in which both networks have the same number of units.
 
     Args:
         a: The first network, which stays unchanged.

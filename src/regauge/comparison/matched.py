@@ -28,15 +28,14 @@ class Matched:
     Attributes:
         pair: The networks to compare.
         element: The element that aligns the second network of the pair.
-        chance: A function that measures the share of scrambled networks that alignment explains. `chance` is called
-            only if the verdict depends on the share.
-        tested: The networks whose order of units is tested. `tested` is None if no tensor has an order of units.
+        chance: A function that measures the share that scrambled networks explain after alignment. It is called only if
+            the verdict depends on this share.
+        tested: The networks whose order of units is tested; None if no tensor has an order of units.
         stored: The networks as stored, if the pair contains converted networks with the same functions.
-        noise: A function that measures how much rounding in formats of given precisions increases the distance of the
-            pair.
+        noise: A function from the precisions of two formats to the increase of the pair's distance by rounding.
         is_factorized: Whether the factors of matrix products lack the components that do not affect the products.
-        distances: The distances of fingerprints from that of the first network, for the second network and the
-            references.
+        distances: The distances from the first network's fingerprint to the fingerprints of the second network and of
+            the references.
         balanced: The distance between the balanced networks of the pair, and their norms.
         function: The agreement of outputs, losses and barriers on the data of a task.
         units: For each group whose number of units differs between the networks, the compared units.
@@ -61,7 +60,7 @@ class Matched:
 
     @property
     def reference_p_value(self) -> float | None:
-        """The p-value of the second network's fingerprint distance among those of the references."""
+        """The p-value of the second network's fingerprint distance, given the distances of the references."""
         # A Monte Carlo p-value counts the second network itself so that it is never zero (Phipson and Smyth, 2010).
         nearer = sum(other <= self.distances[0] for other in self.distances[1:])
         return (1 + nearer) / len(self.distances) if len(self.distances) > 1 else None
@@ -140,7 +139,7 @@ def weigh(
 
 
 def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) -> Independence | None:
-    """Test independence on all compared tensors, in the order that units had before known alignments."""
+    """Test independence on all compared tensors. Known alignments are undone first."""
 
     def load_before(name: str) -> tuple[Tensor, Tensor]:
         (x, y), (first, second) = pair.load(name), origins.undo

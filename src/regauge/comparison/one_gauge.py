@@ -1,4 +1,4 @@
-"""Networks of one family in one gauge: inner products of their weights, from which trees are computed."""
+"""Related networks, all aligned to common coordinates (one gauge), and inner products of their weights."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,13 +24,16 @@ SAMPLED = 1 << 18
 BLOCKS = 8
 """The number of blocks into which the entries of a tensor are divided."""
 ROUNDING = 0.45
-"""The largest relative distance between two copies in a format, in units of the spacing of numbers near one."""
+"""The largest relative distance between two copies that are rounded to a format, in units of the spacing of numbers
+near one."""
 APART = 1.2
-"""Networks are in one gauge if their distances are at most this multiple of the distances of aligned pairs."""
+"""Networks count as aligned to one gauge if their distances are at most this multiple of the distances of separately
+aligned pairs."""
 PRUNED = 0.9
-"""One network is another one with entries set to zero if this share of their squared distance lies in the zeros."""
+"""A network counts as a pruned copy of another one if at least this share of their squared distance lies in its zero
+entries."""
 ZEROS = 0.01
-"""The smallest share of entries that pruning sets to zero."""
+"""The smallest share of zero entries from which a network can count as pruned."""
 
 
 def in_one_gauge(
@@ -39,10 +42,10 @@ def in_one_gauge(
     symmetry: Symmetry,
     distances: Float64[Tensor, "n n"],
 ) -> Points | None:
-    """Return the networks of a family as points in one gauge; None if no single gauge fits their distances.
+    """Return related networks as points in common coordinates; None if these do not reproduce their distances.
 
-    The first network is balanced. Then each network is aligned to a near relative that is already in the gauge. Only
-    the networks that others still need are kept in memory. If networks differ in the lengths of axes without a group,
+    The first network is balanced. Then each network is aligned to a near relative that is already aligned. A network is
+    kept in memory only as long as others are aligned to it. If networks differ in the lengths of axes without a group,
     the common part is used.
 
     Args:
@@ -103,7 +106,7 @@ def _common_shapes(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry)
 
 
 def _choose(params: Mapping[str, Tensor], symmetry: Symmetry) -> dict[str, Tensor]:
-    """Return for each tensor that counts the positions of the entries from which inner products are computed."""
+    """Return, for each compared tensor, the positions of the entries from which inner products are computed."""
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
     sizes = {n: t.numel() for n, t in params.items() if n not in ignored and t.dtype in VALUES and t.numel()}
     total, source = sum(sizes.values()), torch.Generator().manual_seed(0)
@@ -119,7 +122,7 @@ def _blocks(points: Tensor) -> Sequence[Tensor]:
 
 
 def _rounding(tensors: Iterable[Tensor]) -> float:
-    """Return the relative distance between copies that rounding to the coarsest format of all entries explains."""
+    """Return the relative distance between copies that rounding to the coarsest format can explain."""
     known = list(tensors)
     coarsest = next((f for f in FORMATS if all(holds(f, tensor) for tensor in known)), torch.float64)
     return max(MOVED, ROUNDING * torch.finfo(coarsest).eps)

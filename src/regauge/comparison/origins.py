@@ -29,8 +29,8 @@ class Origin:
 
     Attributes:
         label: The label of the network, "A" or "B".
-        command: The command that wrote the network, such as "align". The command is empty if the provenance of the
-            network names none.
+        command: The command that wrote the network, such as "align"; empty if the provenance of the network names no
+            command.
         parents: The networks from which this network was made, according to its provenance: path, and SHA-256 of the
             weights.
         is_chosen: Whether somebody chose the order of units in this network, or in a network from which it was made.
@@ -76,7 +76,7 @@ class Origin:
         return Undo(symmetry, symmetry.inverse(self.alignment.element))
 
     def note(self, *, is_undone: bool) -> str | None:
-        """Return a sentence on how the order of units arose, and what this means for the p-value."""
+        """Return a sentence that states how the order of units arose, and what follows for the p-value."""
         if not self.command:
             return None
         made = f"{self.label} says that `regauge {escape(self.command)}` wrote it"
@@ -131,7 +131,7 @@ class Origins:
 
     @property
     def cut(self) -> "Origins":
-        """Return a copy for networks that are compared only in part. For such networks, no alignment can be undone."""
+        """Return a copy for networks that are compared only in part, in which no alignment can be undone."""
         return replace(self, undo=(None, None))
 
     @property
@@ -141,7 +141,7 @@ class Origins:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences on how the orders of units in both networks arose."""
+        """Return sentences that state how the order of units in each network arose."""
         told = (one.note(is_undone=undo is not None) for one, undo in zip(self.of, self.undo, strict=True))
         return tuple(note for note in told if note is not None)
 

@@ -1,4 +1,4 @@
-"""Two networks, read tensor by tensor, and the share of each tensor of the first that the second explains."""
+"""Two networks, read tensor by tensor, and the share of each tensor in A that network B explains."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class Pair:
         return pair[0].to("cpu", dtype), pair[1].to("cpu", dtype)
 
     def pieces(self, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the same tensor of both networks in chunks to which an element can be applied separately."""
+        """Yield one tensor of both networks, in chunks to which an element can be applied separately."""
         first = self.first
         shape = first.stored[name].shape if isinstance(first, Checkpoint) else first[name].shape
         for rows in row_ranges(self.symmetry, name, shape, COMPARED_BYTES):
@@ -65,8 +65,7 @@ class TensorShare(ExplainedTensor):
     """The comparison of one tensor in two networks, and the formats in which it may have been stored.
 
     Attributes:
-        formats: The formats that represent all entries of the first network's tensor exactly, and those for the second
-            network's tensor.
+        formats: For each of the two networks, the formats that represent all entries of the tensor exactly.
         equal: The formats in which both tensors are equal.
     """
 

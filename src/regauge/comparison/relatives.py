@@ -40,15 +40,14 @@ class ComparisonSetting(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Relatives:
-    """Networks in files that can be compared with one another. `open_relatives` returns this class.
+    """Networks in files that can be compared with one another, as `open_relatives` returns them.
 
     Attributes:
         networks: The checkpoints, opened with the model and the symmetry of the first one. Other checkpoints may have
             other widths, vocabularies or numbers of layers.
         limit: The memory limit.
         is_streamed: Whether the networks stay on disk because they exceed the memory limit.
-        note: If the networks have different tokens, a sentence on which tokens are compared. If the tokens are the
-            same, the note is empty.
+        note: A sentence that states which tokens are compared; empty if the networks have the same tokens.
     """
 
     networks: Networks
@@ -90,7 +89,7 @@ def open_relatives(
     memory: int | str | MemoryLimit | None = None,
     data: bool = False,
 ) -> Relatives:
-    """Open networks for comparison, and find the symmetry of the first network.
+    """Open networks for comparison, with the symmetry of the first network.
 
     If vocabularies differ, only the common tokens are kept.
 

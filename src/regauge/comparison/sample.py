@@ -22,14 +22,14 @@ from regauge.pruning import cut_symmetry
 UNITS = 256
 """The number of units of each group in a sample.
 
-If twice the size of the largest matrix group is larger, this many units are sampled, which determines the matrices.
+At least twice the size of the largest matrix group is sampled, which is enough to determine the matrices.
 """
 LAYERS = 4
 """The number of sampled layers of a stack."""
 ENTRIES = 2048
 """The number of sampled entries along an axis on which no group acts, such as the token axis."""
 TOLD = 8
-"""The number of entries in a tensor below which the direction of a unit's weights contains no information."""
+"""The smallest number of a unit's entries in a tensor from which units are compared by direction."""
 
 Indices = Mapping[int, Int[Tensor, " entries"]]
 """The indices at which a tensor is read, for some of its axes."""
@@ -117,10 +117,10 @@ class Sample:
     def match(self, first: Read, second: Read) -> tuple[Units, int]:
         """Find the units of the second network that are most similar to those of the first, group by group.
 
-        A group is matched by tensors on whose other axes only groups act that are already matched. The first matched
-        group, such as a residual stream, is matched by tensors on which no other group acts. Each sampled unit may
-        match any unit of the second network, so two sampled units may match the same one. Between unrelated networks, a
-        larger share is therefore explained than with a permutation of all units.
+        A group is matched by tensors whose other axes have no groups or only groups that are already matched. The first
+        matched group, such as a residual stream, is matched by tensors on which no other group acts. Each sampled unit
+        may match any unit of the second network, so two sampled units may match the same one. Between unrelated
+        networks, a larger share is therefore explained than with a permutation of all units.
 
         Returns:
             The units, and the smallest number of entries per unit with which any group was matched.
@@ -137,9 +137,7 @@ class Sample:
         return found, least
 
     def _telling(self, name: str, known: Units) -> list[tuple[str, Site, int]]:
-        """Return a group's placements on tensors without further unknown groups, and how many entries per unit are
-        read.
-        """
+        """Return a group's placements on tensors whose other groups are matched, and the entries per unit."""
         places, group = [], self.symmetry[name]
         for tensor in dict.fromkeys(place.parameter for place in group.placements):
             sites, shape = self.symmetry.sites[tensor], list(self.symmetry.shapes[tensor])
@@ -158,7 +156,7 @@ class Sample:
     def _nearest(
         self, name: str, places: list[tuple[str, Site, int]], first: Read, second: Read, known: Units
     ) -> Int[Tensor, " units"]:
-        """Return the units of the second network whose weights agree best in direction with those of the first."""
+        """Return the units of the second network whose weights have the largest cosine with units of the first."""
         own = self.units[name]
         cosines: dict[tuple[int, ...], Float[Tensor, "sampled units"]] = {}
         for tensor, site, _ in places:
@@ -195,7 +193,7 @@ def layer_of(name: str) -> str | None:
 
 
 def _choose_layers(shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[str], tuple[int, int]]:
-    """Return the tensors of evenly spaced layers and those outside layers, and the numbers of chosen and all layers."""
+    """Return the tensors of evenly spaced layers and outside of layers, and the numbers of chosen and all layers."""
     stacks: dict[str, dict[str, None]] = {}
     for name in shapes:
         layer = layer_of(name)

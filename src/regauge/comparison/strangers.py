@@ -1,4 +1,4 @@
-"""Scrambled networks ("strangers") as a control for alignment: a separate random element acts on each tensor."""
+"""Scrambled networks ("strangers"), in which a separate random element acts on each tensor: a control."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ STRANGERS = 4
 For large networks, one scrambled network is enough, because alignment explains less by chance.
 """
 SMALL = 1 << 14
-"""The number of entries up to which a network counts as small."""
+"""The largest number of entries of a network that counts as small."""
 
 
 def estimate_chance(
@@ -48,8 +48,8 @@ def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> 
 
     A separate random permutation, with signs and rotations, acts on each tensor.
 
-    Scrambling removes the correspondence of units between tensors. Therefore alignment can explain a scrambled copy
-    only because it chooses among many elements.
+    Scrambling removes the correspondence of units between tensors. Whatever share alignment still explains is due to
+    its choice among many elements.
     """
     return {name: scramble(symmetry, name, tensor, seed) for name, tensor in params.items()}
 

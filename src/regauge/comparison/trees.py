@@ -11,39 +11,39 @@ from torch import Tensor
 from regauge.comparison.averages import Average
 
 CERTAIN = 0.95
-"""From this support on, a branch is certain."""
+"""A branch with at least this support counts as certain."""
 RESAMPLES = 100
 """The number of samples of weights for which a tree is built."""
 DROPPED = 6
-"""Each sample leaves out one of this number of networks."""
+"""The number of networks of which each sample leaves out one."""
 ORTHOGONAL = 0.5
-"""If the squared norm of no neighbor of the root is larger by at least this share of the squared distance, the root is
-not an ancestor of its neighbors. The share is 1 for a step that is orthogonal to the weights."""
+"""The root is an ancestor of its neighbors only if the squared norm of some neighbor is larger, by at least this share
+of the squared distance. A training step that is orthogonal to the weights has the share 1."""
 MIXED = 0.5
 """A network descends from an average if its conductance to each parent of the average is at least this share of what
 the weights of the parents predict."""
 CHANCE = 3.0
-"""The growth of a norm counts fully if it is at least this multiple of its standard deviation by chance."""
+"""The growth of a norm has full weight if it is at least this multiple of the growth that occurs by chance."""
 NEARLY = 0.3
-"""A branch may be replaced by another one whose conductance is at least this share of its own."""
+"""A branch may be replaced by another branch with at least this share of its conductance."""
 FIRM = 1.0
 """The weight of logarithms of conductances, relative to the number of branches along which norms grow."""
 JITTER = 1e-10
-"""The variance that is added to each network, relative to the mean squared distance, so that copies have no distance
-of zero."""
+"""The variance that is added to each network, relative to the mean squared distance, because the distance of copies
+must not be zero."""
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch from a parent to a child. Each of them is a network, or an ancestor that is not among the networks.
+    """A branch from a parent to a child. Both are networks, or ancestors that are not among the networks.
 
     Attributes:
         parent: The endpoint nearer to the root.
         child: The other endpoint.
         length: The length, in the unit of the distances.
-        support: The share of samples of the weights for which the child hangs on this parent. It is None if the weights
-            were not sampled, and for copies and averages.
-        is_copy: Whether both networks are equal up to rounding. Either of them may be the original.
+        support: The share of samples of the weights in whose tree the child has this parent. None if the weights were
+            not sampled, and for copies and averages.
+        is_copy: Whether parent and child are equal up to rounding. Either of them may be the original.
     """
 
     parent: str
@@ -60,14 +60,14 @@ class Branch:
 
 @dataclass(frozen=True)
 class Points:
-    """Networks of one family as points in one gauge. `in_one_gauge` returns this class.
+    """Related networks as points in common coordinates, as `in_one_gauge` returns them.
 
     Attributes:
         names: The names of the networks.
         products: The inner products of the networks in blocks of entries. Their sum is the Gram matrix.
-        tensors: For each block, the number of the tensor that contains it.
+        tensors: For each block, the index of the tensor that contains the block.
         pruned: Whether the second network is the first one with some entries set to zero.
-        rounding: For each network, the distance relative to its norm that rounding explains.
+        rounding: For each network, the distance that rounding explains, relative to the norm of the network.
         entries: The number of entries of a network.
     """
 
@@ -80,13 +80,13 @@ class Points:
 
 
 def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[Branch]:
-    """Return the neighbor-joining tree, whose path lengths between networks approximate the distances.
+    """Return the neighbor-joining tree, in which the lengths of paths between networks approximate distances.
 
     If the distances are path lengths of a tree, the result is this tree. Inner nodes are ancestors that are not among
     the networks. These ancestors are named "ancestor 1" and so on. A network that is itself an ancestor has a branch of
-    length zero. For networks that were trained further from one another, pass *squared* distances. Different training
-    runs take nearly orthogonal steps, so squared distances add up along the tree. The tree has no root. The branches
-    are listed from the ancestor that was added last.
+    length zero. If some networks were trained further from others, pass *squared* distances. Different training runs
+    take nearly orthogonal steps, so squared distances add up along the tree. The tree has no root. The branches are
+    listed from the ancestor that was added last.
 
     Args:
         names: The names of two or more networks, without repetition.
@@ -118,26 +118,27 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
 
 
 def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
-    """Return the tree in which each network hangs on its parent, and how certain each branch is.
+    """Return the tree in which a branch leads to each network from its parent, with the support of each branch.
 
-    Training changes a network by steps that are nearly independent of the steps of other networks. So networks are a
-    random walk along the tree. Squared distances are then path lengths, or effective resistances of the tree as an
-    electrical network. The pseudoinverse of the centered inner products is its Laplacian: the entry for two networks is
-    minus the conductance 1 / length of their branch, and zero if there is no branch. The branches are the spanning tree
-    with the largest conductances. Trainings of one task also share a drift, which makes distances misleading. A shared
-    drift is one direction for all networks, and changes conductances little.
+    Training changes a network by steps that are nearly independent of the steps of other networks, like a random walk
+    along the tree. Squared distances are then lengths of paths, which are also the effective resistances of the tree as
+    an electrical network. The pseudoinverse of the centered inner products is the Laplacian of this electrical network.
+    Its entry for two networks is minus the conductance 1 / length of their branch, or zero if there is no branch. The
+    branches are the spanning tree with the largest conductances. Training runs of one task also share a drift, which
+    makes distances misleading. The drift has the same direction for all networks, so it changes conductances little.
 
     The root is the network for which most branches lead from smaller to larger norms, because training increases norms.
-    A network with entries set to zero hangs on the network that has the same other entries. If the root is not older
-    than its neighbors, they hang on an ancestor that is not among the networks. If another parent is missing, a network
-    hangs on the nearest relative of this parent.
+    The parent of a pruned network is the network with the same entries, except those that are zero. If the root is not
+    older than its neighbors, their common parent is an ancestor that is not among the networks. If another parent is
+    missing, the nearest relative of this parent takes its place.
 
     Branches are certain if they are in nearly all trees of samples. A sample weights tensors and blocks of tensors at
     random, and leaves out some networks.
 
     Args:
-        points: Two or more networks in one gauge. The first of several copies is the one on which others hang.
-        averages: The networks that are averages of others. An average hangs on the parent with the largest weight.
+        points: Two or more networks in one gauge. Among several copies, the first one counts as the parent.
+        averages: The networks that are averages of others. In the tree, an average is a child of the parent with the
+            largest weight.
 
     References:
         Chow and Liu (1968) for spanning trees of networks as random variables; Klein and Randic (1993), Resistance
@@ -247,7 +248,7 @@ def _find_parents(
 def _turn(
     branches: list[tuple[int, int]], conductances: np.ndarray, time: "_Time"
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return a tree with nearly the largest conductances in which time goes forward on more branches, and its root."""
+    """Return a tree with nearly the largest conductances and with growing norms on more branches, and its root."""
     best, root = time.find_root(branches)
     while True:
         better = None
@@ -303,10 +304,10 @@ class _Time:
     forward: Collection[tuple[int, int]]
 
     def find_root(self, branches: list[tuple[int, int]]) -> tuple[float, int]:
-        """Return on how many more branches norms grow than shrink, and the root of a tree.
+        """Return the number of branches with growing norms minus that with shrinking norms, and the root of a tree.
 
-        From the root, norms grow, and steps have a common direction. A small step changes the norm by chance, so its
-        branch has less weight.
+        The root is the point from which norms grow and steps have a common direction. A small step changes the norm by
+        chance, so a short branch has less weight.
         """
         inner, outer = np.array(branches, int).reshape(-1, 2).T
         both = np.eye(len(self.products))[outer] - np.eye(len(self.products))[inner]
@@ -350,7 +351,7 @@ def span(weights: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _without_root(branches: list[Branch], root: str) -> list[Branch]:
-    """Return a tree in which the root and its neighbors hang on a common ancestor, which is not among the networks."""
+    """Return a tree in which the root and its neighbors have a common parent that is not among the networks."""
     own = [one for one in branches if one.parent == root and one.support is not None]
     first = Branch("ancestor 1", root, 0.0, max(one.support or 0.0 for one in own))
     moved = [Branch("ancestor 1", one.child, one.length, one.support) for one in own]

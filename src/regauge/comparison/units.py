@@ -1,4 +1,4 @@
-"""The compared units of networks of different widths: the wider network's units that best match the narrower one."""
+"""The compared units of networks of different widths: the units that best match the narrower network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,9 +26,9 @@ class CommonUnits:
     """Two networks, cut to matching units.
 
     Attributes:
-        params: Both networks, with the chosen units in stored order. If the translations of both networks are known,
-            `params` are representatives.
-        stored: Both networks as stored, cut to these units. `stored` is None if it would equal `params`.
+        params: Both networks with only the chosen units, in stored order. Translations are removed if they are known
+            for both networks.
+        stored: Both networks as stored, cut to these units; None if the result would equal `params`.
         units: For each group whose number of units differs, the chosen units of the first and of the second network.
     """
 
@@ -40,11 +40,11 @@ class CommonUnits:
 def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> CommonUnits:
     """Choose matching units of two networks with different widths, and cut both networks to these units.
 
-    Translations are removed first, because a removed unit's translation is contained in the biases of other units.
-    Removing translations requires the translation families of both networks. They are unknown if a network has more
-    units than the network on which the symmetry was found. Next, both networks are balanced. Then, units with zero
-    entries are added to the narrower network of each group. The second network is aligned to the first. Units of the
-    wider network that are aligned to zero units are removed.
+    Translations are removed first, because the translation of a removed unit would remain in the biases of other units.
+    This is impossible if a network has more units than the network on which the symmetry was found, because its
+    translations are then unknown. Next, both networks are balanced. In each group, units of zeros are added to the
+    network with fewer units, and the second network is aligned to the first. Finally, units that are aligned to units
+    of zeros are removed.
 
     Args:
         common: The common part of both networks, with the widths that differ.

@@ -1,4 +1,4 @@
-"""Verdicts of comparisons, with thresholds that were chosen on other networks than those that evaluate the verdicts.
+"""Verdicts of comparisons, with thresholds. Other networks chose the thresholds than evaluated the verdicts.
 
 `benchmarks/aligned_strangers.py` contains the hard cases: independent networks that were trained on the same data and
 then aligned, fully or partly, some with further training. `benchmarks/lineage.py` contains the remaining networks for
@@ -29,48 +29,49 @@ BOTH = "both seem to descend from a third"
 """The beginning of a sentence on networks that descend from a third network."""
 
 IDENTICAL = 1e-6
-"""The relative distance below which networks count as identical, whatever their format."""
+"""The relative distance below which networks count as identical, for any format."""
 REGAUGED = 1.0
-"""The largest relative distance modulo the group at which a network counts as a transformed copy, in units of the
-coarser format's precision.
+"""The largest relative distance after alignment at which a network counts as a transformed copy, in units of the
+precision of the coarser format.
 
-This relative distance is at least `MOVED`.
+The bound is never smaller than `MOVED`.
 """
 NOISE = 2.0
-"""The largest distance modulo the group at which a network counts as a transformed copy, in units of the effect of
-rounding on representatives."""
+"""The largest distance after alignment at which a network counts as a transformed copy, in units of the measured effect
+of rounding."""
 LEGIBLE = 0.1
-"""The relative distance by rounding from which no network counts as the same in another gauge."""
+"""If rounding alone can cause this relative distance, no network counts as the same in another gauge."""
 BLURRED = 1.0
-"""The relative distance by rounding from which no network is called unrelated, because rounding may hide a copy."""
+"""If rounding alone can cause this relative distance, no network is called unrelated, because rounding may hide a
+copy."""
 MOVED = 1e-5
-"""The smallest bound for the relative distance modulo the group of a transformed copy.
+"""The smallest value of the bound on the relative distance of a transformed copy after alignment.
 
 In fine formats, the rounding errors of the alignment itself dominate.
 """
 CERTAIN = 6.0
 """The number of standard deviations of the null distribution above which units correspond in their stored order."""
 SURPRISING = 0.001
-"""The p-value up to which networks are not called unrelated."""
+"""Networks with at most this p-value are not called unrelated."""
 RELATED = 0.3
-"""The share beyond chance that a descendant explains at least after alignment.
+"""The smallest share beyond chance that a descendant explains after alignment.
 
 No unrelated network reaches this share by alignment.
 """
 STRANGE = 0.2
 """The share beyond chance that independent networks may explain because they were trained on the same data."""
 FAINT_SHARE = 0.02
-"""The share beyond chance up to which the order of units does not count; every descendant has a larger share."""
+"""Up to this share beyond chance, the order of units is not used as evidence; every descendant has a larger share."""
 LINE, SIBLINGS = 1.5, 0.25
-"""Two thresholds for the lean of a pair, which is the change of squared norm relative to squared distance.
+"""Two thresholds for the lean of a pair, which is the change of the squared norm divided by the squared distance.
 
 If the lean is at least the first threshold, one network descends from the other. If the lean is at most the second
 threshold, both networks descend from a third.
 """
 EVERYTHING = 0.85
-"""The share explained by scrambled networks from which the explained share is no evidence."""
+"""If scrambled networks explain at least this share, the explained share is not used as evidence."""
 ENOUGH = 200
-"""The number of degrees of freedom modulo the group that a comparison needs at least.
+"""The smallest number of degrees of freedom (compared entries minus the dimension of the group) for a comparison.
 
 With fewer degrees of freedom, unrelated networks resemble one another too often.
 """
@@ -84,22 +85,20 @@ class Evidence:
         is_equal: Whether all entries are equal, possibly after rounding to the coarser format of both networks.
         precision: The spacing of numbers near one, in the coarser of the formats that represent one of the networks.
         stored: The distance as stored, relative to the first network's norm.
-        modulo: The distance modulo the group, relative to the first network's norm.
+        modulo: The distance after alignment, relative to the first network's norm.
         free: The number of compared entries minus the dimension of the group.
-        share: The mean share of the first network's matrices that the second network explains after alignment. The
-            share is None if there are no matrices.
-        chance: An upper estimate of the share that scrambled copies explain; see `by_chance`. `chance` is None if it
-            was not measured.
-        p_value: The p-value of independence, from the stored order of units. The p-value is None if no group can be
-            tested. The p-value is exact unless the stored order of units was chosen, for example by an alignment.
+        share: The mean share of the first network's matrices that the second network explains after alignment; None if
+            there are no matrices.
+        chance: An upper estimate of the share that scrambled copies explain, see `by_chance`; None if it was not
+            measured.
+        p_value: The p-value of independence, from the stored order of units; None if no group can be tested. The
+            p-value is exact unless the stored order of units was chosen, for example by an alignment.
         z_score: The test statistic of the p-value.
-        noise: The relative distance between representatives that rounding of the stored entries causes. `noise` is zero
-            if it was not measured.
+        noise: The relative distance that rounding of the stored entries causes; zero if it was not measured.
         is_whole: Whether both networks are compared completely.
-        is_factorized: Whether distances modulo the group are distances of matrix products without full rank. Without
-            full rank, zero distance does not imply that an element maps one network to the other.
-        lean: The change of the squared norm relative to the squared distance; see `kinship`. `lean` is None if it is
-            unknown.
+        is_factorized: Whether distances are measured between products of matrices without full rank. If so, a distance
+            of zero does not imply that an element maps one network to the other.
+        lean: The change of the squared norm divided by the squared distance, see `kinship`; None if it is unknown.
         parent: A sentence if one network's provenance names the other as a parent, otherwise empty.
     """
 
@@ -237,13 +236,13 @@ def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verd
 
 
 def kinship(lean: float | None) -> str:
-    """Return a sentence on whether one of two related networks descends from the other or both from a third.
+    """Return a sentence that states whether one of two networks descends from the other, or both from a third.
 
     Further training increases the norm: the squared norm grows by more than the squared distance. If training steps
     were orthogonal to the weights, the squared norm would grow by the squared distance. Two networks that were trained
     in the same way from a third network have nearly equal norms. Values of the lean between these cases are
-    inconclusive. Pruning, rounding, and siblings of which one was trained longer also give inconclusive values of the
-    lean.
+    inconclusive. Pruning and rounding also give inconclusive values, and so do two descendants of a third network of
+    which one was trained longer.
 
     Args:
         lean: The squared norm of the second network minus that of the first, relative to their squared distance, for
@@ -266,7 +265,7 @@ def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
-    """Return an upper estimate of the share by chance: the largest share of a scrambled copy plus the shares' range.
+    """Return an upper estimate of the share by chance: the largest share of scrambled copies, plus their range.
 
     This estimate is at most one. With few units, the shares of scrambled copies vary much.
     """

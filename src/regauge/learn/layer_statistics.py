@@ -88,8 +88,7 @@ def boosted_trees(features: NDArray[np.float32], values: NDArray[Any], target: T
 
 
 def ridge_regression(features: NDArray[np.float32], values: NDArray[Any], target: Target) -> Read:
-    """Fit a ridge regression of the target on standardized features; generalized cross-validation chooses the
-    penalty."""
+    """Fit a ridge regression to standardized features; generalized cross-validation chooses the penalty."""
     from sklearn.linear_model import RidgeClassifierCV, RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler

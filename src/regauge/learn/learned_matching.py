@@ -196,8 +196,7 @@ class LearnedMatching(Method):
 
     @torch.no_grad()
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """Return the vectors of networks `[models, ...]`. A network that is expanded to many models is read only
-        once."""
+        """Return the vectors of networks `[models, ...]`. A network that is only expanded is read once."""
         count = len(next(iter(params.values())))
         if are_copies(params):
             one = self.read(select(params, slice(0, 1)), placed)

@@ -306,8 +306,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return Validation(order, {**found, "sharpness": float(self.net.sharpness.detach())})
 
     def _measure(self, part: str, method: Method | None, *, step: int = 1) -> dict[str, Tensor]:
-        """Align the pairs of a split. Return the midpoint excess and the relative squared distance of each pair, and
-        the mean time."""
+        """Align the pairs of a split; return each pair's midpoint excess and relative distance, and the mean time."""
         excesses, distances, seconds = [], [], 0.0
         known = self.partners.pairs(self.division.parts, part, self.config.checked, step=step)
         for layout, (left, right) in known.items():

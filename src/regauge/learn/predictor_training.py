@@ -323,8 +323,7 @@ class PredictorFitting(Fitting[Predictor]):
         return outputs
 
     def _read_plainly(self, fit: Indices, test: Indices) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield predictions of the baselines for the test networks. Each set of tensor shapes has separate
-        baselines."""
+        """Yield predictions of the baselines for the test networks; each set of shapes has separate baselines."""
         target, collection = self.target, self.division.collection
         of_fit, of_test = collection.layout_of(fit), collection.layout_of(test)
         trees = partial(boosted_trees, seed=self.division.seed)

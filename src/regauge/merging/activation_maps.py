@@ -1,4 +1,4 @@
-"""Linear maps between the activations of two networks, by which layer changes are transferred between the networks."""
+"""Linear maps between the activations of two networks, which transfer weight changes between the networks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from regauge.merging.carried_change import CarriedChange
 RIDGE = 3e-1
 """The ridge penalty of a map, as a share of the mean variance of the map's inputs."""
 SAMPLES = 8192
-"""The largest number of positions (samples) per layer that are used in a batch."""
+"""The largest number of samples (activations at a position) that are used per layer and batch."""
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 DENSE = (nn.Linear, nn.Embedding, *CONVOLUTIONS)
 
@@ -38,7 +38,7 @@ class _Moments:
         self.sums = [a + b for a, b in zip(self.sums, own, strict=True)] if self.sums else own
 
     def map(self, *, is_inverse: bool = False, is_shared: bool = False) -> Map:
-        """Return the map M and the offset with `y = M x + offset`, or the inverse map, with x and y exchanged."""
+        """Return the map M and the offset for `y = M x + offset`, or the map from y to x."""
         count, x, y, square, both, other = self.sums
         if is_inverse:
             x, y, square, both = y, x, other, both.mT
@@ -56,17 +56,18 @@ def carry_by_maps(
     inputs: Iterable[Any],
     symmetry: Symmetry,
 ) -> tuple[CarriedChange, tuple[str, ...]]:
-    """Transfer the weight change of a network by ridge maps between activations, layer by layer.
+    """Transfer the weight change of a fine-tune to another base by ridge regression between activations.
 
-    A layer computes `W x + b`. The map `y_b = L y_a` maps changes of outputs, and `x_a = R x_b + d` maps inputs. The
-    layer's change becomes `L dW R`, and the change of its bias becomes `L (db + dW d)`. Axes on which no group acts,
-    such as pixels and class labels, are the same in both networks. For an elementwise gain, only the diagonal of `L
-    diag(dw) R` is used. Let `S` map the input of a normalization layer. Running means change by `S dm`, and running
-    variances by `S^2 dv`, where the square is entrywise.
+    The change is transferred layer by layer. A layer computes `W x + b`. Ridge regression fits two maps: `y_b = L y_a`
+    for changes of outputs, and `x_a = R x_b + d` for inputs. The weight change dW of the layer becomes `L dW R`, and
+    the bias change db becomes `L (db + dW d)`. Axes on which no group acts, such as pixels and class labels, are the
+    same in both networks. For an elementwise gain, only the diagonal of `L diag(dw) R` is used. Let `S` map the input
+    of a normalization layer. Running means change by `S dm`, and running variances by `S^2 dv`, where the square is
+    entrywise.
 
     Args:
         networks: The first base, the fine-tune of the first base, and the second base.
-        modules: The modules that compute the outputs of the first and of the second base.
+        modules: The model of the first base, and the model of the second base.
         inputs: Batches without targets.
         symmetry: The symmetry of the second base.
 
@@ -121,7 +122,7 @@ def carry_by_maps(
 def _carry_statistics(
     found: CarriedChange, lead: str, matrix: Tensor, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]
 ) -> None:
-    """Add the changes of a layer's running statistics, if the layer has any; `matrix` maps the inputs of the layer."""
+    """Add the changes of a layer's running statistics, if there are any; `matrix` maps inputs of the layer."""
     mean, variance = f"{lead}running_mean", f"{lead}running_var"
     if mean in base and variance in base:
         before, after = base[variance].double(), tuned[variance].double()
@@ -157,7 +158,7 @@ def _run(module: nn.Module, params: Mapping[str, Tensor], batch: Any) -> Seen:
 
 
 def _is_layer(kind: nn.Module) -> bool:
-    """Return whether a module is a dense layer, a convolution without groups, or an elementwise affine layer."""
+    """Return whether a module is a linear layer, a convolution without groups, or an elementwise affine layer."""
     weight = getattr(kind, "weight", None)
     if not isinstance(weight, Tensor) or getattr(kind, "groups", 1) != 1 or isinstance(kind, nn.PReLU):
         return False

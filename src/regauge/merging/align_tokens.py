@@ -1,4 +1,4 @@
-"""Alignment of networks with different vocabularies, with embedding rows copied for tokens that one network lacks."""
+"""Alignment of networks with different vocabularies. Rows of missing tokens are copied between the networks."""
 
 from dataclasses import replace
 from functools import partial

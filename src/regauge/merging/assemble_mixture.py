@@ -1,4 +1,4 @@
-"""Mixtures of experts assembled from dense networks: one network's attention, the MLPs of several, and routers."""
+"""Mixtures of experts from dense networks: the attention of one network, the MLPs of several, and routers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +28,12 @@ MLP = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 NOT_IN_MIXTURES = ("attention_bias", "mlp_bias", "use_sliding_window", "quantization_config")
 EMBEDDING = "model.embed_tokens.weight"
 ALIKE = 5.0
-"""A limit on a router's condition number. A larger condition number means that the experts' prompts are too similar."""
+"""A limit on the condition number of a router. Above this limit, the prompts of the experts are too similar."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """A model family of mixtures, and how dense networks become a mixture of this family.
+    """A model family of mixtures, with the names that tensors and settings have in this family.
 
     Attributes:
         model: The type of the mixture's model.
@@ -98,7 +98,7 @@ class Expert:
     residual_scale: float = 1.0
 
     def take(self, tensor: Tensor, part: str, generator: torch.Generator | None) -> Tensor:
-        """Return one of the expert's matrices in the layout in which the mixture stores it."""
+        """Return one of the expert's matrices in the form in which the mixture stores this matrix."""
         if self.noise_scale:
             tensor = tensor + self.noise_scale * torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
         return tensor * self.residual_scale if part == "down_proj" and self.residual_scale != 1 else tensor
@@ -145,13 +145,13 @@ def assemble_mixture(
     generator: torch.Generator | None = None,
     progress: Progress = no_progress,
 ) -> AssembledMixture:
-    """Assemble a mixture of experts from dense networks of equal shapes. All tensors except the MLPs are the base's.
+    """Assemble a mixture of experts from dense networks of equal shapes. Only MLPs come from the experts.
 
-    Llama and Mistral networks become a Mixtral, and Qwen3 networks become a Qwen3-MoE. If there is a shared expert,
-    Llama, Mistral and Qwen2 networks become a Qwen2-MoE. The router weights of a token's chosen experts sum to one.
-    Therefore a mixture of equal experts computes the same function as the dense network, for any routers. The output of
-    a shared expert is multiplied by a gate between 0 and 1 and added for every token. The rows of a router are unit
-    vectors, one for each expert:
+    All other tensors come from the base. Llama and Mistral networks become a Mixtral, and Qwen3 networks become a
+    Qwen3-MoE. If there is a shared expert, Llama, Mistral and Qwen2 networks become a Qwen2-MoE. The router weights of
+    a token's chosen experts sum to one. Therefore a mixture of equal experts computes the same function as the dense
+    network, for any routers. The output of a shared expert is multiplied by a gate between 0 and 1 and added for every
+    token. The rows of a router are unit vectors, one for each expert:
 
     - `hidden`: the residual stream of the base before the layer, at the last token of a prompt, averaged over prompts;
     - `hidden_avg`: the same residual stream, averaged over the tokens of a prompt;
@@ -293,7 +293,7 @@ def _describe(config: Mapping[str, Any], family: _Family, experts: int, chosen: 
 
 
 def _describe_shared(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a shared expert. All layers have the base's sliding window if the base is a Mistral."""
+    """Return the settings of a mixture with a shared expert; all layers get the sliding window of a Mistral base."""
     window = config.get("sliding_window") if config["model_type"] == "mistral" else None
     return {
         "shared_expert_intermediate_size": config["intermediate_size"],
@@ -336,7 +336,7 @@ def _make_routers(
 
 
 def _measure(base: str | Path, router: Router) -> Callable[[Sequence[str]], Tensor]:
-    """Return a function that maps prompts to vectors `[layer, width]`, or to one vector for all layers, in float32."""
+    """Return a function from prompts to one vector per layer, `[layer, width]`, or to one for all, in float32."""
     if router == "cheap_embed":
         read, embedding = open_tokens(base), Checkpoint.open(base).read(EMBEDDING, dtype=torch.float32)
         return lambda prompts: torch.stack([embedding[read(one)[0]].sum(0) for one in prompts]).sum(0, keepdim=True)

@@ -1,4 +1,4 @@
-"""The loop that assembles a network tensor by tensor from several networks. Each tensor has a rule and factors."""
+"""The loop that combines several networks, tensor by tensor. Each tensor has a rule and factors of its own."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +56,7 @@ class Assembly:
         networks: The checkpoints, under the vocabulary of the result.
         symmetry: The symmetry to which the elements belong.
         elements: The elements that transform the networks; None for networks that are not transformed.
-        tokens: The source networks of the token rows, if vocabularies differ.
+        tokens: The network from which each missing row of a token is copied, if vocabularies differ.
         seed: The seed of the rules' random numbers.
     """
 

@@ -26,16 +26,16 @@ class Blend:
 
     Each tensor is read, converted to the working dtype, transformed, combined with the other networks' tensors, and
     rounded once. Running statistics are averaged: with the factors as weights if the rule is a mean, otherwise equally.
-    Structure tensors are those of the base or the first network, because alignment maps the structure of the other
-    networks to this structure. Other tensors that are not floating point (integers, codes) must be equal in all
-    networks. Counters are copied from the base or the first network.
+    Structure tensors, such as masks, are copied from the base or the first network, because alignment maps the
+    structure of the other networks to them. Other tensors that are not floating point (integers, codes) must be equal
+    in all networks. Counters are copied from the base or the first network.
 
     Attributes:
         rule: The rule that combines tensors.
         symmetry: The symmetry, with every size known.
         networks: Parameters by name, or checkpoints.
         base: The network from which task vectors are differences; None without a base.
-        weights: One weight for each network; by default the rule's equal weights.
+        weights: One weight for each network; by default, equal weights as the rule defines them.
         elements: The elements that transform the networks. For the network whose coordinates the result has, this
             element is the identity. None if no network is transformed.
         seed: The seed of the rule's random numbers.
@@ -61,7 +61,7 @@ class Blend:
 
     @property
     def factors(self) -> tuple[Number, ...]:
-        """Return the weights for the record: factors if all tensors have the same factors, otherwise settings."""
+        """Return the weights for the record: the factors if all tensors have the same ones, otherwise the settings."""
         if self.weights is not None and any(isinstance(one, Setting) for one in self.weights):
             return self.weights
         return self.rule.factors(self._numbers(Target("")), len(self.networks))
@@ -157,7 +157,7 @@ class Blend:
 
     @cached_property
     def _first(self) -> dict[str, str]:
-        """Map each name to one name of its set of tied names. Tied names thereby share random numbers and settings."""
+        """Map each name to one of the names of the same tensor. Tied names then share random numbers and settings."""
         stored = self.reference.stored if isinstance(self.reference, Checkpoint) else self.reference
         found = {}
         for names in self.symmetry.tied:
@@ -186,7 +186,7 @@ class Blend:
         return row_ranges(self.symmetry, name, shape, PIECE) if self.rule.splits(shape) else [None]
 
     def _require_shared(self, name: str, rows: tuple[int, int] | None) -> Tensor:
-        """Return the reference's integer or code tensor, or a chunk of it; raise a ValueError if networks differ."""
+        """Return the tensor of the reference (integers or codes), or a chunk; raise a ValueError if networks differ."""
         dtype = self._like[name].dtype
         tensors = [self._moved(k, name, rows, dtype) for k in range(len(self.networks))]
         kept = tensors[0] if self.base is None else read_piece(self.base, name, rows, dtype)
@@ -211,7 +211,7 @@ def list_dtypes(networks: Sequence[Checkpoint]) -> str | None:
 
 
 def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
-    """Return a note on the dtype of the result, which is the first network's dtype, if the networks' dtypes differ."""
+    """Return a note on the dtype of the result (that of the first network), if the dtypes of networks differ."""
     first, *_ = networks
     listed = list_dtypes(networks)
     if listed is None or first.form.dtype is not None:

@@ -1,4 +1,4 @@
-"""Transfer of LoRA adapters to another base. The transferred change has the same rank and the same factor names."""
+"""Transfer of LoRA adapters to another base. The new adapter has the same rank and the same tensor names."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class GivenAdapter:
         label: The folder of the adapter, or a description for messages.
         params: The tensors of the adapter, by their names in its file.
         factors: The factors of the adapter, by the names of the tensors that they change.
-        turned: The names of tensors that are stored transposed.
+        turned: The names of tensors that the base stores transposed.
         whole: The tensors that the adapter stores in full. Keys are names in the network, and entries are names in the
             adapter's file.
         config: The configuration of the adapter; empty for factors without a configuration.
@@ -111,7 +111,7 @@ class GivenAdapter:
         return frozenset({*self.factors, *self.whole, *map(_bias, self.factors)})
 
     def network(self, base: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Params:
-        """Return a base changed by an adapter with these tensors, in the base's dtypes; differentiable in them."""
+        """Return a base plus an adapter with these tensors, in the base's dtypes and with gradients of the tensors."""
         made = dict(base) | {name: params[stored].to(base[name]) for name, stored in self.whole.items()}
         for name, own in self.factors.items():
             up, down = (params[one].flatten(1).to(base[name]) for one in (own.up, own.down))
@@ -135,7 +135,7 @@ class GivenAdapter:
             names: The names of tensors that may have changed.
 
         Raises:
-            ValueError: The rank increases, or a tensor that the adapter cannot store changes.
+            ValueError: The rank of a change increases, or a tensor changes that the adapter cannot store.
         """
         made, offsets, homeless = dict(self.params), dict[str, Tensor](), []
         biases = {_bias(name): own for name, own in self.factors.items() if _bias(name) in base}
@@ -199,7 +199,7 @@ class GivenAdapter:
 
 
 def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tensor] | None:
-    """Return the adapter if the caller gave its folder or factors for a base in memory; otherwise None."""
+    """Return the adapter if `tuned` is the folder or the factors of an adapter, and the base is in memory; or None."""
     if isinstance(base, str | Path | Checkpoint):
         return None
     if isinstance(tuned, str | Path | Checkpoint):
@@ -211,7 +211,7 @@ def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tens
 
 
 def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
-    """Return the factors `[rows, rank]` and `[rank, columns]` of a matrix of this rank, given in chunks of rows.
+    """Return factors `[rows, rank]` and `[rank, columns]` of a matrix of known rank, given in chunks of rows.
 
     For random `P` and `Q`, `M = (M P) ((Q M P)^+ Q M)`. The last return value is the share of M's squared norm that the
     factors leave out. This share is zero up to rounding, unless M has a larger rank.

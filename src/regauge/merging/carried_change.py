@@ -1,4 +1,4 @@
-"""The weight change of a fine-tune, transformed by an element for another base, in memory or in files."""
+"""The weight change of a fine-tune, transformed by an element to fit another base, in memory or in files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,11 +26,11 @@ from regauge.merging.extract_adapter import publish_adapter
 from regauge.merging.rule import PIECE, small_piece
 
 COPIES = 8
-"""The number of float64 copies of a chunk during a transfer: three networks, each read, transformed and added."""
+"""The number of float64 copies of a chunk during a transfer, in which three networks are read and transformed."""
 RELATED = 0.8
 """The smallest cosine between an aligned base and base B at which the change is expected to transfer without data.
 
-Networks from two seeds had cosines of .44 to .64, and a network and its next release had .99.
+In measurements, networks from two random seeds had cosines of 0.44 to 0.64, and two releases of one network 0.99.
 """
 
 
@@ -41,8 +41,8 @@ class CarriedChange:
     Attributes:
         change: Differences by tensor name, in float64.
         element: The element that transformed the change; None if linear maps transferred it.
-        shrunk: Factors for running variances that decrease. Differences could make variances negative, so factors are
-            used instead.
+        shrunk: Factors for running variances that decrease. Added differences could make variances negative, so these
+            variances are multiplied by factors instead.
         notes: Remarks on tensors whose change could not be transferred.
         products: The squared norms of the aligned first base and of base B, and their inner product, over the tensors
             on which a group acts.
@@ -88,7 +88,7 @@ def difference(
 
 
 def expectation(products: Tensor) -> tuple[str, ...]:
-    """Return what to expect of a change without data, from the `products` of the aligned bases, if that is little."""
+    """Return a warning if a change without data will probably have little effect, from the bases' `products`."""
     x, y, both = products.tolist()
     cosine = both / ((x * y) ** 0.5 or 1.0)
     if not x or cosine >= RELATED:
@@ -197,7 +197,7 @@ def transport_job(
 
 
 def _ranges(symmetry: Symmetry, name: str, shape: tuple[int, ...]) -> list[tuple[int, int] | None]:
-    """Return the row ranges that are transformed at a time; None for running statistics, which stay whole."""
+    """Return the row ranges that are transformed at a time; None for running statistics, which are not split."""
     return [None] if name in symmetry.buffers else row_ranges(symmetry, name, shape, PIECE)
 
 

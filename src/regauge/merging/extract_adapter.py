@@ -89,15 +89,15 @@ def extract_adapter(
 
     The weight change of every linear layer and convolution is truncated to its largest singular values, which gives the
     closest matrix of that rank. Other tensors that differ are stored in full, so only the truncation loses information.
-    Both networks are read one tensor at a time. If the tuned network does not have the coordinates of the base, the
-    difference has full rank. Align the network first in this case.
+    Both networks are read one tensor at a time. If the tuned network was not fine-tuned from this base in these
+    coordinates, the difference has full rank. Align the network to the base first in this case.
 
     Args:
         base: A folder, or a file with a `model`.
         tuned: A network that was fine-tuned from the base.
         out: The folder of the adapter.
         rank: The largest rank.
-        least: A threshold. Singular values that do not exceed it are also left out.
+        least: A threshold. Singular values that do not exceed the threshold are also left out.
         model: The name of the model of both networks. By default, this is the model of the base's folder.
         progress: Displays the tensors as they are processed.
 
@@ -202,7 +202,7 @@ def _difference(base: Checkpoint, tuned: Checkpoint, name: str) -> Tensor | None
 
 
 def cut_off(change: Tensor, rank: int, least: float = 0.0) -> tuple[Tensor, Tensor, float]:
-    """Return the factors A and B of the closest matrix of a rank, each scaled by the roots of singular values.
+    """Return factors A and B of the closest matrix of a given rank, each scaled by roots of singular values.
 
     The last return value is the share of the squared norm that the factors leave out.
     """
@@ -214,7 +214,7 @@ def cut_off(change: Tensor, rank: int, least: float = 0.0) -> tuple[Tensor, Tens
 
 
 def cut_off_product(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Return the factors A and B of the closest matrix of a rank to `up @ down`, and the share that they leave out."""
+    """Return factors A and B of the closest matrix of a given rank to `up @ down`, and the share that they omit."""
     left, right = torch.linalg.qr(up), torch.linalg.qr(down.T)
     core = left.R @ right.R.T
     a, b, rest = cut_off(core, rank, DUST * float(core.norm()))

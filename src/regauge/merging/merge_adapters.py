@@ -32,7 +32,7 @@ from regauge.merging.rules.weighted_sum import WeightedSum
 from regauge.merging.settings import Number, as_weights, find_depths
 
 SUMS = Average | TaskArithmetic | WeightedSum
-"""Rules whose result is a weighted sum of the changes and therefore also has low rank."""
+"""Rules whose result is a weighted sum of the changes, which therefore also has low rank."""
 APART = "merge each adapter into its base (BASE+ADAPTER) and combine the networks"
 """Advice for adapters that can only be merged together with their base."""
 
@@ -68,9 +68,9 @@ def merge_adapters(
 
     Raises:
         FileExistsError: The output exists and may not be replaced.
-        ValueError: An adapter is not a LoRA adapter, or the adapters change a module in different shapes. Stored
-            tensors need the base (DoRA, tokens) or cannot be averaged. The rule needs a task. Weights or rank are
-            invalid.
+        ValueError: An adapter is not a LoRA adapter, or the adapters change a module in different shapes. Tensors that
+            are stored in full need the base (DoRA, tokens), or cannot be averaged. The rule needs a task. Weights or
+            rank are invalid.
 
     References:
         Mangrulkar et al. (2022), PEFT, `add_weighted_adapter` with "svd"; Eckart and Young (1936), The approximation

@@ -55,17 +55,17 @@ def merge(
     """Merge networks into one network: align them to one another, then average them or apply another rule.
 
     Some networks already have the coordinates of the first network or of the base, for example fine-tunes of one base.
-    Such networks are not transformed. A note in the record reports this, or how much alignment explains. If a task is
-    given or `rotate="always"`, all networks are transformed.
+    Such networks are not transformed. The record has a note that states this, or that states how much alignment
+    improves the agreement of the networks. If a task is given or `rotate="always"`, all networks are transformed.
 
     Running statistics are averaged. If the rule is a mean, its weights are used; otherwise all networks count equally.
     Recompute running statistics with `reset_batchnorm`, or pass a task whose `prepare` function recomputes them for the
     result.
 
     Tensors are transformed and combined in float64, or in float32 if they have half precision, and are rounded once. If
-    a task is given, every network and the result are prepared and evaluated for the record. The evaluation uses
-    examples that no method used. Without a base, the merge of the unaligned networks by the same rule is also
-    evaluated.
+    a task is given, every network and the result are evaluated for the record, after the task's `prepare` function. The
+    evaluation uses examples that no method used. Without a base, the merge of the unaligned networks by the same rule
+    is also evaluated.
 
     Networks may be checkpoints on the disk. If the checkpoints need more than `memory`, they are streamed. Streamed
     checkpoints are aligned to the first network or the base by weight matching, and the result is written to `out`
@@ -74,8 +74,9 @@ def merge(
 
     Args:
         params: A list of networks with one architecture. A network is a dictionary of parameters by name, or the path
-            of a checkpoint. A merge needs at least two networks, or one for rules that accept a single task vector.
-        symmetry: The symmetry of that architecture.
+            of a checkpoint. A merge needs at least two networks. Rules that accept a single task vector need only one
+            network.
+        symmetry: The symmetry of this architecture.
         method: The alignment method, as in `align_many`. With a task, the default is `DataMatching()`. Without a task,
             the default is `MergeMany()`, or `WeightMatching()` if there is a base or the networks are streamed. A
             method for pairs aligns every network to the first network or to the base.
@@ -83,11 +84,12 @@ def merge(
             are equal by default and are normalized to sum to one. For task vectors, the rule defines the weights. The
             alignment does not depend on the weights.
         rule: The rule that combines the aligned networks; `Average()` by default.
-        base: The network that task vectors are relative to. The networks are aligned to the base, and the result has
-            the coordinates of the base. Without a base, the result has the coordinates of the first network.
+        base: The network that is subtracted from each network to compute its task vector. The networks are aligned to
+            the base, and the result has the coordinates of the base. Without a base, the result has the coordinates of
+            the first network.
         task: Model, data and loss, for methods and rules that use a task.
         test: The task that evaluates networks for the record. By default, half of the examples of `task` are held out
-            for it, and methods use only the other half (`Task.split`).
+            for this evaluation, and methods use only the other half (`Task.split`).
         generator: Source of randomness for random methods and rules.
         rotate: Whether residual streams are rotated or permuted, as in `align`.
         untie: Whether tied output heads of networks in folders become separate tensors, as in `align`.
@@ -201,7 +203,7 @@ def merge(
 
 
 def _choose_networks(blend: Blend, aligned: Sequence[Params], task: Task | None) -> Blend:
-    """Return the blend of the networks that a rule chooses with a task; other rules combine all of them."""
+    """Return the merge of the networks that the rule chooses with a task, or of all networks for other rules."""
     if not blend.rule.needs_task:
         return blend
     tried = [k for k, weight in enumerate(blend.given) if weight != 0]
@@ -230,7 +232,7 @@ def _given(network: Network, what: str) -> Network:
 
 
 def _blend_moved(blend: Blend, elements: Sequence[Element]) -> Blend:
-    """Return a blend of aligned networks. Translated or rotated networks are first transformed whole, in float64."""
+    """Return the merge of aligned networks. Translated or rotated networks are transformed in float64 beforehand."""
     networks, left = list(blend.networks), list(elements)
     for k, element in enumerate(elements):
         is_first = k == 0 and blend.base is None  # It stays, and the result has its dtypes.

@@ -24,24 +24,25 @@ from regauge.merging.settings import Number
 
 Metrics = Mapping[str, float]
 SHARE = 0.1
-"""A threshold. Alignment is needed if it brings networks closer and permutes or negates this share of a group's units.
+"""A threshold. Alignment is needed if it brings networks closer, and permutes or negates this share of a group's units.
 
 In `benchmarks/aligned_merges.py`, alignment permutes no unit of a fine-tune, and nearly all units of an unrelated
 network.
 """
 CLOSER = 0.5
-"""A threshold. Alignment is needed if it reduces the distance below this share; in that benchmark, fine-tunes keep 0.97
-or more."""
+"""A threshold. Alignment is needed if it reduces the distance below this share. In `benchmarks/aligned_merges.py`,
+fine-tunes keep 0.97 of the distance or more."""
 EXPLAINED = 0.5
-"""A threshold. Alignment is needed if the unaligned network explains less than this share of what it explains aligned.
+"""A threshold. Alignment is needed if it increases the explained share so much that the ratio before / after is
+smaller.
 
-In that benchmark, the ratio is at least 0.99 for fine-tunes, and below 0.02 for unrelated networks.
+In `benchmarks/aligned_merges.py`, the ratio is at least 0.99 for fine-tunes, and below 0.02 for unrelated networks.
 """
 
 
 @dataclass(frozen=True)
 class Need:
-    """The changes that aligning a network to a reference network would make.
+    """The changes that an alignment of a network to a reference network would make.
 
     Attributes:
         moved: The number of units that alignment permutes or negates.
@@ -49,8 +50,8 @@ class Need:
         worst: The largest share of permuted or negated units in a group.
         before: The distance of the unaligned networks, without running statistics.
         after: The distance of the aligned networks.
-        stored: The mean share of the reference network's matrices that the unaligned network explains. It is None if
-            units cannot be distinguished. See `ExplainedTensor`.
+        stored: The mean share of the reference network's matrices that the unaligned network explains. None if units
+            cannot be distinguished. See `ExplainedTensor`.
         aligned: The mean share that the aligned network explains.
         is_carried: Whether the networks differ in structure tensors, such as masks, and the element maps one structure
             to the other.
@@ -113,7 +114,7 @@ class Need:
 
     @property
     def is_there(self) -> bool:
-        """Return whether alignment is needed: whether it changes more than fine-tuning could explain."""
+        """Return whether alignment is needed, because it changes more than fine-tuning could have changed."""
         explained = True if self.stored is None else self.stored >= EXPLAINED * (self.aligned or 0.0)
         # Units of noisy networks are confused at times, and then moving them brings nothing closer.
         is_better = self.after < self.before or (self.aligned or 0.0) > (self.stored or 0.0)
@@ -130,10 +131,10 @@ class Need:
 
 @dataclass(frozen=True)
 class Needs:
-    """The changes that aligning several networks to one network would make, and whether each network is transformed.
+    """The changes that an alignment of several networks to one network would make, and the decision for each network.
 
     Attributes:
-        each: The changes that aligning each network would make.
+        each: The changes that the alignment of each network would make.
         is_forced: Whether all networks are transformed, even if alignment is not needed.
     """
 
@@ -158,9 +159,9 @@ class Needs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a note on whether alignment helps, by the smallest explained share.
+        """Return a note that states whether alignment helps, from the smallest explained share.
 
-        If shares are missing, return no note.
+        If the explained shares are unknown, return no note.
         """
         there = [need for need in self.each if need.is_there]
         told = [need for need in there or self.each if need.stored is not None]
@@ -187,14 +188,13 @@ class MergeRecord:
         alignment: The method that aligned the networks; "none" if no network was transformed.
         weights: The weight of each network in the result: shares of a mean, or factors of task vectors. If weights
             differ between tensors, this entry has the settings as the caller gave them.
-        initial: The alignment objective of the unaligned networks, that is, at identity elements.
+        initial: The objective of the alignment for the unaligned networks.
         objective: The alignment objective after alignment, or `initial` if no network was transformed; larger is
             better.
         before: The Euclidean distance of each unaligned network to the base, or to the first network without a base.
             Distances are over all parameters except running statistics.
         after: The Euclidean distances after alignment.
-        data: The names of the data that methods used for choices and of the data for evaluation. Metrics are measured
-            on the latter.
+        data: The name of the data that methods used, and the name of the data on which metrics are measured.
         metrics: Metrics of each network on the task, after the same preparation as for the result. The dictionary is
             empty without a task.
         base_metrics: Metrics of the base.
@@ -203,7 +203,7 @@ class MergeRecord:
         reports: Reports on the alignments, if the networks were streamed from the disk.
         notes: Remarks on whether alignment helps, and on tensors of the first network or the base that could not be
             copied to the result.
-        origin: A short description of the networks' origin, as pairs (name, text).
+        origin: Facts about the origin of the networks, as pairs (name, text).
     """
 
     networks: tuple[str, ...]

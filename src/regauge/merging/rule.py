@@ -16,7 +16,8 @@ from regauge.core.task import Task
 from regauge.merging.settings import Number, Numbers, Setting
 
 PIECE = 1 << 20
-"""Bytes, as float32, of the chunks in which tensors are combined. Chunks of this size stay in the cache."""
+"""The size in bytes, as float32, of the chunks in which tensors are combined. Such chunks fit in the processor's
+cache."""
 
 
 class Target:
@@ -89,15 +90,14 @@ class Rule(ABC):
     def choose(
         self, networks: Sequence[Mapping[str, Tensor]], soup: Callable[[Sequence[int]], Params], task: Task | None
     ) -> Sequence[int]:
-        """Return the indices of the networks to combine: all by default, or a selection by the loss of the task.
+        """Return the indices of the networks to combine: by default all, otherwise chosen by the loss of the task.
 
-        An overriding method can evaluate a selection: `soup` returns the combination of the networks with the given
-        indices.
+        To evaluate a choice, a subclass calls `soup`, which combines the networks with the given indices.
         """
         return range(len(networks))
 
     def check(self, target: Target, count: int) -> None:
-        """Raise a ValueError if, for some tensor, settings contradict one another or do not fit the networks."""
+        """Raise a ValueError if the settings for this tensor contradict one another or do not fit the networks."""
         return
 
     def splits(self, shape: Sequence[int]) -> bool:
@@ -134,7 +134,7 @@ def combine_from(
 ) -> Tensor:
     """Combine tensors by a rule.
 
-    If `start` is given, combine the differences of the tensors from it. Tensors may be overwritten.
+    If `start` is given, the differences of the tensors from `start` are combined. The tensors may be overwritten.
     """
     if start is None:
         return rule.combine(tensors, factors, target)
@@ -143,7 +143,7 @@ def combine_from(
 
 @contextmanager
 def small_piece(rows: tuple[int, int] | None) -> Iterator[None]:
-    """Use one torch thread while a chunk is combined, because several threads would mostly wait for one another."""
+    """Return a context in which torch uses one thread, because several threads would mostly wait for one another."""
     threads = torch.get_num_threads()
     if rows is not None:
         torch.set_num_threads(1)
@@ -164,7 +164,7 @@ def weighted_sum(tensors: Iterator[Tensor], factors: Sequence[float]) -> Tensor:
 
 
 def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
-    """Raise an error if a rule gets too few or too many networks, an unused base, or no base although it needs one.
+    """Raise an error if a rule cannot combine this number of networks, or does not fit a given or missing base.
 
     Raises:
         ValueError: The rule cannot combine these networks.
@@ -204,7 +204,7 @@ def draw_seed(rule: Rule, generator: torch.Generator | None) -> int | None:
 
 
 def as_given(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Return weights without normalization, one by default; raise a ValueError for a wrong number or NaN or Inf."""
+    """Return weights without normalization, by default ones. Raise a ValueError for a wrong number, NaN or Inf."""
     given = (1.0,) * count if weights is None else tuple(float(w) for w in weights)
     if len(given) != count or not all(math.isfinite(w) for w in given):
         raise ValueError(f"weights are {list(given)} for {count} networks; give one finite weight for each")

@@ -37,17 +37,18 @@ from regauge.merging.extract_adapter import publish_adapter
 SCALES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 """The first scales of a line search; scale zero gives the second base."""
 HALVINGS = 3
-"""How often a line search halves the distance to the scales next to the best scale."""
+"""The number of times that a line search halves the distance between the best scale and its neighbors."""
 ENOUGH = 24
-"""The smallest number of examples of which some are held out to judge the change."""
+"""The smallest number of examples of which some are held out. With fewer, the same examples choose and judge the
+change."""
 NOTHING = "nothing that could be carried lowers the loss on the examples that judge: base B is returned unchanged"
 FEW = f"fewer than {ENOUGH} examples: all of them both choose the scale of the change and judge the change"
 KEPT = 1 / 3
-"""The share of the examples that is held out: it judges the change and determines the number of training steps."""
+"""The share of the examples that is held out to judge the change and to choose the number of training steps."""
 LOOKS = 20
 """The number of evaluations on the held-out examples during training."""
 RATES = (1e-4, 1e-3)
-"""Candidate learning rates, of which the held-out examples determine the best."""
+"""Candidate learning rates; the held-out examples determine the best one."""
 
 Mode = Literal["weights", "inputs", "task"]
 
@@ -63,12 +64,12 @@ class TransportResult:
         scale: The factor of the transferred change; zero if no change lowers the loss.
         mode: The kind of data used: "weights" for no data, "inputs" for inputs without labels, or "task".
         cosine: The cosine between the change of B's outputs before training and the change of A's outputs, on the
-            inputs. The fine-tune causes the change of A's outputs. It is None if there are no inputs.
+            inputs. The change of A's outputs is the effect of the fine-tuning. None if there are no inputs.
         steps: The number of training steps after the change was added.
-        notes: Remarks on tensors whose change could not be transferred, and on a change that lowers no loss.
+        notes: Remarks on tensors whose change could not be transferred, and on a change that does not lower the loss.
         adapter: The tensors of the adapter for base B, if the fine-tune is an adapter; else None.
-        losses: The loss of base B, and the loss of the result, on the examples that judge. The result's loss is never
-            the larger one, unless you give a scale. None without data.
+        losses: The loss of base B, and the loss of the result, on the held-out examples. The loss of the result is not
+            larger, unless `scale` is given. None without data.
     """
 
     params: Params = field(repr=False)
@@ -126,24 +127,25 @@ def transport(
     """Transfer the change that fine-tuning made in base A to base B, without repeating the fine-tuning.
 
     Without data, `align` finds the element g that aligns A to B. The result is `base_b + scale (act(g, tuned_a) -
-    act(g, base_a))`. The difference is computed after g transforms both networks, because translations act affinely. If
-    B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`. If the aligned bases have little in
-    common, as networks from two seeds, the notes of the result say what to expect.
+    act(g, base_a))`. Both networks are transformed before the difference is computed, because a translation adds a
+    constant to each of them. If B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`. If the
+    aligned bases have little in common, like networks from two random seeds, a note in the result says what to expect.
 
     If `inputs` are given, ridge regression between the activations of the bases yields a second candidate change. The
     aim is that B answers on the inputs as the fine-tune of A does. The loss is the Kullback-Leibler divergence of the
     predicted probabilities, or the mean squared difference of outputs that are no logits. A line search finds the scale
     of each candidate on two thirds of the inputs. The other inputs judge the candidates, and base B itself. If no
-    candidate has a smaller loss than base B, the scale is zero, and the result says so.
+    candidate has a smaller loss than base B, the scale is zero, and a note in the result states this.
 
-    If a `task` is given, its loss on the labels takes the place of this loss. Then Adam trains for at most `steps`
-    steps on two thirds of the examples. The other examples determine the learning rate and the number of steps, which
-    may be zero. Without a task, the training reproduces the outputs of A's fine-tune. In this case, pass inputs of the
-    new task.
+    If a `task` is given, the loss of the task on its labels is used instead. Then Adam trains for at most `steps` steps
+    on two thirds of the examples. The other examples determine the learning rate and the number of steps, which may be
+    zero. Without a task, the training reproduces the outputs of A's fine-tune. In this case, pass inputs of the task
+    for which A was fine-tuned.
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
     multiplied from both sides, `L B A R`, so it keeps its rank. If a transformed matrix reads shifted inputs, the bias
-    also changes, and the factors get a bias (`lora_bias` of PEFT). With an adapter, training changes only the factors.
+    also changes, and the factors get a bias (`lora_bias` of PEFT). If the fine-tune is an adapter, training changes
+    only the factors.
 
     Networks may be checkpoints on the disk. If the checkpoints need more than `memory`, they are streamed: weights are
     matched, and the result is written tensor by tensor.
@@ -154,13 +156,14 @@ def transport(
             or a dictionary of factors by their names in that format. A path BASE+ADAPTER counts as a network.
         base_b: The network to which the change is added; it is not modified. The result has the structure tensors,
             integer counters and dtypes of this network.
-        symmetry: The symmetry of B. If A has other widths, only ridge maps can carry the change, which requires
-            `module_a` and either `inputs` or a task.
+        symmetry: The symmetry of B. If A has other widths than B, only ridge regression can transfer the change. This
+            requires `module_a`, and either `inputs` or a task.
         inputs: Batches of inputs without labels, as in `Task`, or one tensor. Default: the inputs of the task.
         task: A task with a few labeled examples, for which A was fine-tuned.
         module: The model of B, required with `inputs`. Default: the model of the task.
         module_a: The model of A, if A has other widths.
-        logits: Whether outputs are logits, with the classes on the last axis. This matters only without a task.
+        logits: Whether outputs are logits, with the classes on the last axis. This argument has an effect only without
+            a task.
         scale: The factor of the change. By default, the factor is chosen as described above, and is one without data.
         steps: The largest number of training steps, on the task or on the outputs of A's fine-tune.
         method: The method of alignment, `WeightMatching()` by default. A method may also use the inputs.
@@ -235,14 +238,14 @@ def transport(
 
 @dataclass(frozen=True)
 class _Data:
-    """The inputs, the models that compute outputs of these inputs, and the task; each may be missing.
+    """The inputs, the models that compute outputs from these inputs, and the task; each may be missing.
 
     Attributes:
         batches: Inputs without targets.
         modules: The models of A and B.
         task: The task, which has the labels.
         is_other: Whether A has a model of its own.
-        is_apart: Whether the inputs are not those of the task.
+        is_apart: Whether the inputs are other inputs than the inputs of the task.
         logits: Whether outputs are logits.
     """
 
@@ -302,7 +305,7 @@ class _Data:
         return replace(learner, batches=pairs)
 
     def parts(self, tuned: Mapping[str, Tensor], steps: int, generator: torch.Generator | None) -> tuple[Task, Task]:
-        """Return the task on the examples that choose and on those that judge. Few examples do both."""
+        """Return the task on the examples that choose a change, and on those that judge it (the same if few)."""
         task = self.taught_by(tuned) if self.task is None else self.task
         count = sum(example_counts(task.batches))
         if not count:
@@ -405,7 +408,7 @@ def _carry(
 
 
 def _divergence(outputs: Tensor, wanted: Tensor) -> Tensor:
-    """Return the mean Kullback-Leibler divergence of predicted probabilities from the wanted ones."""
+    """Return the mean Kullback-Leibler divergence between wanted and predicted probabilities."""
     made, target = (one.double().log_softmax(-1) for one in (outputs, wanted))
     return (target.exp() * (target - made)).sum(-1).mean()
 
@@ -441,7 +444,7 @@ def _by_element(
 
 
 def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Params], Params]]:
-    """Return the trainable tensors of a network, and a function that rebuilds the network with its ties."""
+    """Return the trainable tensors of a network, and a function that rebuilds the network with tied tensors."""
     fixed = {*symmetry.buffers, *symmetry.structure}
     first = {name: names[0] for names in symmetry.tied for name in names if names[0] in params}
     names = {
@@ -456,7 +459,7 @@ def _untied(params: Params, symmetry: Symmetry) -> tuple[Params, Callable[[Param
 def _train(
     start: Params, network: Callable[[Params], Params], training: Task, keeping: Task, steps: int
 ) -> tuple[Params, int]:
-    """Train a network's tensors with Adam; keep the learning rate and step number with the lowest held-out loss."""
+    """Train tensors with Adam; keep the learning rate and the number of steps with the lowest held-out loss."""
     batches = list(training.batches)
     best, least, taken = dict(start), keeping.evaluate(network(start))["loss"], 0
     for rate in RATES:

@@ -1,4 +1,4 @@
-"""Populations in files: stores, loaders that yield batches of networks, and architectures."""
+"""Populations (many networks of one architecture) in files: stores, loaders of batches, and architectures."""
 
 from regauge.names import attach
 

@@ -43,7 +43,7 @@ class Architecture:
             tensors are known but whose module is not.
         settings: The arguments of the factory, by name.
         layout: The tensors of one network, including buffers, in the order of the state dictionary. By default, the
-            module is built on the meta device to find them.
+            module is built on the meta device to find these tensors.
 
     Raises:
         ValueError: The factory's name or a setting is malformed. The factory cannot be imported or called, or does not

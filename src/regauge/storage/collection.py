@@ -29,7 +29,7 @@ Kept = Literal["last", "all"]
 
 
 def _parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse conditions such as "step=86" to columns and values; numbers and booleans are converted.
+    """Return the columns and values of conditions such as "step=86". Numbers and booleans are converted.
 
     Raises:
         ValueError: A string is not a condition.
@@ -182,7 +182,7 @@ class Collection:
         return resolve(slice(None) if indices is None else indices, len(self), self._what(what))
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return the index of each network's member, and the network's index within the member, `[networks]` both."""
+        """Return, for each network, the index of its store or population, and its index there, `[networks]` both."""
         member = np.searchsorted(self.starts, numbers, side="right") - 1
         return member, numbers - self.starts[member]
 

@@ -23,19 +23,19 @@ from regauge.storage.statistics import Statistics
 from regauge.storage.store.rows import Indices
 
 LOADED_VALUES_AT_ONCE = 1 << 20
-"""The number of entries that are read and transformed at once, which saves small networks most of the time."""
+"""The number of entries that are read and transformed at once. For small networks, this saves most of the time."""
 SHARING = 8
-"""The largest number of batches that share random elements: element k transforms network k of each batch."""
+"""The largest number of batches that share random elements. Element k then transforms network k of each batch."""
 FEWEST = 8
-"""The smallest batch size for sharing, per batch that shares elements."""
+"""The smallest batch size for sharing, divided by the number of batches that share elements."""
 
 
 class Batch(NamedTuple):
     """A batch of networks of one layout.
 
     Attributes:
-        indices: The indices of the networks, `[networks]`, in the store or population; for several of these, in the
-            collection.
+        indices: The indices of the networks, `[networks]`, in the store or population. If there are several, the
+            indices run consecutively through all of them.
         params: The stacked parameters of the networks.
         layout: The index of the layout; see `Collection`.
         state: The position of the loader after this batch, which `load_state_dict` accepts.
@@ -61,14 +61,14 @@ class Loader(IterableDataset[Batch]):
 
     An iteration yields the rest of the current epoch, and the next iteration yields the next epoch. `stream()` never
     ends. Batch k of epoch e depends only on the generator, e and k. Two loaders with equal generators therefore yield
-    equal batches. If a loader loads the state of another loader, it continues at that loader's position (`state_dict`,
-    `batch.state`, `load_state_dict`). Several processes can share the batches of a single loader, if each process reads
-    one share (`rank`, `world`).
+    equal batches. A loader that loads the state of another loader continues at the position of the other loader
+    (`state_dict`, `batch.state`, `load_state_dict`). Several processes can share the batches, if each process makes an
+    equal loader with another `rank`.
 
     The loader is also a torch data set. The workers of `torch.utils.data.DataLoader(loader, batch_size=None,
     num_workers=n)` share the batches, in the same order as without workers. The workers use copies of the loader.
-    Therefore select the next epoch with `set_epoch`, unless the workers are persistent. `batch.state` contains the
-    workers' position. The network indices are returned as tensors.
+    Therefore call `set_epoch` before each epoch, unless the workers are persistent. `batch.state` contains the workers'
+    position. The network indices are returned as tensors.
 
     Args:
         networks: A store, or parameters with a leading model axis, or a list of these. Networks that are later added to
@@ -84,7 +84,7 @@ class Loader(IterableDataset[Batch]):
             symmetries of the stores.
         statistics: Statistics for each layout, which standardize the networks after the transformation; see
             `Statistics.of`.
-        is_last_dropped: Whether smaller last batches are skipped.
+        is_last_dropped: Whether the last batch of an epoch is skipped if it is smaller.
         rank: The index of this process. It reads the batches whose index is `rank` modulo `world`.
         world: The number of processes that share the batches.
         prefetch: The number of batches that a thread prepares in advance; none by default.
@@ -159,7 +159,7 @@ class Loader(IterableDataset[Batch]):
             yield from self
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch at its first batch. Copies in the workers of a `DataLoader` need this to know the epoch."""
+        """Begin an epoch at its first batch. Call this method before each epoch if a `DataLoader` has workers."""
         self.epoch, self.number = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -295,7 +295,7 @@ class Loader(IterableDataset[Batch]):
         return moved[0] if len(moved) == 1 else {n: torch.cat([one[n] for one in moved]) for n in moved[0]}
 
     def _sources(self, layout: int, block: Sequence[int], counts: Sequence[int]) -> list[Source]:
-        """Return, for each run of batches that share elements in a block, the networks and the random generator."""
+        """Return the networks and the random generator of each group of batches that share elements."""
         sharing = self._sharing(layout)
         runs: dict[int, list[int]] = {}
         for number, count in zip(block, counts, strict=True):
@@ -303,6 +303,6 @@ class Loader(IterableDataset[Batch]):
         return [(shared, self._chance(f"elements {run}")) for run, shared in runs.items()]
 
     def _chance(self, purpose: object) -> torch.Generator:
-        """Return a separate generator for each purpose in each epoch."""
+        """Return the random generator of a purpose in the current epoch, separate from all others."""
         digest = blake2b(f"{self.seed} {self.epoch} {purpose}".encode(), digest_size=7).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "big"))

@@ -32,7 +32,7 @@ class NamedNetworks:
 
     @property
     def known(self) -> list[dict[str, Any]]:
-        """The metadata rows of the networks in the store, without the column "is_finite"."""
+        """The rows of metadata of the networks in the store, without the column "is_finite"."""
         found = [] if self.store is None else self.store.rows.dicts(self.numbers)
         return [{name: value for name, value in row.items() if name != "is_finite"} for row in found]
 

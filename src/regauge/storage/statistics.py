@@ -46,8 +46,8 @@ class Statistics:
     ) -> "Statistics":
         """Return the statistics of networks in float64. A store is read in blocks.
 
-        Statistics of a store are stored in the user's cache, by the store's key and the networks that are read. Stored
-        statistics stay valid because shards never change.
+        Statistics of a store are kept in the user's cache. The key consists of the store's key and the indices of the
+        networks. Stored statistics stay valid because shards never change.
 
         Args:
             networks: A store or a population, or a list of these with one layout.
@@ -95,7 +95,7 @@ class Statistics:
 
 
 def _origin(stores: Sequence[Store], chosen: NDArray[np.int64], *, is_centered: bool) -> list[Any]:
-    """Return a cache key of everything that determines the statistics of some networks in stores."""
+    """Return everything that determines the statistics of some networks in stores, as a key for the cache."""
     shards = [[[shard.path.name, shard.checksum] for shard in store.shards] for store in stores]
     digest = blake2b(json.dumps(shards).encode())
     digest.update(np.ascontiguousarray(chosen).data)
@@ -103,7 +103,7 @@ def _origin(stores: Sequence[Store], chosen: NDArray[np.int64], *, is_centered: 
 
 
 def _join(sums: NDArray[np.float64], values: Tensor) -> NDArray[np.float64]:
-    """Combine count, mean and sum of squared deviations with those of further values (Chan et al., 1983)."""
+    """Update count, mean and sum of squared deviations by further values (Chan et al., 1983)."""
     if not values.numel():
         return sums
     mean = float(values.mean())

@@ -159,8 +159,7 @@ class Predictive:
 
     @property
     def std(self) -> Tensor:
-        """The predicted standard deviation of targets, `[examples, ...]`, from noise and from differences of
-        samples."""
+        """The predicted standard deviation of targets, `[examples, ...]`: noise and differences of samples."""
         return (self._average("square", "numbers") - self.mean.square()).clamp(min=0).sqrt()
 
     @property

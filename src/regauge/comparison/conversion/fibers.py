@@ -1,4 +1,4 @@
-"""Fibers of tensors (the vectors along one axis) and the search for equal fibers in other tensors."""
+"""Fibers of tensors, that is, the vectors along one axis, and the search for equal fibers in other tensors."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,10 +17,11 @@ Ints = NDArray[np.int64]
 PROJECTIONS = 6
 """The number of random projections of a fiber.
 
-Together with the length of a fiber, its projections distinguish millions of fibers.
+The length of a fiber and its projections together distinguish millions of fibers.
 """
 LOOSE = 8.0
-"""The largest distance between projections of equal fibers, relative to their root mean square and the precision."""
+"""The largest distance between projections of equal fibers, relative to their root mean square times the precision of
+the format."""
 TIGHT = 4.0
 """The largest difference of equal entries, relative to the largest entry of their fiber and the format's precision."""
 NEIGHBORS = 4
@@ -39,7 +40,7 @@ def fibers_of(tensor: Tensor, axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Marks:
-    """Features by which the fibers (vectors along one axis) of a tensor are found in other tensors.
+    """Features of fibers (vectors along one axis), by which equal fibers are found in other tensors.
 
     Attributes:
         ordered: Random projections of each fiber, followed by its root mean square: `[fibers, PROJECTIONS + 1]`.

@@ -32,11 +32,11 @@ def find_tensor_map(
 ) -> TensorMap:
     """Find formulas that compute the tensors of implementation B of a model from those of implementation A.
 
-    The search uses the entries of the tensors. Tensors may be renamed, transposed, reshaped, interleaved by head, or
-    multiplied by a number. For vectors, the formula may also add a number. Tensors may be concatenated and split
-    (queries, keys and values; gates and ups; experts) or permuted (the halves of rotary pairs; units). The result
-    contains a torch formula for each tensor, or the reason why there is no formula. The same formulas convert other
-    networks of implementation A.
+    The search uses only the entries of the tensors, not their names. Tensors of B may be renamed, transposed, reshaped,
+    interleaved by head, or multiplied by a number. For vectors, the formula may also add a number. Tensors may be
+    concatenated and split (queries, keys and values; gates and ups; experts) or permuted (the halves of rotary pairs;
+    units). The result contains a torch formula for each tensor, or the reason why there is no formula. The same
+    formulas convert other networks of implementation A.
 
     The vectors along one axis of the tensors are matched by nearest-neighbor search on random projections. Afterwards,
     all entries are compared. A formula is reported only if all entries agree up to the rounding of the coarser format.
@@ -78,7 +78,7 @@ def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int,
 
 
 def find_reordered(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
-    """Return a message about tensors of B that contain the entries of A in another order, or an empty string."""
+    """Return a message about tensors of B with the entries of A in another order; empty if there are none."""
     names = [
         name
         for name in a
@@ -141,7 +141,7 @@ def _explain(given: GivenTensors, params: Mapping[str, Tensor], advance: Callabl
 
 
 def _parted(given: GivenTensors, origins: Mapping[str, MadeTensor]) -> Iterator[str]:
-    """Yield the tensors of A of which some but not all fibers are used."""
+    """Yield the tensors of A from which the formulas use some fibers (vectors along an axis), but not all."""
     taken: dict[str, set[int]] = {}
     for origin in origins.values():
         for place, source in enumerate(origin.sources):

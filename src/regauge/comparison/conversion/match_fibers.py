@@ -1,4 +1,4 @@
-"""The tensors of network A, prepared for the search, and the search for vectors of B among those of A."""
+"""The tensors of network A, prepared for the search, and the search for vectors of network B among their vectors."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -24,15 +24,16 @@ from regauge.comparison.conversion.fibers import (
 from regauge.comparison.conversion.tensor_map import ROUNDED, MadeTensor, SourceTensor
 
 SHORT = 4
-"""The length below which vectors are searched only if a tensor has no longer ones."""
+"""Vectors shorter than this length are searched only if a tensor has no longer vectors."""
 NEAR = 0.5
-"""The largest relative difference up to which a tensor is reported as the nearest one."""
+"""The nearest tensor is reported only up to this relative difference."""
 Found = tuple[list[SourceTensor], Ints, Ints, Ints | None, float | Floats]
-"""The result of a search: sources; for each fiber, its source and index there; the order of entries; the factors."""
+"""The result of a search: the source tensors; for each fiber, its source and its index there; the order of entries; the
+factors."""
 
 
 def is_measured(name: str, tensor: Tensor, label: str) -> bool:
-    """Return whether a tensor is searched by its entries. Integers, and masks with -Inf, are only compared as a whole.
+    """Return whether a tensor is searched by its entries. Integers, and masks with -Inf, are compared only in full.
 
     Raises:
         ValueError: The tensor contains NaN.
@@ -62,7 +63,7 @@ class GivenTensors:
         shapes: The shapes of the tensors.
         constants: For each tensor whose entries are all equal, its value.
         vectors: The tensors with one axis, squeezed and in float64.
-        integers: The names of tensors that are only compared as a whole.
+        integers: The names of tensors that are compared only in full, not by their vectors.
         marks: For each fiber length, the tensors and axes with this length, and their features.
         used: The names of tensors that formulas for B use.
     """
@@ -126,7 +127,7 @@ class GivenTensors:
         return origin
 
     def is_equal(self, one: str, two: str) -> bool:
-        """Return whether two tensors are equal, as a tied head and its embedding are."""
+        """Return whether two tensors of A are equal, for example an output layer that is tied to its embedding."""
         return self.shapes[one] == self.shapes[two] and torch.equal(self.params[one], self.params[two])
 
 
@@ -208,7 +209,7 @@ def _fibers(given: GivenTensors, name: str, flat: Tensor, axis: int, kind: str) 
 def _candidates(
     given: GivenTensors, name: str, own: Marks, owners: Owners, tree: KDTree, kind: str, precision: float
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
-    """Yield the tensors of A that may contain the vectors: first those with all in order, then by their number."""
+    """Yield the tensors of A that may contain the vectors, the most likely tensor first."""
     marks = own.unordered if kind == "unordered" else own.ordered
     if kind != "scaled":
         everything = np.arange(len(marks))
@@ -253,7 +254,7 @@ def _looks_like(one: Floats, two: Floats, precision: float) -> bool:
 
 
 def _settled(own: Floats, at: Ints, taken: Ints, marks: Floats, precision: float) -> Ints:
-    """Return vector indices in which equal vectors, such as rows of zeros, continue the preceding run of indices."""
+    """Return the indices of found vectors; among equal vectors, such as zeros, indices that are consecutive."""
     result = taken.copy()
     for place in range(1, len(at)):
         wanted = result[place - 1] + 1
@@ -274,7 +275,7 @@ def _order_of(made: Tensor, rows: Tensor) -> Ints:
 
 
 def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Floats:
-    """Return one number if all vectors that were found have the same factor, and all factors otherwise."""
+    """Return one number if all found vectors have the same factor, and otherwise the factor of each vector."""
     found = factors[owner >= 0]
     middle = float(np.median(found))
     if (np.abs(found - middle) <= TIGHT * precision * abs(middle)).all():
@@ -283,7 +284,7 @@ def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Float
 
 
 def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
-    """Return a formula in which missing vectors are a constant, or a statement of why they are missing."""
+    """Return a formula in which missing vectors are filled by a constant, or give a reason why they are missing."""
     missing = origin.owner < 0
     if not missing.any():
         return origin
@@ -299,7 +300,7 @@ def complete(origin: MadeTensor, rows: Tensor) -> MadeTensor:
 
 
 def measure(origin: MadeTensor, tensor: Tensor, params: Mapping[str, Tensor]) -> MadeTensor:
-    """Return a formula together with the difference between its result and the tensor of B."""
+    """Return a formula, with the measured difference between its result and the tensor of B."""
     made = origin.make(params)
     flat = squeeze(tensor).double()
     rows = flat.reshape(-1, 1) if origin.axis is None else fibers_of(flat, origin.axis)

@@ -1,4 +1,4 @@
-"""The search for vectors, constants and integers of B in A: as a whole, a row, a matrix, or runs of entries."""
+"""The search for vectors, constants and integers of network B in the tensors of network A."""
 
 from collections.abc import Mapping
 from dataclasses import replace

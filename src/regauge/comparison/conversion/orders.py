@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 RUNS = 6
-"""The maximal number of slices in one permutation, such as the gates of a recurrent cell."""
+"""The largest number of slices in one permutation, such as a permutation of the gates of a recurrent cell."""
 
 
 @dataclass(frozen=True)
 class Strided:
-    """An index that reshaping, indexing and permuting can express: its mixed-radix digits have constant strides.
+    """A list of positions that can be written as a reshape, a selection and a permutation of axes.
 
     Attributes:
         shape: The shape to which the source is reshaped.
@@ -72,10 +72,9 @@ class Strided:
         return np.asarray(taken.transpose([kept.index(axis) for axis in self.order]).reshape(-1), dtype=np.int64)
 
     def write(self, source: str, tail: Sequence[int]) -> str:
-        """Return the torch expression that selects these positions from a source with the further axes `tail`.
+        """Return the torch expression that selects these positions from a source, which has further axes `tail`.
 
-        The positions lie along the first axes of the expression's result. These first axes are not merged into one axis
-        yet.
+        The positions lie along the first axes of the result, which the expression does not merge into one axis.
         """
         text = source
         if len(self.shape) > 1:
@@ -96,7 +95,7 @@ class Strided:
 
 
 def _levels(index: Ints) -> list[tuple[int, int]] | None:
-    """Return the lengths and strides of the digits of an index. The digit that changes most slowly comes first."""
+    """Return the lengths and strides of the nested loops that produce an index, the outermost loop first."""
     levels: list[tuple[int, int]] = []
     while len(index) > 1:
         steps = np.diff(index)
@@ -128,7 +127,7 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """Return into how many equal segments the fibers divide, with one run per source in each, or None."""
+    """Return the number of equal segments in which each source has one run of fibers, or None if there is none."""
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]
     count = len(set(order.tolist()))
@@ -140,7 +139,7 @@ def periods(owner: Ints) -> int | None:
 
 
 def segments(owner: Ints) -> list[slice]:
-    """Return consecutive slices of fibers, cut wherever no source occurs on both sides."""
+    """Return consecutive slices of fibers such that no source occurs in two slices."""
     last = {one: at for at, one in enumerate(owner.tolist())}
     found, start, end = [], 0, 0
     for at, one in enumerate(owner.tolist()):

@@ -22,15 +22,15 @@ from regauge.core.counted import count, shorten
 from regauge.core.params import Params
 
 NO_ORDER = "order"
-"""The name, in a formula, of a permutation that no reshape expresses."""
+"""The name that formulas use for a permutation that cannot be written as a reshape."""
 SHOWN = 4
 """The number of tensors of a concatenation that a table shows."""
 TELLING = 0.5
-"""The share of B's entries in A from which A and B count as implementations of one model."""
+"""If at least this share of B's entries is found in A, A and B count as implementations of one model."""
 ALIKE = 1e-2
-"""The relative difference up to which factors of vectors count as equal."""
+"""The largest relative difference between factors of vectors that count as equal."""
 ROUNDED = 1e-12
-"""The relative difference up to which entries are called equal."""
+"""The largest relative difference between entries that are called equal."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class SourceTensor:
     """A tensor of A whose fibers a formula uses, or a constant.
 
     Attributes:
-        name: The name of the tensor. The name is None for a constant.
-        axis: The axis of the vectors that the formula uses, not counting axes of length one. The axis is None if the
-            formula uses single entries.
+        name: The name of the tensor; None for a constant.
+        axis: The axis of the vectors that the formula uses, not counting axes of length one. None if the formula uses
+            single entries.
         shape: The shape of the tensor.
         value: The value of the constant.
     """
@@ -78,16 +78,16 @@ class MadeTensor:
     Attributes:
         name: The name of the tensor of B.
         shape: The shape of the tensor.
-        sources: The tensors of A that the formula uses. The tuple `sources` is empty if no entry of the tensor was
+        sources: The tensors of A that the formula uses; empty if no entry of the tensor was found.
+        axis: The axis of the vectors of B that are matched, not counting axes of length one. None if entries are
+            matched one by one.
+        owner: For each vector of B along the axis (fiber), the index of its source in `sources`, or -1 if no source was
             found.
-        axis: The axis of the vectors of B that are matched, not counting axes of length one. The axis is None if
-            entries are matched one by one.
-        owner: For each fiber of B, the index of its source in `sources`, or -1 if no source was found.
         index: For each fiber of B, its index within the source.
-        inner: The order of entries within all fibers. `inner` is None if the entries are in the order of the source.
+        inner: The order of entries within all fibers; None if the entries are in the order of the source.
         factor: The factor of the fibers: one number, or one for each fiber.
         offset: The number that the formula adds after the multiplication.
-        difference: The difference between B and the result of the formula, relative to the norm of B. The difference is
+        difference: The difference between the tensor and the result of the formula, relative to the norm of the tensor;
             0 if all entries are equal.
         reason: The reason why some or all entries were not found.
     """
@@ -174,7 +174,7 @@ class MadeTensor:
         return text if self.offset == 0 else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset):.9g}"
 
     def _copied(self) -> str | None:
-        """Return the formula for a whole tensor with permuted axes, or None if the tensor is something else."""
+        """Return the formula for a tensor that is one tensor of A with permuted axes, or None for other tensors."""
         source = self.sources[0]
         if len(self.sources) > 1 or self.inner is not None or (self.owner < 0).any():
             return None
@@ -308,7 +308,7 @@ class TensorMap:
 
     @cached_property
     def uneven(self) -> Mapping[str, str]:
-        """The tensors of B whose formula differs from that in most layers, each with a usual formula as an example."""
+        """The tensors of B whose formula differs from most layers, each with the usual formula as an example."""
         return _uneven(self.origins)
 
     @property
@@ -463,7 +463,7 @@ def _pattern(name: str, text: str) -> tuple[str, str]:
 
 
 def _uneven(origins: Mapping[str, MadeTensor]) -> dict[str, str]:
-    """Return the tensors whose formula differs from that in most layers, each with an example of the usual formula."""
+    """Return the tensors whose formula differs from most layers, each with an example of the usual formula."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for name, one in origins.items():
         key, text = _pattern(name, one.write(None))

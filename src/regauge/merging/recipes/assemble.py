@@ -44,7 +44,8 @@ from regauge.merging.streamed import report_of
 
 LOG = logging.getLogger("regauge.merging")
 Planner: TypeAlias = Callable[[Sequence[Checkpoint], Sequence[str], frozenset[str], Mapping[str, str]], dict[str, Part]]
-"""A function that plans the result from the networks, ordered tensor names, names of statistics and tied names."""
+"""A function that plans each tensor of the result. Arguments: the networks, the ordered tensor names, the names of
+running statistics, and tied names."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Request:
         provenance: The provenance that is written with the output.
         vocabulary: The tokens of the result; None if all networks must have the same tokens.
         align: Whether the networks are aligned; "auto" aligns them only if they need it.
-        layers: For each stack that is cut, the layer indices in the first network's configuration. The layers of the
-            result get the settings of these layers.
+        layers: For each stack from which layers are selected, indices of layers in the first network's configuration.
+            The layers of the result get the settings of these layers.
         template: The chat template of the result.
         files: Further files of an output folder.
     """
@@ -79,11 +80,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Assembled:
-    """The result of an assembly, or only its plan.
+    """The result of merging tensor by tensor, or only the plan for it.
 
     Attributes:
         shards: The weight files of the result.
-        alignment: The plan of the alignment. It is present only if no files were written and no layers are cut.
+        alignment: The plan of the alignment; present only if no files were written and all layers are merged.
         result: The result; None if only a plan was made.
     """
 
@@ -184,8 +185,8 @@ def _unite(
     """Convert the networks to one vocabulary.
 
     Returns:
-        The networks, the configuration of the result if it changes, the plan for token rows, and files of the output
-        folder. The files are those that differ from the first network's files.
+        The networks; the configuration of the result if it changes; the plan for token rows; and those files of the
+        output folder that differ from the files of the first network.
     """
     places = [one.path.parent for one in job.checkpoints]
     config = Configuration(places[0]) if request.vocabulary or request.layers is not None else None
@@ -314,7 +315,7 @@ def _span(factors: set[float]) -> float | str:
 
 
 def _shards(first: Checkpoint, parts: Mapping[str, Part], out: Path, *, is_whole: bool) -> list[Shard]:
-    """Return the files of the result: the first network's files, or files of similar size if the layers differ."""
+    """Return the files of the result: as in the first network, or files of similar size if the layers differ."""
     file = out.name if out.suffix == SUFFIX else None
     known = first.layout(file)
     if is_whole:

@@ -37,7 +37,8 @@ def merge_recipe(
 ) -> MergeResult | AssembledMixture:
     """Merge models as described by a recipe, a YAML file in mergekit's format. Unaligned models are aligned first.
 
-    If a recipe has `experts`, in the format of mergekit-moe, `assemble_mixture` makes a mixture from it.
+    If a recipe has `experts`, in the format of mergekit-moe, `assemble_mixture` assembles the described mixture of
+    experts.
 
     Models may be larger than memory, because tensors are read, combined and written one at a time. Notes about the
     recipe, the models and their tokens are logged.
@@ -57,8 +58,7 @@ def merge_recipe(
     Raises:
         FileExistsError: The output exists and may not be replaced.
         FileNotFoundError: The recipe or one of its models does not exist.
-        ValueError: A line of the recipe is not understood, the recipe does not fit the models, or the memory does not
-            suffice.
+        ValueError: A line of the recipe is unknown, the recipe does not fit the models, or the memory does not suffice.
 
     References:
         Goddard et al. (2024), mergekit.
@@ -239,7 +239,7 @@ def _order(recipe: Recipe) -> tuple[Path, ...]:
 
 
 def _layers(recipe: Recipe) -> dict[str | None, tuple[int, ...]] | None:
-    """Return layer indices for each cut stack. The layers of the result get the settings of these layers."""
+    """Return, for each stack with selected layers, the layers whose settings the layers of the result get."""
     if recipe.is_whole:
         return None
     ranges = {stack: [part.sources[0].layers for part in parts] for stack, parts in recipe.stacks.items()}

@@ -19,7 +19,7 @@ from regauge.merging.settings import Number, find_depths
 from regauge.merging.table import RULES
 
 LEAST = 1e-8
-"""A limit on the sum of weights. Weights with a smaller sum cannot be normalized."""
+"""The smallest sum by which weights are divided to normalize them."""
 LINEAR_FROM = 0.9995
 """The cosine above which mergekit's slerp interpolates linearly."""
 ELECTING = ("ties", "dare_ties", "della", "breadcrumbs_ties")
@@ -100,7 +100,7 @@ def plan_rule(
     statistics: frozenset[str] = frozenset(),
     keys: Mapping[str, str] | None = None,
 ) -> dict[str, Part]:
-    """Return the plan of a result that one rule makes of whole networks. If there is a base, it is the first network.
+    """Return the plan of a result that one rule makes of whole networks. The first network is the base, if any.
 
     Raises:
         ValueError: Weights or settings of the rule are invalid.
@@ -151,7 +151,7 @@ def _tensors(recipe: Recipe, networks: Mapping[Path, Checkpoint], order: Sequenc
 
 
 def _root(prefix: str, stack: str | None) -> str:
-    """Return the common prefix of the tensors in the submodel that `stack` names; empty for the only stack."""
+    """Return the common prefix of the tensors in the submodel `stack`; empty if the model has only one stack."""
     return "" if stack is None else prefix[: f".{prefix}".index(f".{stack}.") + len(stack) + 1]
 
 
@@ -185,7 +185,7 @@ def _stacked(
 
 
 def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tuple[float, ...]]:
-    """Return the rule with its settings for one tensor, the models that the rule combines, and their factors."""
+    """Return the rule for one tensor with its settings, the models that the rule combines, and their factors."""
     method, where = METHODS[recipe.method], f"{recipe.path}: at {made.name!r}"
 
     def common(key: str) -> float:
@@ -266,7 +266,7 @@ def _densities(
     is_rescaled: bool,
     norm: float | None,
 ) -> dict[str, object]:
-    """Return the settings of a rule that keeps a share of each model's `size` entries of a tensor."""
+    """Return the settings of a rule that keeps, for each model, a share of the `size` entries of a tensor."""
     densities = numbers["density"]
     if "dare" in method:
         return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}
@@ -289,7 +289,7 @@ def _densities(
 
 
 def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
-    """Return the dtype of the result, or None to keep the models' dtypes. Also return a message if these dtypes differ.
+    """Return the dtype of the result, or None to keep the dtypes of the models, and a message if these differ.
 
     As in mergekit, the recipe sets the dtype. If the recipe sets none, the widest dtype of the models is used.
     `passthrough` keeps the dtype of every tensor.

@@ -13,7 +13,8 @@ EXPERT = ("source_model", "positive_prompts", "negative_prompts", "noise_scale",
 MODES: dict[str, Router] = {"hidden_last": "hidden", **{one: one for one in get_args(Router)}}
 """Methods of initializing routers, by their names in recipes."""
 ARCHITECTURES = {"mixtral": (FAMILIES, "mixtral"), "qwen": (SHARING, "qwen2_moe"), "qwen3": (FAMILIES, "qwen3_moe")}
-"""Architectures that a recipe may request, each with its possible dense families and its model type."""
+"""Architectures that a recipe may request, each with the families of dense networks from which it can be assembled, and
+with its model type."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def read_mixture(path: Path) -> MixtureRecipe | None:
     """Read a recipe for a mixture; return None if the file is another kind of recipe or cannot be read.
 
     Raises:
-        RecipeError: An entry of the recipe is not understood.
+        RecipeError: An entry of the recipe is unknown or invalid.
     """
     try:
         node = compose_yaml(path) if path.is_file() else None
@@ -83,7 +84,7 @@ def _expert(entry: Entry) -> Expert:
 
 
 def _require_architecture(entry: Entry, *, has_shared: bool) -> None:
-    """Raise an error if an architecture does not allow the mixture's shared expert, or requires one that is missing."""
+    """Raise an error if an architecture does not allow a shared expert, or requires one that is missing."""
     name = entry.text
     if name not in ARCHITECTURES:
         raise entry.refuse(f"the architecture {name!r} is not written; there are {', '.join(ARCHITECTURES)}")

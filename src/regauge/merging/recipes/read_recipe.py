@@ -132,7 +132,7 @@ def read_recipe(path: Path) -> Recipe:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        RecipeError: The file is not a recipe, or an entry is not understood.
+        RecipeError: The file is not a recipe, or an entry is unknown or invalid.
     """
     if not path.is_file():
         raise FileNotFoundError(f"there is no recipe {str(path)!r}; give a YAML file as mergekit reads it")
@@ -245,8 +245,8 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
 def _module(stack: str, entry: Entry, method: RecipeMethod, name: str, base: Path | None) -> Iterable[Slice]:
     """Yield the slices of a layer stack, or one slice with all layers of the stack.
 
-    Parameters of the stack apply if a slice does not set them. As in mergekit, "default" is the stack's name in a model
-    with a single stack.
+    Parameters of the stack apply if a slice does not set them. In a model with a single stack, the stack has the name
+    "default", as in mergekit.
     """
     found = entry.mapping(("slices", "models", "parameters"))
     if ("slices" in found) == ("models" in found):
@@ -287,7 +287,7 @@ def _source(entry: Entry, method: RecipeMethod, name: str, *, is_slice: bool = F
 
 
 def read_folder(entry: Entry) -> Path:
-    """Return the folder of a model, relative to the recipe's folder. If the entry has `lora`, return BASE+ADAPTER."""
+    """Return the folder of a model, relative to the recipe's folder; for an entry with `lora`, BASE+ADAPTER."""
     if entry.is_mapping:
         inner = entry.mapping(("model", "lora", "path"))
         if "path" in inner or "model" not in inner:
@@ -341,7 +341,7 @@ def _norm(entry: Entry) -> float:
 
 
 def _choices(entry: Entry) -> Iterable[tuple[str | None, tuple[float, ...]]]:
-    """Yield the values of a parameter, each with its substring of names. None applies to all names."""
+    """Yield the values of a parameter, each with a substring of tensor names to which it applies, or None for all."""
     if entry.is_mapping:
         yield _conditional(entry)
     elif not entry.is_list:

@@ -1,4 +1,4 @@
-"""A recipe as in a mergekit YAML file: the models, the merge method, and the parameters."""
+"""The content of a YAML file in mergekit's format: the models, the merge method, and the parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -121,7 +121,7 @@ class Recipe:
         return {name: tuple(part for part in self.slices if part.stack == name) for name in names}
 
     def number(self, name: str, part: Slice, source: Source | None, tensor: str, depth: float) -> float | None:
-        """Return a parameter for a tensor: the source's number, else the slice's number, else the recipe's number."""
+        """Return a parameter for a tensor, as set by the source, else by the slice, else by the recipe."""
         for parameters in ({} if source is None else source.parameters, part.parameters, self.parameters):
             found = parameters[name].at(tensor, depth) if name in parameters else None
             if found is not None:

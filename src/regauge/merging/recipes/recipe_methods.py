@@ -15,7 +15,7 @@ class RecipeMethod:
         base: Whether the method needs a base, takes none, or accepts either; "member" if the base is one of the models.
         own: Parameters that each model sets separately, with their defaults; None if the parameter is required.
         common: Parameters shared by all models, with their defaults.
-        least: The smallest number of models. A base is not counted unless it is one of the models.
+        least: The smallest number of models. A base counts only if it is one of the models.
         most: The largest number of models; `math.inf` for no limit.
     """
 
@@ -66,7 +66,7 @@ METHODS: Mapping[str, RecipeMethod] = {
 """Every method by its name in mergekit, with mergekit's defaults."""
 
 NORMS = {"l1": 1.0, "l2": 2.0, "linf": math.inf}
-"""Norms that the kept entries of a task vector may regain, by their names in recipes."""
+"""Norms of a task vector that a rule can restore after it drops entries, by their names in recipes."""
 
 SINGLE = ("slerp", "nuslerp", "multislerp", "karcher", "arcee_fusion")
 """Methods that copy a slice of a single model unchanged."""
@@ -76,4 +76,4 @@ IDLE = {
     "eps": "eps changes nothing here: no length is added to, and a tensor of zeros has no direction",
     "residual_weight": "residual_weight changes nothing, as in mergekit 0.1.5, which reads it and does nothing with it",
 }
-"""Parameters of mergekit that have no effect in regauge, and the texts of the notes on them."""
+"""Parameters of mergekit that have no effect in regauge, each with the text of a note."""

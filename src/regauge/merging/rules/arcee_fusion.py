@@ -14,12 +14,12 @@ LEAST_PROBABILITY = 1e-8
 
 @dataclass(frozen=True)
 class ArceeFusion(Rule):
-    """The first network, with the entries of the second network whose change is important.
+    """The first network, in which entries with important changes are replaced by those of the second network.
 
     The importance of an entry is its absolute change times the divergence of the vector that contains it. Vectors run
-    along the last axis. The divergence is the Kullback-Leibler divergence of the softmax of the second network's vector
-    from that of the first network's vector. The second network's entry is used if the importance is at least the median
-    plus 1.5 times the interquartile range over the tensor.
+    along the last axis. The divergence is the Kullback-Leibler divergence between the softmax of the second network's
+    vector and the softmax of the first network's vector. The second network's entry is used if the importance is at
+    least the median plus 1.5 times the interquartile range over the tensor.
 
     References:
         mergekit's method of this name, by Arcee. In mergekit the quartiles of a tensor with more than a million entries

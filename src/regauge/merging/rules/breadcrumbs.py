@@ -16,15 +16,14 @@ class Breadcrumbs(SparseRule):
 
     In each tensor, a task vector has n entries. The `gamma n` entries of largest magnitude are dropped as outliers. The
     `density n` largest of the remaining entries are kept. If gamma and density together exceed one, fewer outliers are
-    dropped. At least one entry is kept. Entries whose magnitude equals that of the largest or the smallest kept entry
-    are also kept.
+    dropped. At least one entry is kept. Entries as large as the largest or as the smallest kept entry are also kept.
 
     Attributes:
         density: The share of entries that are kept, above zero and at most one, as one number or one for each network.
         gamma: The share of entries that are dropped as outliers, in [0, 1), as one number or one for each network.
         rule: The rule that then combines the reduced task vectors: the sum, or `ElectedMean()`.
-        keeps_norm: The order (1, 2 or `math.inf`) of a norm. The kept entries are multiplied by one factor that
-            restores this norm of the task vector. None for no factor.
+        keeps_norm: The order (1, 2 or `math.inf`) of a norm. The kept entries are multiplied by one factor, which gives
+            them the same norm as the whole task vector. None for no factor.
 
     References:
         Davari and Belilovsky (2024), Model breadcrumbs, section 3: masks of each layer between two quantiles of the

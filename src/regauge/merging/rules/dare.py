@@ -14,7 +14,7 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Dare(SparseRule):
-    """Task vectors after random entries are dropped and the others are enlarged, which preserves the expectation.
+    """Task vectors without random entries. The other entries are enlarged, which preserves the expectation.
 
     Each entry is dropped with probability `drop`, and otherwise divided by `1 - drop`. Another rule then combines the
     task vectors. If this rule is `TaskArithmetic`, the result is unbiased: its expectation equals the result without
@@ -50,7 +50,7 @@ class Dare(SparseRule):
         self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return whether the combining rule accepts chunks; dropping allows chunks because entries are independent."""
+        """Return whether the combining rule accepts chunks. Random dropping does, because entries are independent."""
         return self.rule.splits(shape)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:

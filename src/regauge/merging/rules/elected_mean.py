@@ -12,17 +12,18 @@ from regauge.merging.rule import Target, VectorRule, as_given, weighted_sum
 from regauge.merging.settings import Number, require_scale
 
 LEAST_SHARE = 1e-6
-"""Weights of opposite signs cancel if their sum is a smaller share of the largest weight; it may be rounding error."""
+"""A threshold. If the sum of weights is a smaller share of the largest weight, weights of opposite signs cancel, and
+the sum may be a rounding error."""
 
 
 @dataclass(frozen=True)
 class ElectedMean(VectorRule):
     """The entrywise mean of the task vectors that agree with an elected sign.
 
-    The elected sign of an entry is the sign of the weighted sum over networks. A network agrees if its entry, times its
-    weight, has this sign. The result is `base + scale * mean`, where `mean` is the weighted mean over the networks that
-    agree. The mean is zero if no network agrees or the weighted sum is zero. If some weights are negative and the
-    weights of the agreeing networks sum to zero, the weighted sum is not divided.
+    The elected sign of an entry is the sign of the weighted sum over networks. A network agrees if the product of its
+    entry and its weight has this sign. The result is `base + scale * mean`, where `mean` is the weighted mean over the
+    networks that agree. The mean is zero if no network agrees or the weighted sum is zero. If some weights are negative
+    and the weights of the agreeing networks sum to zero, their weighted sum is used instead of the mean.
 
     Attributes:
         scale: The factor of the mean.

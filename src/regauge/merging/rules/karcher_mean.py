@@ -13,13 +13,13 @@ from regauge.merging.rules.spheres import PARALLEL, inner_product, length
 
 @dataclass(frozen=True)
 class KarcherMean(Rule):
-    """The mean of many networks on a sphere. If a base is given, the mean of their task vectors.
+    """The mean of many networks on a sphere; if a base is given, the mean of their task vectors.
 
     The direction of each tensor minimizes the weighted sum of squared angles to the directions of all networks. The
     length is the weighted mean of the networks' lengths. The iteration starts at the weighted mean of the directions.
-    Each step follows the mean of the logarithms of the directions, until this mean is zero. A zero tensor has no
-    direction and contributes only to the mean length. If the directions cancel, the result is the weighted mean of the
-    tensors.
+    Each step moves along the mean of the tangents that lead to the directions, until this mean is zero. A zero tensor
+    has no direction and contributes only to the mean length. If the directions cancel, the result is the weighted mean
+    of the tensors.
 
     Attributes:
         steps: The largest number of steps. If it is zero, the direction is the normalized mean of the directions, as in

@@ -1,4 +1,4 @@
-"""Nearswap: entries of a base are replaced by another network's entries if both are close."""
+"""Nearswap: an entry of a base is replaced by the entry of another network if both entries are close."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,7 @@ from regauge.merging.rule import Target, VectorRule, equal_shares
 from regauge.merging.settings import Number, require_numbers
 
 LEAST_DISTANCE = 1e-6
-"""The smallest distance of two entries. In a division, smaller distances are replaced by this one, to avoid division by
-zero."""
+"""The smallest distance of two entries by which a number is divided, to avoid division by zero."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""RAM: an entry that only one network changes is changed in full. Changes that several networks share are averaged."""
+"""RAM: a change that only one network makes is kept in full. Changes that several networks make are averaged."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,13 @@ class Ram(VectorRule):
 
     A network changes an entry if the magnitude of its task vector there exceeds `least_change`. If only one network
     changes an entry, the task vector's entry is multiplied by `1 + gain * min(rho, most_overlap)`. The ratio rho is
-    computed for each tensor and network. The ratio is the number of entries that other networks also change, divided by
-    the number of entries that only this network changes.
+    computed for each tensor and network: the number of entries that other networks also change, divided by the number
+    of entries that only this network changes.
 
     Attributes:
-        least_change: A threshold. Entries of task vectors whose magnitude does not exceed it are left out.
-        gain: How much entries that only one network changes are enlarged; zero for RAM, positive for RAM+.
+        least_change: A threshold. Entries of task vectors whose magnitude does not exceed the threshold are left out.
+        gain: The strength with which entries that only one network changes are enlarged; zero for RAM, positive for
+            RAM+.
         most_overlap: An upper limit on the ratio rho.
 
     References:

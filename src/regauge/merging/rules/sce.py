@@ -19,10 +19,10 @@ LEAST_MASS = 1e-6
 
 @dataclass(frozen=True)
 class Sce(VectorRule):
-    """The mean of the entries that vary most between networks, weighted by task-vector size, without minority signs.
+    """The weighted mean of the entries that vary most between networks and agree with an elected sign.
 
-    In each tensor, let n be the number of entries on which the task vectors differ. In all task vectors, the `density
-    n` entries with the largest variance over networks are kept. The weight of a network is the mean square of its kept
+    In each tensor, let n be the number of entries on which the task vectors differ. The `density n` entries with the
+    largest variance over networks are kept in all task vectors. The weight of a network is the mean square of its kept
     entries. The elected sign of an entry is the sign of the unweighted sum over networks. The result is `base + mean`,
     where `mean` is the weighted mean over the networks whose entry has this sign. The mean is zero if no network's
     entry has this sign.

@@ -53,7 +53,7 @@ class SparseRule(VectorRule):
 
 
 def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
-    """Return a vector with only its largest entries below the outliers, and zeros elsewhere.
+    """Return a vector in which all entries are zero except the largest ones after outliers are removed.
 
     `density` is the share of kept entries, and `gamma` is the share of the largest entries, which are outliers.
     """
@@ -71,7 +71,7 @@ def keep_magnitudes(vector: Tensor, density: float, gamma: float) -> Tensor:
 
 
 def restore_norm(kept: Tensor, vector: Tensor, order: float | None) -> Tensor:
-    """Rescale a sparsified task vector to the norm of the whole vector. The norm has order 1, 2 or infinity.
+    """Rescale a task vector with dropped entries to the norm (of order 1, 2 or infinity) of the whole vector.
 
     If the order is None, the vector is returned unchanged.
     """
@@ -88,7 +88,7 @@ def require_norm(order: float | None) -> None:
 
 
 def require_certain(rule: VectorRule) -> None:
-    """Raise a ValueError if both a random rule and its combining rule are random."""
+    """Raise a ValueError if the combining rule of a random rule is also random."""
     if rule.is_random:
         raise ValueError(f"{rule} drops entries at random, as the rule does that it is to follow; drop them once")
 

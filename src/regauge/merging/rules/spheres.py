@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 PARALLEL = 1e-6
-"""A limit. Tensors at angles with smaller sines are parallel; means of directions with smaller norms are discarded."""
+"""A limit. Tensors at an angle with a smaller sine count as parallel. A mean of directions with a smaller norm is
+discarded."""
 
 
 SPHERE_ENTRIES_AT_ONCE = 1 << 17

@@ -9,7 +9,7 @@ from regauge.merging.rule import Target, VectorRule, as_given, weighted_sum
 from regauge.merging.settings import Number, require_scale
 
 LEAST_SUM = 1e-8
-"""A limit on the sum of weights. Weights with a smaller sum cannot be normalized."""
+"""The smallest sum by which weights are divided to normalize them."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from regauge.merging.rule import Rule, Target, as_given, weighted_sum
 class WeightedSum(Rule):
     """The weighted sum of all networks. Weights may have any sign and any sum, and are one by default.
 
-    The rule is mergekit's `linear` without normalization.
+    The rule is equal to mergekit's `linear` without normalization.
     """
 
     has_shares = False

@@ -1,3 +1,3 @@
-"""The on-disk format for populations: immutable shards, rows of metadata, and splits by trajectory."""
+"""The format of populations on the disk: files that never change (shards), rows of metadata, and splits by run."""
 
 from regauge.storage.store.store import Store as Store  # Where it was in earlier versions.

@@ -1,4 +1,4 @@
-"""Conversion between rows and columns: a row is a dictionary of JSON values per network, columns are small tensors.
+"""Conversion of rows to columns. A row is one network's dictionary of JSON values, and columns are small tensors.
 
 A column has one of four kinds. Columns of the kinds `bool`, `int` and `float` are tensors of the narrowest dtype that
 represents every value exactly. A `json` column (strings, lists, mappings, or a mixture of kinds) is a tensor of codes,
@@ -20,7 +20,7 @@ Kind = Literal["bool", "int", "float", "json"]
 Row = Mapping[str, Any]
 INTS = (np.int8, np.int16, np.int32, np.int64)
 TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "json": int}
-"""The Python type of a value that all rows of a shard share, by the kind of its column."""
+"""For each kind of column, the Python type of a value that is stored once for all rows of a shard."""
 DTYPES = {
     "bool": ("bool",),
     "int": ("int8", "int16", "int32", "int64"),
@@ -77,7 +77,7 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
 
     Args:
         name: The name of the column.
-        entry: The entry that `describe` wrote. It may have been changed since.
+        entry: The entry that `describe` wrote, which somebody may have changed since.
         dtypes: The dtype of each tensor in the shard that has one value per row.
     """
     kind = entry.get("kind") if isinstance(entry, dict) else None
@@ -105,7 +105,7 @@ def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
 
 
 def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:
-    """Concatenate a column's parts from several shards, each given with its number of rows; None is a part of nulls.
+    """Concatenate the parts of a column from several shards, each with its number of rows. None means missing values.
 
     Booleans, integers and floats are joined in the narrowest dtype that represents all values. Other mixtures become
     `json`.
@@ -179,7 +179,7 @@ def _code(value: Any, distinct: list[Any], codes: dict[str, int]) -> int:
 
 
 def _recode(column: Column, distinct: list[Any], codes: dict[str, int]) -> Array:
-    """Return the codes of a column of any kind, as indices into a common list of distinct values."""
+    """Return the values of a column of any kind as codes, which are indices into a common list of distinct values."""
     if column.kind == "json":
         table = np.array([_code(value, distinct, codes) for value in column.distinct], np.int32)
         return table[column.values] if len(table) else np.zeros(len(column.values), np.int32)

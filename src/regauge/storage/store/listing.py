@@ -15,7 +15,7 @@ from regauge.storage.store.shard_file import Shard
 FINITE = "is_finite"
 """The column that marks networks with NaN or Inf."""
 ALWAYS = ("id", "step", FINITE)
-"""Columns that every store has, also an empty store."""
+"""Columns that every store has, even if it is empty."""
 PIECES_AT_ONCE = 512
 """The number of memory pieces that are copied together."""
 
@@ -60,7 +60,7 @@ class Listing:
         return [Place(self.shards[k].path.stem, row) for k, row in zip(shards.tolist(), rows.tolist(), strict=True)]
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """Return the indices of the networks at some locations; KeyError if a shard is not listed."""
+        """Return the indices of the networks at some locations; raise a KeyError if a shard is not listed."""
         first = {shard.path.stem: int(start) for shard, start in zip(self.shards, self.starts[:-1], strict=True)}
         return np.array([first[shard] + row for shard, row in places], np.int64)
 

@@ -57,7 +57,7 @@ class Manifest:
             raise ValueError(f"{str(path)!r} does not describe a store ({error}); restore it from a copy") from error
 
     def write(self, folder: Path) -> None:
-        """Make a folder a store, unless it already is a store whose manifest differs at most in the key."""
+        """Make a folder a store. An existing store is kept if its manifest differs at most in the key."""
         path = folder / MANIFEST
         if path.exists():
             self._require_same(folder)
@@ -98,7 +98,7 @@ class Manifest:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """The fields that stores of one architecture share, except notes on the symmetry such as a check's error."""
+        """The fields that are equal in all stores with the same settings; notes on checks of the symmetry are not."""
         groups = None if self.symmetry is None else self.symmetry.groups
         return {"architecture": self.architecture, "storage": self.storage, "symmetry": groups}
 

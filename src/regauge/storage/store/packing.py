@@ -14,7 +14,7 @@ from regauge.storage.architecture import Architecture
 from regauge.storage.store.columns import Array, Row
 
 STORAGE = {"float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Dtypes in which floating-point entries can be stored in half the space."""
+"""Dtypes with 16 bits in which floating-point entries can be stored."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,10 @@ def require_networks(architecture: Architecture, params: Mapping[str, Tensor], r
 def pack(
     params: Mapping[str, Tensor], rows: Sequence[Row], segments: Sequence[Segment], storage: str | None
 ) -> tuple[dict[str, Tensor], list[bool]]:
-    """Convert networks to the tensors of a shard, and return which of the stored networks are finite.
+    """Return the tensors of a shard for some networks, and whether each network is finite as stored.
 
     Raises:
-        ValueError: A network that did not diverge has entries too large for the storage dtype.
+        ValueError: A network without NaN and Inf has entries that are too large for the storage dtype.
     """
     finite, before = (torch.ones(len(rows), dtype=torch.bool) for _ in range(2))
     tensors = {segment.name: segment.pack(params, len(rows)) for segment in segments}

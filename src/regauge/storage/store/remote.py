@@ -1,4 +1,4 @@
-"""Stores on object storage. fsspec copies them to the cache shard by shard, and existing copies are reused."""
+"""Stores on object storage, which fsspec copies to the cache shard by shard. Existing copies are used again."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 
 
 def url_of(folder: str | Path) -> str | None:
-    """Return the URL that a folder argument names, even if `Path` removed a slash from it; None for local folders."""
+    """Return the URL that an argument names, even if `Path` has removed a slash; None for a local folder."""
     found = ADDRESS.fullmatch(os.fspath(folder))
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""The metadata table of a store, queried by columns, which are read on demand."""
+"""The metadata table of a store, whose columns are read when they are first used."""
 
 import hashlib
 import math
@@ -38,7 +38,7 @@ class Rows:
         return decode(self.column(name))
 
     def column(self, name: str) -> Column:
-        """Return one column as it is stored; KeyError if there is no column of this name."""
+        """Return one column as it is stored; raise a KeyError if there is no column of this name."""
         if name not in self._columns:
             if name not in self.names:
                 raise KeyError(f"the networks have no column {name!r}; there are {list(self.names)}")
@@ -90,8 +90,8 @@ class Rows:
 def split(ids: Array, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
     """Return the row indices of each split, given the trajectory of each row; see `Store.split`.
 
-    The mixing function of SplitMix64 is applied to the trajectory's id plus a hash of the salt. This function maps the
-    trajectory to a number in [0, 1). The splits are consecutive intervals of [0, 1).
+    The mixing function of SplitMix64 maps each trajectory to a number in [0, 1), from its id plus a hash of the salt.
+    The splits are consecutive intervals of [0, 1).
 
     References:
         Steele, Lea and Flood (2014), Fast splittable pseudorandom number generators, figure 17.

@@ -39,7 +39,7 @@ BLANK = "0" * 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """The header of a shard: the kind and the constant or distinct values of each column, and locations of tensors.
+    """The header of a shard: a description of each column, and the location of each tensor in the file.
 
     Two shards are equal only if they are the same object. `start` is the offset of the first byte after the header, and
     `size` is the size of the whole file.
@@ -77,7 +77,7 @@ class Shard:
             raise ValueError(damage_message(path, reason)) from error
 
     def require_segments(self, segments: Iterable[Segment]) -> "Shard":
-        """Return this shard; raise a ValueError if its networks have other segments than those of the store."""
+        """Return this shard; raise a ValueError if its networks are stored in other dtypes or sizes."""
         for segment in segments:
             place, shape = self.places.get(segment.name), (self.count, segment.size)
             if place is None or (place.dtype, place.shape) != (segment.dtype, shape):
@@ -105,7 +105,7 @@ class Shard:
         return content
 
     def column(self, name: str, content: Array) -> Column | None:
-        """Return one column from the bytes of the file, or None if no network has a value in it."""
+        """Return one column, given the bytes of the file, or None if no network has a value in this column."""
         described = self.columns.get(name)
         if described is None:
             return None
@@ -134,7 +134,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Return the path of a shard by its name, in the store of a folder, whether or not the file exists."""
+    """Return the path that a shard of this name has in the store of a folder. The file need not exist."""
     if not NAME.fullmatch(name):
         raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
     return folder / FOLDER / f"{name}{SUFFIX}"
@@ -173,7 +173,8 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
 class Verification:
     """The numbers of intact shards and of their networks, and a message for each damaged shard.
 
-    Leftovers are files that writers did not complete. They are harmless. Delete them when no process is writing.
+    Leftovers are incomplete files of writers that were interrupted. They do no harm, and can be deleted when no process
+    is writing.
     """
 
     shards: int
@@ -188,7 +189,7 @@ class Verification:
 
 
 def verify(folder: str | Path, *, progress: Progress = no_progress) -> Verification:
-    """Read every shard of the store in a folder and compare the checksums, also after a damaged shard.
+    """Read every shard of the store in a folder, and compare the checksums. Damaged shards do not end the check.
 
     Raises:
         FileNotFoundError: There is no store in the folder.

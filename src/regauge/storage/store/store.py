@@ -35,8 +35,8 @@ class Store:
     """A store: networks of one architecture on the disk, with metadata for each network.
 
     Open a store with `Store.create` or `Store.open`. The indices of networks follow the order of the shards' names. If
-    a reader refreshes while others write, existing indices stay the same, and new networks are added at the end. Many
-    threads and processes can safely read at once, with any number of writers.
+    a reader calls `refresh` while others write, existing indices stay the same, and new networks are added at the end.
+    Any number of threads and processes can read and write at the same time.
 
     Attributes:
         folder: The folder of the store.
@@ -234,7 +234,7 @@ class Store:
         return self.path_of(name).exists()
 
     def part(self, names: Iterable[str]) -> "Store":
-        """Return a store with only some of the shards, with indices from 0 in this order; no other shard is read.
+        """Return a store with only the given shards, in this order and with new indices from 0. No other shard is read.
 
         Raises:
             FileNotFoundError: There is no shard of this name.
@@ -297,7 +297,7 @@ class Store:
         return {spec.name: params[spec.name] for spec in self.architecture.layout}
 
     def split(self, fractions: Mapping[str, float] | None = None, *, salt: str = "") -> dict[str, Indices]:
-        """Return the network indices of each split, which depends on salt and trajectory but not on the checkpoint.
+        """Return the network indices of each split; all checkpoints of a trajectory are in the same split.
 
         Args:
             fractions: The expected share of trajectories in each split, by name. Default: 80% "train", 10% "validation"
@@ -327,7 +327,7 @@ class Store:
         return tuple(Shard.open(path).require_segments(self._segments) for path in paths)
 
     def _next_name(self) -> str:
-        """Return a shard name that no other writer uses; this writer's names ascend, and a fork is another writer."""
+        """Return a shard name that no other writer uses. The names of one writer ascend."""
         writer = self._writer
         if writer[0] != os.getpid():
             writer = self._writer = (os.getpid(), uuid.uuid4().hex[:12], count())
@@ -335,6 +335,6 @@ class Store:
 
 
 def _open(folder: Path, names: tuple[str, ...] | None) -> Store:
-    """Return a store as another process sees it: equal indices for equal networks, even if shards were added since."""
+    """Return the store with exactly these shards, such that indices are the same as in another process."""
     store = Store.open(folder)
     return store if names is None else store.part(names)
