@@ -20,17 +20,20 @@ from test_discover_models import summary
 
 HEADER = """# What was found in which architecture
 
-Each architecture was built in a small configuration with random weights. Every group was verified in float64, with all
-parameters and buffers moved away from initialization. In the column of groups, `S16` reorders 16 units, `GL6` contains
-every invertible 6 x 6 matrix, `O10` every rotation, `SO2` an angle. `S8^4` has one independent copy in each of 4
-blocks (heads, normalization groups, experts). The next three columns count the independent families of positive scales,
-signs and half-period shifts, over all groups. The error is the largest relative change of an output under a random
-element of the whole symmetry. If the error is about 1e-7, the model itself rounds to float32 inside.
+This page lists the symmetry groups that `rg.discover` found in each architecture. We built each architecture in a small
+configuration with random weights. We verified every group in float64, after all parameters and buffers were perturbed
+from initialization. The column of groups uses these names: `S16` is the group of all permutations of 16 units. `GL6` is
+the group of all invertible 6 x 6 matrices. `O10` is the group of all rotations and reflections of 10 units. `SO2` is
+the group of rotations of two units by an angle. `S8^4` is a product of four groups `S8`, one for each of 4 blocks
+(heads, normalization groups, experts). `3xS16` means that there are three groups `S16`. The next three columns count
+the independent [families](words.md) of positive scales, signs and half-period shifts, over all groups. The error is the
+largest relative change of an output under a random element of the whole symmetry. An error of about 1e-7 is due to the
+model, which rounds to float32 in its forward pass.
 
-Made by `.venv/bin/python benchmarks/architectures.py > docs/architectures.md`.
+The command `.venv/bin/python benchmarks/architectures.py > docs/architectures.md` makes this page.
 
-Each row is one configuration that the tests build. [The census](census.md) has 754 published families. Folders of many
-families were also aligned, merged, loaded again and compared: see [folders of
+Each row is one configuration that the tests build. [The census](census.md) checks 754 families of published models. For
+many families we also aligned and merged two folders, loaded the results again and compared them: see [folders of
 transformers](interoperation.md#what-was-run).
 
 | architecture | groups | scales | signs | shifts | frozen axes | error |
