@@ -18,10 +18,11 @@ RECORDS, PAGE = ROOT / "docs" / "records", ROOT / "docs" / "measurements" / "hea
 HEADER = ["", "paper", "ours", "n", "repeats", "control", "how our run differs"]
 HEAD = """# Papers and our numbers, side by side
 
-Each table has the numbers that a paper prints as its results. Our numbers come from the records in `docs/records`, and
-the command `python benchmarks/headlines.py` writes this page. The column n counts the cases of the mean, and the column
-"repeats" counts seeds or sets of pairs. Barriers, distances and errors are better if they are lower. The control is a
-simpler row of the same record that uses no net over networks. Rows without a number of ours state the reason. Figures
+Each table lists the numbers that a paper prints as its results, and our numbers next to them. Our numbers come from the
+records in `docs/records`, and the command `python benchmarks/headlines.py` writes this page. The column n is the number
+of cases over which a mean is computed. The column "repeats" is the number of seeds or sets of pairs. Barriers,
+distances and errors are better if they are lower. The column "control" shows a simpler method in the same record,
+without any network that reads or generates networks. If we have no number, the last column gives the reason. Figures
 that show only curves or pictures are on the [pages of each paper](../not_reproduced.md).
 """
 
