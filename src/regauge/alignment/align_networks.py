@@ -111,11 +111,11 @@ def align(
             "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
             Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
         untie: Whether the tied output heads of Hugging Face folders get their own tensor. With `untie`, the written
-            folder also contains the head's own tensor, and its config.json records it. An untied head no longer
-            prevents rotations of the stream. With `untie`, `symmetry` must be the symmetry of the untied model. To get
-            it, open the untied model with `with rg.hub.untie(folder, rg.Checkpoint.open(folder)) as (untied, _)`, and
-            use `rg.open_model(untied).symmetry` within this context. Networks in memory store tied tensors separately
-            under each name, so they need no untying.
+            folder also contains the tensor of the head, and its config.json states that the head is not tied. An untied
+            head no longer prevents rotations of the stream. With `untie`, `symmetry` must be the symmetry of the untied
+            model. To get this symmetry, open the untied model with `with rg.hub.untie(folder,
+            rg.Checkpoint.open(folder)) as (untied, _)`, and use `rg.open_model(untied).symmetry` within this context.
+            Networks in memory store tied tensors separately under each name, so they need no untying.
         out: The path or `Output` to which the aligned network is written. The written network has the names, dtypes and
             header of the second network. The alignment itself is written next to the aligned network. The arguments
             `out`, `memory` and `progress` apply only to networks on disk.
@@ -247,12 +247,12 @@ def align_many(
     out: Sequence[Output | str | Path | None] | None = None,
     memory: int | str | MemoryLimit | None = None,
 ) -> Result[Any]:
-    """Find one element for each of several networks that maps it into a common universe, in which all are close.
+    """Find one element for each of several networks, such that all transformed networks are close to one another.
 
-    If every network is aligned to the first one, the result depends on which network is first. If every pair is aligned
-    separately, the alignments contradict each other: the product of the elements A to B and B to C differs from the
-    element A to C. In a universe, each network has one element. The quotient of the elements of two networks aligns
-    these two networks.
+    The elements map the networks into common coordinates, called a universe. If every network is aligned to the first
+    one instead, the result depends on which network is first. If every pair is aligned separately, the alignments
+    contradict each other: the product of the elements A to B and B to C differs from the element A to C. In a universe,
+    the quotient of the elements of two networks aligns these two networks.
 
     `MergeMany` is the default. On five MNIST networks, the objective of `MergeMany` is within 1.2% of that of
     `FrankWolfe` for plain MLPs, and 2% above it for residual MLPs. `MergeMany` takes a sixth of the time of
@@ -370,7 +370,7 @@ def require_method(method: object) -> None:
 def _view(
     method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
 ) -> tuple[JointView, list[Mapping[str, Tensor]], list[Element | None]]:
-    """Check networks, map their structure tensors to those of the first, and join each network's dictionaries."""
+    """Check the networks, map their structure tensors to the first network's, and join each network's dictionaries."""
     require_method(method)
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]

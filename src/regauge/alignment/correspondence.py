@@ -33,11 +33,11 @@ class Correspondence:
     Attributes:
         plans: One transport plan for each group.
         objective: The objective of the plans, which `correspond` maximizes.
-        initial: The objective if units are paired in their given order, which is never above `objective`. For equal
-            widths, pairing units in their given order is the identity.
+        initial: The objective if units are paired in their given order; never above `objective`. For equal widths,
+            pairing units in their given order is the identity.
         history: The objective before the first sweep and after each sweep of the best ascent. The objective never
             decreases.
-        is_converged: Whether no single plan can be improved further.
+        is_converged: Whether the ascent ended because no change of a single plan improves the objective.
         symmetry_a: The symmetry of the first network, with all sizes known.
         symmetry_b: The symmetry of the second network, with all sizes known.
         readers: The axes along which layers sum over units.
@@ -127,14 +127,14 @@ def correspond(
     each pair of units is also optimized. Scales are not optimized. Therefore balance the networks before calling
     `correspond`. Shifts of periodic units stay zero.
 
-    As in weight matching, coordinate ascent finds the plans. While a plan is not computed yet, a uniform plan replaces
-    it. The first group is the one whose plan is determined best by inputs, outputs and computed plans. Each step finds
-    the exact optimum of one plan.
+    As in weight matching, coordinate ascent finds the plans. A uniform plan stands for every plan that is not computed
+    yet. The next group is always the one whose plan is determined best by inputs, outputs and computed plans. Each step
+    finds the exact optimum of one plan.
 
     `correspond` departs from the paper in two ways. First, plans use incoming and outgoing weights and are improved in
     sweeps. In the paper, each plan is computed once, layer by layer from the input to the output. Second, the outgoing
-    weights of B are divided by the masses of B's units instead of averaged. Networks of different widths that compute
-    the same function are therefore recognized.
+    weights of B are not averaged, but divided by the masses of the units of B. Networks of different widths that
+    compute the same function are therefore recognized.
 
     Args:
         params_a: The first network, which stays unchanged.
@@ -151,7 +151,7 @@ def correspond(
         readers: The axes (parameter, axis) along which layers sum over the units of a group. Default: the axes that
             discovery recorded. If a symmetry has no such record, the default is axis 1 of linear and convolutional
             weights, axis 0 of transposed convolutions, and no axis of embeddings.
-        max_sweeps: The maximal number of sweeps over the groups.
+        max_sweeps: The largest number of sweeps over the groups.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
 
     Raises:
@@ -216,9 +216,9 @@ class _Problem:
         return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
 
     def first_plans(self) -> dict[str, UnitPlan]:
-        """Compute every plan once, beginning with the one that inputs and outputs determine best, and return the plans.
+        """Compute and return every plan once, first the plans that inputs and outputs determine best.
 
-        While a plan is not computed yet, a uniform plan without signs replaces it.
+        A uniform plan without signs stands for every plan that is not computed yet.
         """
         plans = {}
         for name, group in self._groups.items():
@@ -277,7 +277,7 @@ class _Problem:
         return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
     def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
-        """Return how much the objective gains per unit of mass on each pair of units, for each product of signs."""
+        """Return the gain of the objective per unit of mass on each pair of units, for each product of signs."""
         result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
         for name, site_a, site_b in self._places(group):
             axis, shape = site_a.placement.axis, list(self._a[name].shape)
@@ -296,7 +296,7 @@ class _Problem:
         return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
 
     def _reach(self, group: str, name: str, axis: int) -> int:
-        """Return the factor from mass to weight: B's size on axes that layers sum over, and A's size on all others."""
+        """Return the factor between mass and weight: B's size on axes that layers sum over, otherwise A's size."""
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 
     def _places(self, group: str) -> list[tuple[str, Site, Site]]:
@@ -316,7 +316,7 @@ class _Problem:
         }
 
     def _anchored(self, group: str, unknown: set[str]) -> float:
-        """Return the share of a group's tensors that does not depend on plans which are still unknown."""
+        """Return the share of a group's tensors that does not depend on unknown plans."""
         known = 0.0
         for name in self._touched[group]:
             hidden = [pair for pair in self._pairs[name] if pair[0].group.name in unknown - {group}]
@@ -389,7 +389,7 @@ def _require_same_architecture(
 
 
 def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozenset[Axis]) -> None:
-    """Raise an error if layers sum over no axis of a group of unequal widths, or sum over all of its axes.
+    """Raise an error unless layers sum over some but not all axes of each group of unequal widths.
 
     Raises:
         ValueError: A group of unequal widths has axes of only one kind, or a reader is not an axis on which a group

@@ -25,14 +25,14 @@ from regauge.training import PlainProgram, descend
 from regauge.training.descent import Clock, cycle
 
 PROGRAM = 1 << 24
-"""The approximate number of parameters of all second networks that are optimized together.
+"""The approximate number of parameters, over all second networks, that are optimized together.
 
 If the pairs of networks have more parameters, they are optimized in several chunks.
 """
 LINE_POINTS = (0.25, 0.5, 0.75)
-"""The points of the linear path at which an element is evaluated if it was learned at random points."""
+"""If an element was learned at random points of the linear path, it is evaluated at these points."""
 RECENT = 3
-"""The exponent of weights in a mean over steps: step k has a weight of about `k ** RECENT`."""
+"""The exponent of the weights in the mean over steps, in which step k has a weight of about `k ** RECENT`."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class DescentCourse:
     def rounds(self, program: PlainProgram[Any], task: Task | None) -> Iterator[Params]:
         """Take steps on the batches of a task, and yield the learned parameters whenever the element is evaluated.
 
-        The learned parameters are a mean over the latest steps. Averaging the latest steps replaces a learning rate
-        that decays to zero. With a decaying rate, each step would depend on the total number of steps.
+        The learned parameters are a mean over the latest steps. Usually, a learning rate that decays to zero has the
+        effect of this mean. But with a decaying rate, each step would depend on the total number of steps.
         """
         batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
         clock, mean = Clock(self.seconds), program.params()
@@ -79,10 +79,10 @@ class DescentMethod(Method):
     """A method that learns an element by descent on some examples of a task, and selects it on held-out examples.
 
     After every `every` steps, the element is evaluated on the held-out examples. The method returns the best of all
-    evaluated elements, the initial element and the identity. The number of steps determines only when the descent ends.
-    A shorter run therefore takes exactly the first steps of a longer run. So a longer run is never worse on the
-    held-out examples. If the examples cannot be split, the method learns and selects on all of them. A note of the
-    result says if learning and selection use the same examples.
+    evaluated elements, the initial element and the identity. The steps do not depend on their total number, so a
+    shorter run takes exactly the first steps of a longer run. A longer run is therefore never worse on the held-out
+    examples. If the examples cannot be split, the method learns and selects on all of them. If learning and selection
+    use the same examples, a note in the result states this.
 
     Subclasses define `learn` and a setting `init`: an element, a method whose result is the initial element, or None
     for the identity.
@@ -128,7 +128,7 @@ class DescentMethod(Method):
 
     @property
     def _size(self) -> int:
-        """Return roughly how many parameters of second networks are optimized at once."""
+        """Return the approximate number of parameters of second networks that are optimized at once."""
         return PROGRAM
 
     def match(self, problem: Problem) -> Results:

@@ -77,7 +77,7 @@ class JointView:
         return {joint_name(k, name): tensor for k, params in enumerate(network) for name, tensor in params.items()}
 
     def split(self, params: Params, like: Any) -> Any:
-        """Return the separate dictionaries of a joined network, as a tuple of the same type as `like`."""
+        """Return the separate dictionaries of a joined network, as a tuple of the same type as the tuple `like`."""
         if not self.roles:
             return params
         parts = [{name: params[joint_name(k, name)] for name in one} for k, one in enumerate(like)]

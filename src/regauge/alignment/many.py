@@ -1,4 +1,4 @@
-"""The objective of methods that align many networks, and the selection among coordinate ascents."""
+"""The objective of methods that align many networks, and the choice of the best of several coordinate ascents."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -91,7 +91,7 @@ def _universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Return the best universe for networks that are compared after `factors` were applied to them."""
+    """Return the best elements of networks that are compared after `factors` were applied to them."""
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     given = tensors = compared(networks, symmetry)
     if has_balance(symmetry):
@@ -160,8 +160,7 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
 
     Each pair contributes its inner product or, equivalently up to a constant, minus half of its squared distance. Inner
     products and squared distances differ only if shifts, scales or matrices change norms. The sum is computed over
-    networks instead of pairs. `moved` contains the networks x_i after elements were applied, and `networks` contains
-    the same networks p_i before that.
+    networks instead of pairs. `networks` contains the networks p_i, and `moved` contains the transformed networks x_i.
     """
     total = 0.0
     for name in moved[0]:

@@ -93,7 +93,7 @@ class Method(ABC):
 
     @property
     def _parts(self) -> tuple["Method", ...]:
-        """Return this method, the methods among its settings, and the methods among theirs."""
+        """Return this method, the methods among its settings, the methods among their settings, and so on."""
         return (self, *(part for one in self._within for part in one._parts))
 
     def planned(self, job: FileJob, task: Task | None) -> FileJob:
@@ -190,7 +190,7 @@ def start_of(start: Start, problem: Problem) -> tuple[Element, tuple[str, ...]]:
 
 
 def are_alike(x: Element, y: Element) -> Tensor:
-    """Return whether elements of two batches have the same permutations and signs, as booleans `[*batch]`."""
+    """Return whether the elements of two batches have equal permutations and signs, as booleans `[*batch]`."""
     same = torch.ones(x.batch, dtype=torch.bool)
     for name in x:
         for left, right in ((x[name].perm, y[name].perm), (x[name].sign, y[name].sign)):
@@ -204,7 +204,7 @@ Measure = Callable[[Params], Tensor]
 
 
 class Candidates:
-    """The best element of each pair among the identity and all offered elements.
+    """The best element of each pair, among the identity and all elements that were offered.
 
     Args:
         problem: The pairs of networks.

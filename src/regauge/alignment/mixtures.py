@@ -1,14 +1,14 @@
-"""Mixtures: networks that are relaxed to means over random elements of a symmetry.
+"""Mixtures: means of a network over random elements of its symmetry, called relaxed networks.
 
-A relaxed element draws an element of every family of groups independently. A relaxed tensor is the mean of the tensor
-after a random element has acted on it. For permutations, the mean of the drawn permutation matrices is a doubly
-stochastic matrix P. A weight between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and nested
-groups are relaxed to convex combinations in the same way. If a group acts on two axes of one tensor, both axes are
-drawn independently, and the result is `P W P^T`.
+A relaxed element is a distribution over elements, independent for every family of groups. A relaxed tensor is the mean
+of the tensor over all elements of this distribution. For permutations, the mean of the drawn permutation matrices is a
+doubly stochastic matrix P. A weight between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and
+nested groups are relaxed to convex combinations in the same way. If a group acts on two axes of one tensor, both axes
+are drawn independently, and the result is `P W P^T`.
 
 The code never builds a doubly stochastic matrix. A step moves every distribution part of the way towards one hard
 element. Such a step changes means by tensors on which the hard element has acted, and these are computed by gathers.
-Therefore a mixture stores, for every tensor, only the mean under each subset of the sites that act on it. For a weight
+Therefore a mixture stores, for every tensor, only the mean over the actions at each subset of its sites. For a weight
 between two layers, the mixture stores four tensors.
 """
 
@@ -34,7 +34,7 @@ Vertex = Mapping[str, Element]
 
 @dataclass(frozen=True)
 class _Draw:
-    """Sites of one family on one tensor that are drawn together."""
+    """Sites of one family on one tensor at which the same random element acts."""
 
     family: Family
     sites: list[Site]
@@ -240,7 +240,7 @@ class RelaxedUniverse:
         return total
 
     def step(self, vertices: Sequence[Vertex], size: float) -> None:
-        """Move every network towards its hard elements by the share `size` of the way."""
+        """Move every network a part of the way towards its hard elements; `size` is this part, from 0 to 1."""
         for mixture, vertex in zip(self.mixtures, vertices, strict=True):
             mixture.step(vertex, size)
 

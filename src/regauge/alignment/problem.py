@@ -59,7 +59,7 @@ class _Setting:
 
 @dataclass(frozen=True)
 class Problem(_Setting):
-    """Pairs of networks; an element should bring the second network of each pair close to the first network.
+    """Pairs of networks to align: an element should bring the second network of each pair close to the first.
 
     Attributes:
         a: The first networks, with a leading pair axis on every tensor. A single pair is a batch of size one. If all
@@ -97,7 +97,7 @@ class Problem(_Setting):
     def move(self, element: Element, moved: Mapping[str, Tensor] = NOTHING) -> Params:
         """Return the second networks after a batch of elements was applied.
 
-        Tensors in `moved` are already transformed and reused.
+        Tensors in `moved` are already transformed, and are not computed again.
         """
         alike = {n: t for n, t in moved.items() if t.dtype == self.b[n].dtype and t.device == self.b[n].device}
         done = {name: tensor for name, tensor in alike.items() if name not in self.symmetry.added}
@@ -106,8 +106,8 @@ class Problem(_Setting):
     def divided(self, kept: float) -> tuple["Problem", tuple[str, ...]]:
         """Return the problem with a share of the examples held out to select among elements, and notes.
 
-        If examples are already held out, the problem is returned unchanged. A method and the methods in its settings
-        therefore select on the same examples.
+        If examples are already held out, the problem is returned unchanged. Therefore a method and the methods in its
+        settings use the same held-out examples.
 
         Args:
             kept: The share of the examples to hold out. If zero, all examples are used both for learning and for
@@ -183,7 +183,7 @@ class Problem(_Setting):
 
 @dataclass(frozen=True)
 class ManyProblem(_Setting):
-    """Two or more networks, to be mapped into one universe where all of them are close to one another.
+    """Two or more networks to align with one another.
 
     Attributes:
         networks: The networks, with the same names and shapes.

@@ -1,7 +1,7 @@
 """Matching of networks by their representatives, and conversion of results to the first network's coordinates.
 
 In a representative, all translation coordinates are zero and all gains are one (`Symmetry.split`). Networks that differ
-only by translations and gains have the same representative. Gains behind running statistics are not set to one
+only by translations and gains have the same representative. Gains that follow running statistics are not set to one
 (`on_matched`). Gains prevent rotations of the units that they multiply. Without gains, the residual stream of a
 transformer can be rotated, and not only permuted. A linear path between representatives is a linear path in the
 coordinates of either network.
@@ -39,16 +39,16 @@ Rotate = Literal["auto", "always", "never"]
 With "auto", streams are rotated if permutations explain too little of them.
 """
 EXPLAINED = 0.9
-"""The cosine between the matched tensors of a stream from which on permutations count as sufficient."""
+"""Permutations count as sufficient if the cosine between the matched tensors of a stream is at least this large."""
 NOT_ROTATED = (
     "nothing is rotated: no group of the symmetry says `behind_gains`, or the method matches networks as they are"
 )
 COPY = 1e-12
 """The largest squared distance of the representatives of a network and its copy, relative to the squared norm."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
-"""The smallest gain that other networks take over from the first, as a share of the median, by bytes per entry.
+"""The smallest gain of the first network that other networks get, as a share of the median gain, by bytes per entry.
 
-A smaller gain would divide the parameters that read it and enlarge their rounding errors.
+The parameters behind a gain are divided by it, so a smaller gain would enlarge their rounding errors.
 """
 
 
@@ -59,9 +59,9 @@ def has_representatives(symmetry: Symmetry) -> bool:
 
 @remembered
 def on_matched(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry for matching representatives: `on_data`, without gains behind running statistics.
+    """Return the symmetry for matching representatives: `on_data`, without gains that follow running statistics.
 
-    If these gains were set to one, the order of units would be found worse (docs/measurements/alignment.md). Balancing
+    If these gains were set to one, fewer units would be matched correctly (docs/measurements/alignment.md). Balancing
     treats such gains like other scales. Gains that prevent rotations of a stream are nevertheless set to one.
     """
     data = symmetry.on_data
@@ -70,7 +70,7 @@ def on_matched(symmetry: Symmetry) -> Symmetry:
 
 
 def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
-    """Return the symmetry for matching the networks as given, and a note if they differ from representatives."""
+    """Return the symmetry for matching the networks as given, and a note if they have translations or gains."""
     told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
     return replace(symmetry, translations=(), gains=()), (told,) if has_representatives(symmetry) else ()
 
@@ -178,7 +178,7 @@ def in_coordinates_of(
 ) -> Element:
     """Convert an element on representatives to one that maps a network to the first network's coordinates.
 
-    The converted element rotates exactly those groups for which the given element has no permutation.
+    The converted element rotates only the groups for which the given element has no permutation.
     """
     problem = Problem(batch_of_one(pair[0]), batch_of_one(pair[1]), symmetry)
     names = [name for name in symmetry.rotatable if element[name].matrix is not None]
@@ -199,7 +199,7 @@ def _split(symmetry: Symmetry, params: Mapping[str, Tensor], is_run: bool) -> tu
 
 @dataclass(frozen=True)
 class RotationChoice(Generic[Known]):
-    """A choice, for each pair, between rotations and permutations of the residual streams.
+    """The choice, for each pair, between rotations and permutations of the residual streams.
 
     Attributes:
         is_wanted: The pairs in which streams should be rotated, bool `[pairs]`.
@@ -222,7 +222,7 @@ class RotationChoice(Generic[Known]):
         rotate: Rotate,
         explain: Callable[[], tuple[tuple[Tensor, Tensor, Tensor], Known]],
     ) -> "RotationChoice[Known]":
-        """Choose between rotations and permutations by `rotate`, or by how much of the networks permutations explain.
+        """Choose between rotations and permutations, by `rotate` or by the share that permutations explain.
 
         Args:
             symmetry: The whole symmetry.
@@ -251,7 +251,7 @@ class RotationChoice(Generic[Known]):
 
 
 def are_rotated(choices: Sequence[RotationChoice[Any]]) -> bool:
-    """Return whether a set of networks is rotated, which is decided for all of them together."""
+    """Return whether several networks are rotated; the decision is the same for all of them."""
     is_most = sum(bool(one.is_wanted) for one in choices) > len(choices) / 2
     return all(bool(one.is_free) for one in choices) and is_most
 
@@ -310,7 +310,7 @@ def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tup
 
 
 def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
-    """Return the squared distance of each first network from the transformed second one, and its squared norm."""
+    """Return the squared distance from each first network to the transformed second network, and its squared norm."""
     a, b = compared([problem.a, params], problem.symmetry)
     if not a:  # Where there are translations alone, no group moves anything.
         return (nothing := torch.zeros(problem.pairs, dtype=torch.float64)), nothing
@@ -318,7 +318,7 @@ def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
 
 
 def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
-    """Restrict a method, and the methods in its settings, to elements of the symmetry of representatives."""
+    """Return a method whose `init`, also in the methods of its settings, is an element for representatives."""
 
     def restrict(value: Any) -> Any:
         if isinstance(value, Element):
@@ -380,10 +380,10 @@ def add_difference(element: Element, ends: Ends) -> Element:
 def _take_over_statistics(
     problem: Problem, element: Element, moved: Params, there: tuple[Params, Coordinates]
 ) -> tuple[Element, Params]:
-    """Return elements that also transform stored statistics, for pairs in which the second network is a copy.
+    """Return elements that also transform stored statistics if the second network of a pair is a copy.
 
-    If a network is not a copy, recomputing its statistics would undo one half of such a transformation. `there`
-    contains the representatives and coordinates of the transformed second networks.
+    For a network that is not a copy, a recomputation of its statistics would undo one half of such a transformation.
+    `there` contains the representatives and coordinates of the transformed second networks.
     """
     symmetry = problem.symmetry
     (first, wanted), (second, own) = symmetry.split(problem.a), there
@@ -401,11 +401,10 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
     """Return elements for near copies that minimize the distance to the first networks.
 
     In the first network's coordinates, noise in a small gain or bias amplifies the noise of the weights that read its
-    output. Therefore the given networks are also matched, with scales fitted to the first network. Matching the given
-    networks is best if they do not differ by translations. The reason is that biases and gains, which representatives
-    lack, distinguish units that noise has made similar. If the networks do differ by translations, they are matched
-    once more in the coordinates of the first network. If there are no gains, these coordinates do not amplify noise.
-    Without gains, a fit in the coordinates of the first network is therefore sufficient.
+    output. Therefore the given networks are also matched, with scales fitted to the first network. This is best if the
+    networks do not differ by translations, because biases and gains then distinguish similar units. Networks that do
+    differ by translations are matched once more in the coordinates of the first network. Without gains, these
+    coordinates do not amplify noise, so a fit in them is sufficient.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")

@@ -48,13 +48,13 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             before.
         objective: The method's objective at `element`, which is maximized. For many networks, the objective is a sum
             over pairs.
-        initial: The objective of the identity, which never exceeds `objective`.
+        initial: The objective of the identity; never above `objective`.
         history: The objective at the start of the best climb and after each of its steps. The values in `history` never
             decrease. In a batch, pairs that ended earlier repeat their last objective.
         starts: The objective that each climb or candidate reached, in the order in which they were tried. In a batch,
-            the objective is NaN for a climb that a pair did not need.
+            the objective is NaN for a climb that was not run for a pair.
         is_converged: Whether the method ended because no single step could improve the objective.
-        is_judged: Whether a task evaluated the result. Without a task, the height of the loss barrier is unknown.
+        is_judged: Whether a task evaluated the result. Otherwise, the height of the loss barrier is unknown.
         notes: Messages about properties that could not be adopted from the first network, and about results without any
             change.
     """
@@ -78,7 +78,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         return tuple(self.element.item(k) for k in range(self.element.batch[0]))
 
     def pairwise(self, i: int, j: int) -> Element:
-        """Return the element that aligns network j to network i: it maps j into the universe, and from there to i.
+        """Return the element that aligns network j to network i, by way of the common coordinates.
 
         Pairwise elements are consistent: `compose(pairwise(i, j), pairwise(j, k)) == pairwise(i, k)`.
         """
@@ -113,7 +113,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def but(self: "Results", rows: Tensor, other: "Results") -> "Results":
-        """Return a batch of results, with those of the pairs marked in `rows` replaced by results of `other`."""
+        """Return a batch of results in which the pairs marked in `rows` have the results of `other`."""
         if not bool(rows.any()):
             return self
         steps, tries = max(len(self.history), len(other.history)), max(len(self.starts), len(other.starts))
@@ -138,7 +138,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     def moves(self) -> tuple[dict[str, Any], ...]:
         """The shares of units and signs that the element changes, with one row for each group on which it can act.
 
-        "moved" is the share of units that the element takes from another position. "flipped" is the share of negative
+        "moved" is the share of units that the element moves to another position. "flipped" is the share of negative
         signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. This distance is
         divided by the distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are the 0.05
         and 0.95 quantiles of the factors. An entry is None if its quantity does not apply to the group. Entries are
@@ -147,7 +147,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         return tuple(moves_of(self.symmetry, self.element))
 
     def plot(self) -> "Figure":
-        """Plot `moves`: the share of each group that the element changed, in the order of the network, and its scales.
+        """Plot `moves`: the share of each group that the element changes, in the order of the network, and the scales.
 
         Raises:
             ValueError: The symmetry has no groups.
@@ -160,7 +160,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def report(self) -> str:
-        """Return sentences on the result, on further options to try, and on properties that could not be adopted."""
+        """Return sentences about the result, further options to try, and properties that could not be adopted."""
         return "\n".join([self._outcome, *self.notes])
 
     @property

@@ -52,4 +52,5 @@ METHODS = {
     "gaussian": MethodRow("gaussian_matching", "GaussianMatching", takes="joint"),
     "joint": MethodRow("joint_matching", "JointMatching", takes="joint"),
 }
-"""Every public method, by its name on the command line; methods that take "joint" networks have no command."""
+"""Every public method, by its name on the command line. Methods that take "joint" networks are not on the command
+line."""

@@ -13,11 +13,11 @@ from regauge.core.assignment import Floats, assign
 from regauge.relaxed.sinkhorn_layer import normalize
 
 REPLICAS = 4
-"""The factor by which splitting units into equally many copies on both sides may increase their number."""
+"""The largest factor by which the number of units may grow when units are split to get equal numbers on both sides."""
 PRICED = 8
-"""The number of pairs for each unit with which a linear program starts, and which it adds at most at a time."""
+"""The number of pairs per unit with which a linear program starts, and the largest number that is added at a time."""
 PRICE_TOLERANCE = 1e-9
-"""The share of the largest profit below which the gain of a pair is too small to add the pair."""
+"""A pair is added only if its gain is at least this share of the largest profit."""
 
 
 def transport(
@@ -35,7 +35,7 @@ def transport(
         profit: The profits, `[n, m]`.
         regularization: The nonnegative weight of the entropy.
         tolerance: Sinkhorn's iteration ends when the relative error of the marginals is below this number.
-        max_iterations: The maximal number of iterations at each strength of the regularization.
+        max_iterations: The largest number of iterations at each strength of the regularization.
 
     Returns:
         The plan, float64 `[n, m]`.
@@ -124,7 +124,7 @@ def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
 
 
 def _marginals_corrected(plan: Tensor) -> Tensor:
-    """Scale a plan down until no marginal is too large, and add the missing mass as a product of marginals."""
+    """Return a plan with exact marginals: too large ones are scaled down, and missing mass is added."""
     n, m = plan.shape
     plan = plan * (1 / (n * plan.sum(1, keepdim=True))).clamp_max(1)
     plan = plan * (1 / (m * plan.sum(0, keepdim=True))).clamp_max(1)

@@ -19,7 +19,7 @@ ZERO = 1e-12
 COARSE = 1e-6
 """The share of the largest singular value below which singular values count as zero, in lower precision."""
 SWEEPS = 10
-"""The maximal number of rounds over all groups. If one group loses dimensions, another group may lose some too."""
+"""The largest number of rounds over all groups. If one group loses dimensions, another group may lose some too."""
 
 
 def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:

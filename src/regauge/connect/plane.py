@@ -16,7 +16,7 @@ from regauge.core.progress import Advance, Progress, no_progress
 from regauge.core.task import Judge, Task, evaluate
 
 TOGETHER, VALUES = 16, 2**25
-"""The maximal number of networks that are evaluated in one call, and of their entries.
+"""The largest number of networks that are evaluated in one call, and of their entries.
 
 Their activations are in memory together.
 """

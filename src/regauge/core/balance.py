@@ -41,13 +41,13 @@ LENGTH_COST = 1e-4
 Buffers = Literal["move", "keep"]
 """Whether balancing may change running statistics."""
 NEWTON_STEPS = 60
-"""The maximal number of Newton steps that balancing takes.
+"""The largest number of Newton steps that balancing takes.
 
 If the norm of a network has no minimum, balancing would not end without this limit."""
 PRODUCTS = 500
-"""The maximal number of products with the Hessian in one Newton step."""
+"""The largest number of products with the Hessian in one Newton step."""
 ALL_PRODUCTS = 1500
-"""The maximal number of products with the Hessian in all Newton steps together.
+"""The largest number of products with the Hessian in all Newton steps together.
 
 Balancing chains of 256 layers takes 1,150 products with the Hessian. With uninitialized parameters, balancing could
 need any number of products with the Hessian.
@@ -63,7 +63,7 @@ FLOOR = 1e-14
 FLAT = 1e-9
 """A direction counts as flat if its curvature is below this share of the preconditioner's curvature."""
 HALVINGS = 30
-"""The maximal number of times that a Newton step is halved if it increases the norm."""
+"""The largest number of times that a Newton step is halved if it increases the norm."""
 
 
 @dataclass(frozen=True)

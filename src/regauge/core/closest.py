@@ -15,7 +15,7 @@ from regauge.core.groups import Group, Placement, forbid_between_classes
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 
 ENUMERATED_AT_ONCE = 1 << 22
-"""The maximal number of entries that are enumerated at once: cost entries times sign and parity patterns."""
+"""The largest number of entries that are enumerated at once: cost entries times sign and parity patterns."""
 PULL = 1e-9
 """The weight of a term that favors the identity among rotations, as a share of the cost's norm.
 

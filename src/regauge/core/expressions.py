@@ -11,14 +11,14 @@ import re
 from typing import Literal
 
 LONGEST_PATTERN = 2_000
-"""The maximal number of characters of a regular expression."""
+"""The largest number of characters of a regular expression."""
 MOST_STATES = 5_000
-"""The maximal number of states of a compiled regular expression.
+"""The largest number of states of a compiled regular expression.
 
 A counted repetition such as `a{3}` is expanded into separate states.
 """
 KEPT = 10_000
-"""The maximal number of cached steps of the matcher."""
+"""The largest number of cached steps of the matcher."""
 PLAIN = re.compile(r"(?:[\w.-]|\\\.)*")
 """Regular expressions that Python's `re` can match without backtracking."""
 Step = re.Pattern[str] | Literal["", "^", "$"]

@@ -15,7 +15,7 @@ Points = Float[Tensor, "*#lead dim"]
 """Points or tangent vectors. The leading axes of points and vectors broadcast."""
 
 MAX_STEPS = 100
-"""The maximal number of iterations for computing a mean on the sphere."""
+"""The largest number of iterations for computing a mean on the sphere."""
 
 
 def normalize(x: Float[Tensor, "*lead dim"]) -> Float[Tensor, "*lead dim"]:

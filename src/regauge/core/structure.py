@@ -21,7 +21,7 @@ from regauge.core.params import VALUES
 from regauge.core.symmetry import Symmetry
 
 ATTEMPTS = 512
-"""The maximal number of times that a search for an element between two structures refines the colors of units."""
+"""The largest number of times that a search for an element between two structures refines the colors of units."""
 
 Codes = NDArray[np.uint64]
 Colors = dict[str, Codes]

@@ -51,7 +51,7 @@ def sinkhorn(
         temperature: The positive temperature.
         potentials: The potentials g of similar logits, `[..., n]`, from which the iteration starts.
         tolerance: The largest accepted deviation of a row sum from one.
-        max_iterations: The maximal number of iterations. Small temperatures need many.
+        max_iterations: The largest number of iterations. Small temperatures need many.
 
     Returns:
         The plan, and its potentials g for the next call. The potentials have no gradient.

@@ -45,7 +45,7 @@ class SoftElement:
         like: A tensor with the dtype and device of the matrices.
         tolerance: The largest accepted error of a plan's row sums. A moderate accuracy is sufficient while logits still
             change.
-        max_iterations: The maximal number of Sinkhorn iterations in one step. Potentials continue from the last step.
+        max_iterations: The largest number of Sinkhorn iterations in one step. Potentials continue from the last step.
     """
 
     def __init__(

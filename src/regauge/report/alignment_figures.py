@@ -10,9 +10,9 @@ from regauge.report.figures import COLORS, abridge, draw_figure
 WORDS = {"moved": "units in another place", "flipped": "signs flipped", "turned": "rotated; 100: as far as at random"}
 """The legend text for each share, by column name."""
 FEW = 40
-"""The maximal number of groups for which letters have the usual size."""
+"""The largest number of groups for which letters have the usual size."""
 LABELED = 240
-"""The maximal number of groups that are labeled with their names."""
+"""The largest number of groups that are labeled with their names."""
 
 
 def moves_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:

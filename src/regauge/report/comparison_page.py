@@ -12,7 +12,7 @@ from regauge.report.pages import page_template
 from regauge.report.population_figures import matrices_figure
 
 LABELED = 80
-"""The maximal number of layers that are labeled with their names."""
+"""The largest number of layers that are labeled with their names."""
 
 
 def comparison_page(facts: Mapping[str, Any]) -> str:

@@ -58,11 +58,11 @@ STYLE: Any = {
 WIDTH = 10.7
 """The maximal width of a picture in inches. Panels that do not fit side by side are placed below each other."""
 TITLE = 42
-"""The maximal number of characters in one line of a panel's title."""
+"""The largest number of characters in one line of a panel's title."""
 LEGEND = 24
-"""The maximal number of letters of a curve's name in a legend between the curves."""
+"""The largest number of letters of a curve's name in a legend between the curves."""
 NAME, NAMES = 28, 2.5
-"""The maximal number of letters in one line of a name at the end of a curve, and the inches for such names."""
+"""The largest number of letters in one line of a name at the end of a curve, and the inches for such names."""
 NAME_SIZE = 9
 """The font size of such names, in points."""
 UNITS = 6

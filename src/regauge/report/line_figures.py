@@ -19,9 +19,9 @@ WORDS = {"loss": "cross entropy (nats)", "accuracy": "accuracy"}
 FLOOR = 0.5
 """An axis begins at zero if the smallest value is below this fraction of the largest value."""
 LONG = 12
-"""The maximal number of letters of a network's name that is centered below its endpoint of the path."""
+"""The largest number of letters of a network's name that is centered below its endpoint of the path."""
 LINE = 22
-"""The maximal number of letters in one line of a network's name."""
+"""The largest number of letters in one line of a network's name."""
 LABEL = (0.27, 0.08)
 """The width and height of the barrier's label, as shares of the width and height of the axes."""
 CHORD = "line between the end losses"

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from regauge.report.figures import COLORS, INK, MISSING, TITLE, draw_figure
 
 NUMBERED = 12
-"""The maximal number of networks in a matrix for which all indices are shown."""
+"""The largest number of networks in a matrix for which all indices are shown."""
 GROUPS = 20
-"""The maximal number of distinct integers in a column that are shown as groups with a color each, not on a scale."""
+"""The largest number of distinct integers in a column that are shown as groups with a color each, not on a scale."""
 BAR = 36
-"""The maximal number of letters in one line next to a color bar."""
+"""The largest number of letters in one line next to a color bar."""
 
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:

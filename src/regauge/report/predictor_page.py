@@ -14,7 +14,7 @@ from regauge.report.pages import of_results, page_template
 PERCENT = ("accuracy",)
 """The scores that are shares."""
 MOST_NAMES = 30
-"""The maximal number of class labels for which names and counts are written."""
+"""The largest number of class labels for which names and counts are written."""
 WORDS = {"validation_accuracy": "accuracy on validation networks", "validation_R2": "R2 on validation networks"}
 """The curves that are plotted next to the loss if the history contains them."""
 

@@ -16,7 +16,7 @@ ABOUT = {
 }
 """A sentence on the units that each criterion removes."""
 SHOWN = 40
-"""The maximal number of groups that are plotted. The first groups are plotted."""
+"""The largest number of groups that are plotted. The first groups are plotted."""
 
 
 @of_results

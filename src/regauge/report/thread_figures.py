@@ -12,9 +12,9 @@ from regauge.report.thread_layout import lay_out
 THREADS = 7
 """The colors of threads. Gray is used for frozen axes."""
 FEW = 60
-"""The maximal number of layers for which letters are large."""
+"""The largest number of layers for which letters are large."""
 WORDS = 64
-"""The maximal number of letters on the groups that begin at a layer."""
+"""The largest number of letters on the groups that begin at a layer."""
 
 
 def threads_figure(

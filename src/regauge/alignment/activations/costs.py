@@ -1,4 +1,4 @@
-"""Costs for coordinate ascent, computed from the activations of two networks on the same inputs."""
+"""Costs of matching units, computed from the activations of two networks on the same inputs."""
 
 import copy
 import math
@@ -22,11 +22,12 @@ from regauge.core.task import Task, arguments, largest_batch
 from regauge.discovery.activations import Activations, activations
 
 COPIED = 4
-"""The number of copies of the largest activation while statistics are updated: plain and centered, of two networks."""
+"""The number of copies of the largest activation tensor that are in memory while statistics are updated: plain and
+centered, of two networks."""
 READING = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
 """Parts of the names of operators through which layers read their inputs."""
 CONSTANT_ACTIVATION = 1e-6
-"""The share of a unit's mean below which its standard deviation makes the unit count as constant."""
+"""A unit counts as constant if its standard deviation is below this share of its mean."""
 
 
 @dataclass
@@ -53,7 +54,7 @@ class CrossMoments:
     products: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
 
     def update(self, a: Tensor, b: Tensor) -> None:
-        """Add one batch of activations, `[units, samples]` for each network; both networks need the same inputs."""
+        """Add one batch of activations, `[units, samples]` for each network. Both networks must see the same inputs."""
         samples = a.shape[1]
         if not samples:
             return
@@ -106,7 +107,7 @@ Statistic = Literal["correlation", "covariance", "product"]
 
 @dataclass(frozen=True)
 class ValuePart:
-    """Part of an intermediate value, and the groups that act jointly on it.
+    """A part of an intermediate value, with the groups that act on this part together.
 
     Attributes:
         name: The name of the intermediate value.
@@ -136,9 +137,10 @@ class ValuePart:
 
 @dataclass(frozen=True)
 class ActivationCosts:
-    """Statistics of activations, as tensors on which groups act like on parameters.
+    """Statistics of activations, in the form of tensors on which groups act in the same way as on parameters.
 
-    The objective is the inner product of `a` and the identity matrix `b` after an element has acted on `b`.
+    The objective is the inner product of `a` and `b`, where `b` is the identity matrix after an element has acted on
+    it.
 
     Attributes:
         symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
@@ -162,12 +164,12 @@ def activation_costs(
     task: Task,
     statistic: Statistic = "correlation",
 ) -> ActivationCosts:
-    """Run both networks once over the data of a task. The argument `traces` must have been made for the task's module.
+    """Run both networks once over the data of a task, and return the statistics of their activations.
 
     Raises:
         TraceError: The task's module cannot be traced.
-        ValueError: There are no batches, the module fails on one, the traces for different batch shapes disagree, or
-            activations are not finite.
+        ValueError: There are no batches, the module raises an error for a batch, the traces for different batch shapes
+            disagree, or activations are not finite.
     """
     networks = [
         {name: t.detach().to(traces.dtype) if t.is_floating_point() else t for name, t in params.items()}
@@ -278,7 +280,7 @@ class Traces:
 
     @property
     def is_used(self) -> bool:
-        """Whether the traces were used for any batch."""
+        """Whether at least one trace was used."""
         return bool(self._known)
 
 
@@ -286,8 +288,8 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
     """Return the parts of activations on which groups act jointly.
 
     An activation tensor is left out if groups act independently on several of its axes. The cross products of such a
-    tensor would be too large for the information that they contain. Activations to which shifts add constants are also
-    left out.
+    tensor would be too large for the information that they contain. Activations to which a shift adds a constant are
+    also left out.
     """
     result: list[ValuePart] = []
     for name in names:
@@ -304,8 +306,7 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
     """Group the sites on an activation tensor into parts.
 
-    Sites belong to one part if they share positions on an axis, or if the group of one is repeated within that of
-    another.
+    Two sites belong to one part if they share positions on an axis, or if one group is repeated within the other.
     """
 
     def is_linked(x: Site, y: Site) -> bool:
@@ -411,6 +412,6 @@ def _require_finite(values: Mapping[str, Tensor], which: str) -> None:
 
 
 def precision_of(*networks: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype in which both networks run: float64 if either network has it, and otherwise float32."""
+    """Return the dtype in which both networks run: float64 if a network has this dtype, and otherwise float32."""
     dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
     return torch.float64 if torch.float64 in dtypes else torch.float32

@@ -8,14 +8,14 @@ The inputs are two dictionaries of tensors, and a symmetry that acts on the seco
 
 over one family of groups at a time. Each step computes an exact optimum by `closest`. Permutations, signs and rotations
 do not change norms. For permutations, signs and rotations, J is therefore the inner product of the two networks.
-Half-period shifts change norms. If there are shifts, J is minus half of the squared distance, up to a constant.
-Matching methods differ only in the tensors of the dictionaries: weights, activations, or means and standard deviations.
+Half-period shifts do change norms. In general, J is minus half of the squared distance, up to a constant. Methods of
+matching differ only in the tensors that they compare: weights, activations, or means and standard deviations.
 
 All tensors have one leading pair axis, whose length is one for a single pair. Every pair of networks has its own order
 of families and its own list of families to search. A step processes only the pairs that need it, so converged pairs
-cost no time. The best element of a family does not depend on its current element: it is computed from second networks
-to which only the *other* families have been applied. Families with nested groups are an exception: their steps are
-relative to their current element.
+cost no time. The best element of a family is computed from second networks to which only the *other* families have been
+applied. The current element of the family therefore does not matter. Families with nested groups are an exception,
+because their steps are relative to their current element.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,24 +41,25 @@ if TYPE_CHECKING:
     from regauge.alignment.engine.searches import Launch
 
 ROUNDING = 16
-"""The gain that a step needs if it changes every unit, as a multiple of the objective's rounding error.
+"""The smallest gain of a step that changes every unit, as a multiple of the objective's rounding error.
 
 A step that changes fewer units needs proportionally less gain.
 """
 SLACK = 4
 """A permutation is replaced only if the objective rises by more than this multiple of its rounding error."""
 DAMPING = (0.1, 0.3, 1.0, 3.0)
-"""The damping strengths to try if a group acts on two axes of one tensor and a full step lowers the objective."""
+"""The damping strengths that are tried if a full step of a group on two axes of one tensor lowers the objective."""
 
 Solve = Callable[[Family, Tensors, Tensors], tuple[Element, Tensor]]
-"""A function that returns the best element of one family for each pair, and its gain over the identity."""
+"""A function that returns the best element of one family for each pair, and the gain of this element over the
+identity."""
 Rows = Int64[Tensor, " row"]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """Families of groups, and which families influence the best element of which other family.
+    """Families of groups, and for each family the other families that influence its best element.
 
     Attributes:
         families: The families to optimize.
@@ -103,13 +104,13 @@ class Ascent:
     """One coordinate ascent for each pair of networks. All tensors have one leading axis of pairs.
 
     Args:
-        around: The families to optimize, and which family influences which other.
+        around: The families to optimize, and the dependencies between them.
         a: The tensors of the first networks.
         b: The tensors of the second networks.
         solve: A function that optimizes a family with nested groups.
         start: A batch of initial elements without positive scales. Default: the identity.
         tolerance: A step is taken only if it gains more than this share of the pair's `sum |a| |b|`.
-        searches: The maximal number of families that are searched at the same time because they do not depend on one
+        searches: The largest number of families that are searched at the same time because they do not depend on one
             another.
 
     Attributes:
@@ -149,7 +150,7 @@ class Ascent:
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
         """For the given pairs of networks, search every family once whose neighbors have changed.
 
-        Return which of the pairs changed.
+        Return the pairs that changed.
 
         Families that do not depend on one another are searched at the same time. Steps are nevertheless accepted in the
         order of the families. The result is therefore the same as that of consecutive searches.
@@ -199,12 +200,12 @@ class Ascent:
         return rows, gained
 
     def start_from_barycenter(self, first: Collection[str] = ()) -> None:
-        """Choose an element for every family once, as a start for later sweeps.
+        """Choose an element for every family once, as the start of the ascent.
 
         A family without a chosen element is replaced by the average over all of its elements.
 
         The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs or
-        rotations is zero. For each pair of networks, the family whose cost is known best is chosen next. The known part
+        rotations is zero. In each pair of networks, the next family is the one whose cost is known best. The known part
         of a cost comes from inputs, outputs and families that already have an element. On residual networks, coordinate
         ascent from the identity would end in poor local optima, because the first costs are mostly noise. Rotations are
         chosen before all other families, from tensors that no other family changes; see `first_rotations`.
@@ -261,7 +262,7 @@ class Ascent:
                 self._costs[k].aim_at(a.keys())
 
     def objectives(self) -> Float64[Tensor, " pair"]:
-        """Return the objective, computed anew, without the rounding errors of accumulated gains."""
+        """Return the objective, computed again from the tensors, without the rounding errors of summed gains."""
         return self.networks.objectives(self.networks.second())
 
     def _measure(self, a: Tensors) -> None:
@@ -277,7 +278,7 @@ class Ascent:
         return torch.maximum(at(self._scale, rows) * self._tolerance, at(self._rounding, rows) * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search the best step of a family, and return a function that takes it for the pairs in which it gains."""
+        """Search the best step of a family; return a function that takes the step for all pairs that gain."""
         cost, current, slack = self._costs[k].cost(rows), self._value(k, rows), self._least(rows, SLACK)
 
         def search() -> tuple[Value, Tensor]:
@@ -299,7 +300,7 @@ class Ascent:
     def _accept_coupled(
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
-        """Take a full or a shortened step of a group if it raises the exact objective, which is quadratic here.
+        """Take a full or a shorter step of a group if this step raises the exact objective, which is quadratic here.
 
         The cost is the linear model of the objective at the current value. At the maximum of the linear model, the
         exact objective may be lower than before. If a step lowers the exact objective, a shorter step is tried.
@@ -332,7 +333,7 @@ class Ascent:
         return self.networks.objectives(self.networks.moved(family.sites, rows), rows)
 
     def _improve_nested(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search a step of a family with nested groups; return a function that takes it for pairs in which it gains."""
+        """Search a step of a family with nested groups; return a function that takes it for all pairs that gain."""
         family = self._families[k]
         a = {name: at(self.networks.a[name], rows) for name in family.sites}
         b = self.networks.moved(family.sites, rows)
@@ -357,7 +358,7 @@ class Ascent:
     def _join_signs(self, rows: Rows) -> Bool[Tensor, " row"]:
         """Optimize the signs of two families that share an axis jointly.
 
-        Return which of the pairs of networks gained.
+        Return the pairs of networks that gained.
         """
         before = self.gained[rows]
         for pair in self._around.sign_pairs:
@@ -383,7 +384,7 @@ class Ascent:
         self._soil(k, rows)
 
     def _whole(self, family: Family, step: Element) -> Element:
-        """Return a step as an element for all groups of the family, with the identity for those that it lacks."""
+        """Return a step as an element of all groups of the family; groups without a value get the identity."""
         return complete(family, {group.name: step[group.name] for group in family.members}, step.batch)
 
     def _choose(self, k: int, rows: Rows, unknown: Sequence[int]) -> None:
@@ -416,7 +417,7 @@ class Ascent:
         return [site for number in unknown if number in others for site in others[number]]
 
     def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
-        """Return the share of a family's tensors that families without a chosen value cannot change."""
+        """Return the share of a family's tensors that does not depend on families without a chosen value."""
         near = tuple(other for other in unknown if other in self._around.near[k])
         if (k, near) not in self._shares:
             known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
@@ -427,7 +428,7 @@ class Ascent:
         return self._shares[k, near]
 
     def _known_norms(self, name: str, hidden: Sequence[Site]) -> Float64[Tensor, " pair"]:
-        """Return the product of a tensor's norms in both networks, after averaging over the groups at some sites."""
+        """Return the product of the norms of both networks' tensors after they are averaged over some groups."""
         if not hidden:
             return self._norms[name]
         key = (name, frozenset((site.group.name, site.placement.axis) for site in hidden))
@@ -476,9 +477,9 @@ def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
 
 
 def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
-    """Return the cost plus a bonus for the current value of the group in each pair of networks.
+    """Return the cost plus a term that favors the current value of the group in each pair of networks.
 
-    With the bonus, steps are smaller, so the linear model of the objective is more accurate.
+    This term makes steps smaller, so the linear model of the objective is more accurate.
     """
     # <g, C> + d <g, g_now>: all elements have one norm, so the second term is a penalty -d |g - g_now|^2 / 2.
     held: dict[Character, Tensor] = {}
@@ -498,7 +499,7 @@ def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
 
 
 MAX_SWEEPS = 20
-"""The maximal number of sweeps in each of the two climbs."""
+"""The largest number of sweeps in each of the two climbs."""
 
 
 def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> tuple[Element, Tensor]:

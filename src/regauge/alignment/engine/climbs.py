@@ -21,12 +21,12 @@ from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
 
 PORTION_PAIRS = 256
-"""The maximal number of pairs of networks in a chunk.
+"""The largest number of pairs of networks in a chunk.
 
 Larger chunks are not faster, because they exceed the processor's caches.
 """
 PORTION_BYTES = 3 << 23
-"""The maximal number of bytes of all networks in a chunk, unless a single pair needs more.
+"""The largest number of bytes of all networks in a chunk, unless a single pair needs more.
 
 Costs need several times as much memory as the networks.
 """
@@ -67,7 +67,7 @@ class Climbs:
         )
 
     def but(self, rows: Tensor, other: "Climbs") -> "Climbs":
-        """Return these climbs, but with the climbs `other` for the pairs `rows`."""
+        """Return a copy in which the climbs of the pairs `rows` are replaced by `other`."""
         if len(rows) == len(self.objective):
             return other
         steps = max(len(self.history), len(other.history))
@@ -80,12 +80,12 @@ class Climbs:
         )
 
     def lift(self, offset: Tensor) -> "Climbs":
-        """Add a number to each pair's objective, both at the end of the climb and in the history."""
+        """Return a copy with a number added to each pair's objective and history."""
         return replace(self, objective=self.objective + offset, history=self.history + offset)
 
 
 def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
-    """Yield slices of pairs that are small enough for a limited memory. Every tensor must have a leading pair axis."""
+    """Yield slices of pairs, small enough for the limits on a chunk. Every tensor must have a leading pair axis."""
     count = len(next(iter(networks[0].values())))
     each = sum(t.numel() * t.element_size() for params in networks for t in params.values()) // max(1, count)
     size = max(1, min(PORTION_PAIRS, PORTION_BYTES // max(1, each)))
@@ -97,8 +97,8 @@ def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
 def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
     """Return the results of `work` on all parts, computed in parallel by as many threads as torch uses.
 
-    The operations of an ascent are too small to be divided among threads. It is therefore faster if each thread
-    processes other pairs. Torch's number of threads is restored afterwards.
+    The operations of an ascent are too small to be divided among threads. Therefore each thread processes other pairs,
+    which is faster. Torch's number of threads is restored afterwards.
     """
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
@@ -134,7 +134,7 @@ def climb(
         b: The compared tensors of the second networks.
         start: A batch of initial elements without positive scales. Default: the identity.
         is_from_barycenter: Whether every family is chosen once before the sweeps, while unknown families are averaged.
-        max_sweeps: The maximal number of sweeps.
+        max_sweeps: The largest number of sweeps.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
     """
     ascent = make_ascent(symmetry, a, b, start=start, tolerance=tolerance)
@@ -179,11 +179,12 @@ def is_exact(symmetry: Symmetry, name: str) -> bool:
 
 
 class Pursuit:
-    """A coordinate ascent for a single pair of networks whose first network changes between climbs.
+    """A repeated coordinate ascent for a single pair of networks, whose first network changes between climbs.
 
-    Every climb begins at the end of the previous climb, with its potentials. A climb searches only groups that act on
-    changed tensors of the first network. The tensors are the compared tensors, without a leading axis of pairs. `start`
-    may be any element. `changed` contains the names of the second network's tensors that the last climb changed.
+    Every climb begins at the end of the previous climb, with the dual variables (potentials) of its assignments. A
+    climb searches only groups that act on changed tensors of the first network. The tensors are the compared tensors,
+    without a leading axis of pairs. `start` may be any element. `changed` contains the names of the second network's
+    tensors that the last climb changed.
     """
 
     def __init__(self, symmetry: Symmetry, a: Tensors, b: Tensors, start: Element, tolerance: float = 1e-9) -> None:
@@ -225,10 +226,10 @@ class Pursuit:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A climb from another initial element, for pairs whose climbs so far are worse than this element itself.
+    """A climb from another initial element, for pairs whose earlier climbs all ended below this element's objective.
 
     Attributes:
-        worth: The objective of the other initial element.
+        worth: The objective of this initial element.
         climb: A function that runs the climb from this element for the selected pairs.
     """
 
@@ -253,8 +254,8 @@ def ladder(
             objective selects.
 
     Returns:
-        The best climb of each pair, and the objective that every climb reached. The objective is NaN for a climb that a
-        pair did not need.
+        The best climb of each pair, and the objective that every climb reached. The objective is NaN for a climb that
+        was not run for a pair.
     """
     ends, first = list(climbs), climbs[0]
     starts = [end.objective for end in ends]

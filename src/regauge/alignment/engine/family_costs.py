@@ -1,6 +1,6 @@
 """The cost of one family of groups in coordinate ascent, for many pairs of networks at once.
 
-Terms of the cost that do not change are summed once, and changed terms are corrected.
+Terms of the cost that never change are summed only once. Other terms are corrected when they change.
 """
 
 import functools
@@ -21,7 +21,7 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 
 @dataclass
 class _Term:
-    """A term of a family's cost: one site of its outermost group on a tensor, and the other sites on this tensor.
+    """A term of a family's cost, which belongs to one site of the family's outermost group on a tensor.
 
     A term is part of the stored sums if `is_present`, and is computed anew every time otherwise. If only one other
     group permutes the tensor, `neighbor` corrects the term. If no other group acts on the tensor, the term may have a
@@ -41,8 +41,8 @@ class FamilyCost:
     """The cost of one family without nested groups, for every pair.
 
     The cost is computed from second networks to which only the *other* families have been applied. Therefore the best
-    element does not depend on the current element of the family. A tensor on which no other family acts is added once
-    and never transformed.
+    element does not depend on the current element of the family. A tensor on which no other family acts is added only
+    once, because it never changes.
     """
 
     def __init__(self, networks: PairedNetworks, family: Family) -> None:
@@ -62,7 +62,7 @@ class FamilyCost:
         self._dtype = functools.reduce(torch.promote_types, {networks.a[term.name].dtype for term in self._terms})
 
     def aim_at(self, names: Collection[str]) -> None:
-        """Mark the sums that use the named tensors of the first networks for recomputation.
+        """Mark for recomputation the sums that use the named tensors of the first networks.
 
         Potentials of the assignments are kept.
         """

@@ -3,9 +3,9 @@
 Other groups also act on the tensors of a residual stream: permutations of hidden units and heads, and matrices within
 heads. The elements of all other groups are unknown at first, but they cancel in certain products of tensors. One kind
 of product multiplies weights that read the stream by weights that write to it. Another kind multiplies query weights by
-key weights. A rotation of the stream acts on both sides of such a product. A rotation found from products depends on
-the function of the layers. A rotation found from single tensors would depend on matched hidden units and would fit the
-noise of that matching.
+key weights. A rotation of the stream acts on both sides of such a product. A rotation that is found from such products
+depends only on the function of the layers. A rotation from single tensors would depend on the matching of hidden units,
+and would fit the noise of this matching.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +24,10 @@ from regauge.core.groups import Group
 from regauge.core.products import matmul
 
 SHARE = 0.3
-"""The weight of all products of tensors together, relative to that of all tensors that no other group changes."""
+"""The total weight of all products of tensors, relative to the total weight of the tensors that no other group
+changes."""
 STEPS = 8
-"""The maximal number of steps that improve a rotation on products of tensors."""
+"""The largest number of steps that improve a rotation on products of tensors."""
 LEAST = 1e-9
 """The smallest gain of a rotation step, as a share of the objective."""
 
@@ -49,7 +50,7 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two matrix parts whose product only the rotation changes, because all other actions cancel along the inner axes.
+    """Two matrix parts whose product is changed only by the rotation; other actions cancel in the product.
 
     For each inner index of the first part, `index` contains the inner index of the second part. Indices can repeat,
     because several heads may share keys and values.
@@ -71,7 +72,7 @@ def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
 
 
 def find_products(name: str, sites: Sites, shapes: Mapping[str, Sequence[int]]) -> list[TwoSided]:
-    """Return the products of tensors with these shapes on which only the named group acts, from both sides."""
+    """Return products of tensors with these shapes on which only the named group acts, from both sides."""
     parts = [part for tensor, local in sites.items() for part in _parts(name, tensor, local, shapes[tensor])]
     pairs = ((one, other) for k, one in enumerate(parts) for other in parts[:k])
     return [found for pair in pairs if (found := _product(*pair) or _product(*pair[::-1])) is not None]
@@ -95,7 +96,7 @@ def _parts(name: str, tensor: str, local: Sequence[Site], shape: Sequence[int]) 
 
 
 def _product(first: Side, second: Side) -> TwoSided | None:
-    """Return the product of two matrix parts if each index of the first has a partner with the same action."""
+    """Return the product of two matrix parts if all actions of other groups cancel in it, otherwise None."""
     shared = [(first.sites.get(name), site) for name, site in second.sites.items()]
     alone = [site for name, site in first.sites.items() if name not in second.sites]
     if any(site.group.matrix != "none" or _turns(site) for site in alone):
@@ -142,8 +143,8 @@ class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
-    square root of the product of both norms. Large tensors, most of which stay near their initialization, therefore do
-    not dominate. All products A and B have the same total weight.
+    square root of the product of both norms. Otherwise large tensors would dominate, most of which stay near their
+    initialization. All products A and B have the same total weight.
 
     Attributes:
         group: The name of the group that rotates.
@@ -172,7 +173,7 @@ class FirstRotation:
         self._reach = self._reach + size.sqrt()
 
     def start(self) -> bool:
-        """Choose the rotation that is best for single tensors, and return whether there was any such tensor."""
+        """Choose the rotation that is best for single tensors, and return whether there are any."""
         if not (isinstance(self._cost, Tensor) and isinstance(self._reach, Tensor) and bool((self._reach > 0).all())):
             return False
         self.matrix = self.best = self._solve(self._cost)

@@ -1,12 +1,12 @@
-"""Pairs of networks, prepared for comparison: each network is replaced by the one of smallest norm on its orbit.
+"""Pairs of networks, prepared for comparison: each network is replaced by the smallest network on its orbit.
 
-If a filter before batch normalization is scaled, its gain (gamma) can compensate for the scale. Such a scaling changes
-the running mean but not the running variance. The stored statistics then no longer match the activations. The function
-nevertheless stays the same as long as the stored statistics are used. Recomputing the statistics undoes part of a
-scaling of filters. Therefore the second network keeps its statistics, unless it is a transformed copy of the first
-network. In a transformed copy, the statistics were transformed too. Copies are recognized by running variances that
-equal those of the first network. In an independently trained network, the running variances follow the scales of its
-filters.
+The smallest network is the one with the smallest norm. If a filter before batch normalization is scaled, the gain
+(gamma) of the normalization can compensate for the scale. Such a scaling changes the running mean but not the running
+variance, so the stored statistics no longer match the activations. The function stays the same as long as the stored
+statistics are used. But a recomputation of the statistics undoes part of the scaling. Therefore the second network
+keeps its statistics, unless it is a transformed copy of the first network. In a transformed copy, the statistics were
+transformed too. Copies are recognized by running variances that equal those of the first network. In an independently
+trained network, the running variances follow the scales of its filters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,12 +30,12 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 Scales = Literal["balance", "recompute", "keep"]
-"""Whether networks are compared after balancing their positive scales and matrices, or as given.
+"""The treatment of positive scales and matrices: whether networks are balanced before they are compared.
 
 With "balance", scales that change running statistics are balanced only in transformed copies; see `match_frames`.
 """
 EQUAL_TENSORS = 1e-5
-"""The share of a tensor's norm below which a distance counts as zero.
+"""A distance below this share of a tensor's norm counts as zero.
 
 Rounding in float32 causes distances of this size."""
 MOVED = 0.25
@@ -43,7 +43,7 @@ MOVED = 0.25
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try, in order: without and (for transformed copies) with changed buffers.
+    """Return the kinds of balancing to try: first without changes of buffers, then with changes, for copies.
 
     If a task recomputes statistics, balancing never changes running statistics.
     """
@@ -70,8 +70,8 @@ class Frame:
         sides: The elements that balance the first and the second networks. `sides` is None if networks are compared as
             given.
         buffers: Whether balancing changes running statistics.
-        rigid: For each group of invertible matrices, the pairs in which the group may only rotate, because Gram
-            matrices are singular within rounding in one of the networks.
+        rigid: For each group of invertible matrices, the pairs in which the group may only rotate. In these pairs, a
+            Gram matrix of one network is singular up to rounding.
     """
 
     symmetry: Symmetry
@@ -111,7 +111,7 @@ class Frame:
         return replace(self, symmetry=symmetry, a=a, b=b, given=given, sides=sides)
 
     def second(self, element: Element, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors of the second networks in this frame after an element of the given networks has acted."""
+        """Yield balanced tensors of the second networks after an element for the given networks has acted."""
         if self.sides is not None:
             left, right = self.sides
             back = self.symmetry.compose(element, self.symmetry.inverse(right))
@@ -145,7 +145,7 @@ class Frame:
         return total
 
     def objective(self, b: Tensors) -> Float64[Tensor, " pair"]:
-        """Return the inner product of each first network with the given network."""
+        """Return the inner product of each first network with the corresponding network in `b`."""
         return torch.stack([dots(self.a[name], b[name]) for name in self.a]).sum(0)
 
     def rows(self, rows: Tensor) -> "Frame":
@@ -190,7 +190,7 @@ class FramedProblem(Problem):
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether invariants allow balanced networks to be equal up to permutations, signs and rotations."""
+    """Return whether balanced networks can be equal up to permutations, signs and rotations, by their invariants."""
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name in sorted(symmetry.sites.keys() & a.keys(), key=lambda name: a[name].numel()):
         is_rotated = any(site.group.matrix != "none" for site in symmetry.sites[name])
@@ -250,7 +250,7 @@ def _linear(symmetry: Symmetry) -> frozenset[str]:
 
 
 def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Results]) -> Results:
-    """Match pairs of networks without changing running statistics.
+    """Match pairs of networks in balanced form, without changing running statistics.
 
     Pairs that are transformed copies are also matched with running statistics that balancing may change.
 
@@ -277,7 +277,7 @@ def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Resu
 def are_moved_copies(
     symmetry: Symmetry, a: Mapping[str, Tensor], kept: Mapping[str, Tensor], moved: Mapping[str, Tensor]
 ) -> Bool[Tensor, " pair"]:
-    """Return whether each second network has transformed statistics of the first network, like a transformed copy.
+    """Return whether each second network is a copy of the first network whose statistics were also transformed.
 
     Args:
         symmetry: The symmetry of all networks.
@@ -298,7 +298,7 @@ def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping
 
 
 def statistics_gap(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """Return the distance between the running statistics of each pair, relative to the norm of the first network's."""
+    """Return the distance between the running statistics of each pair, relative to the first network's norm."""
     names = [name for name in symmetry.buffers if name in symmetry.sites]
     return _measure_gap(*({name: one[name] for name in names} for one in (a, b)))
 

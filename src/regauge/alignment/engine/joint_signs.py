@@ -1,10 +1,9 @@
 """Signs of two groups whose units share the entries of one axis, such as heads and rotary pairs within heads.
 
 The entry of head h and pair j is multiplied by the signs `s_h t_j`. All signs s together determine the best signs t,
-and all signs t determine the best signs s. If the algorithm only alternated between s and t, it would end in a local
-optimum. The reason is that wrong head signs cancel the evidence of the heads about the pairs. The evidence of a single
-head is never cancelled. Therefore the alternation is run once from each single head. If there are few heads, the
-alternation is run from all combinations of their signs.
+and all signs t determine the best signs s. A simple alternation between s and t would end in a local optimum, because
+contributions of heads with wrong signs cancel. The contribution of a single head cannot cancel. Therefore the
+alternation starts once from each single head or, if there are few heads, from all combinations of their signs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,11 +22,11 @@ from regauge.core.groups import Group
 from regauge.core.signs import SignCode
 
 MOST_UNITS = 64
-"""The number of units up to which the smaller group is used as a start of the alternation, one unit at a time."""
+"""The largest number of units in the smaller group for which the alternation starts from each single unit."""
 MOST_VALUES = 1 << 21
-"""The number of entries up to which all sign combinations of the smaller group are tried, which is exact."""
+"""The largest number of entries for which all combinations of signs of the smaller group are tried, which is exact."""
 TURNS = 8
-"""The maximal number of alternations between the signs of two groups from each start."""
+"""The largest number of alternations between the signs of two groups from each start."""
 
 Signs = Int8[Tensor, "family row unit"]
 
@@ -45,7 +44,7 @@ class SignPair:
     sites: Mapping[str, Sequence[Site]]
 
     def closest(self, a: Tensors, b: Tensors) -> tuple[Signs, Signs, Float64[Tensor, " row"]]:
-        """Return the best signs of both families relative to the current signs in `b`, and their gain."""
+        """Return the best signs of both families, relative to the current signs in `b`, and the gain of these."""
         terms = self._terms(a, b)
         total = torch.stack([term.sum((-1, -2)) for term in terms.values()]).sum(0)
         rows, (left, right) = len(total), self.groups
@@ -179,6 +178,6 @@ def _acts_across(sites: Sequence[Site]) -> bool:
 
 
 def _factor(key: Character, signs: Signs) -> Tensor:
-    """Return the product of signs that a character selects, for each unit, `[..., unit]`."""
+    """Return, for each unit, the product of those signs that an exponent selects, `[..., unit]`."""
     factor = unit_signs(key, Value(sign=signs.movedim(0, -2)))
     return torch.ones(signs.shape[1:], dtype=torch.float64) if factor is None else factor

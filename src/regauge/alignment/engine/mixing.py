@@ -19,9 +19,9 @@ from regauge.core.families import Tensors
 from regauge.core.symmetry import Symmetry
 
 MAX_SWEEPS = 20
-"""The maximal number of sweeps over groups that act on activations, if no sweeps over the mixture follow."""
+"""The largest number of sweeps over groups that act on activations, if no sweeps over the mixture follow."""
 LEAST_GAIN = 1e-11
-"""The share of its tensors' norms that a step must gain at least."""
+"""The smallest gain of a step, as a share of the norms of the tensors on which the step acts."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def match_mixture(
     *,
     is_completed: bool = False,
 ) -> Results:
-    """Match pairs by `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
+    """Find the elements that maximize `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
 
-    The first term, of the responses, is maximized first. If groups act independently on the responses, each group has
-    one exact solution. Ascent on both terms then continues from this solution, or from the identity if that is better.
-    If `max_sweeps` is zero, there is no further ascent.
+    The term of the responses is maximized first. If groups act independently on the responses, the solution for each
+    group is exact. Ascent on both terms then continues from this solution, or from the identity if the identity is
+    better. If `max_sweeps` is zero, there is no further ascent.
 
     The responses may not determine rotations and some signs. If `is_completed`, the parameters first determine
     rotations and signs, while permutations of units stay fixed. As in weight matching, groups with the best-known cost
@@ -121,7 +121,7 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
 
 
 def _turns(site: Site) -> bool:
-    """Return whether a group does more than permute the entries at a site."""
+    """Return whether a group does not only permute the entries at a site."""
     place = site.placement
     return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
 

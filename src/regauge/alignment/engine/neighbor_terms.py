@@ -1,4 +1,4 @@
-"""A correction for two groups on one tensor: the cost of one group changes with the value of the other."""
+"""Updates of costs for two groups on one tensor, where the cost of one group depends on the other group's value."""
 
 import torch
 from jaxtyping import Float, Int, Int8
@@ -10,11 +10,11 @@ from regauge.core.closest import character
 from regauge.core.families import inner_products, unfold
 
 SHARES = (1 / 16, 1 / 4, 1.0)
-"""The shares of changed units by which pairs of networks are sorted and then corrected together."""
+"""Limits on the share of changed units. Pairs of networks between the same limits are corrected together."""
 
 
 class NeighborTerm:
-    """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where another group's element h acts on the index u.
+    """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where h of another group acts on the index u.
 
     The method `update` adds the changes since the last update to the cost. The changes are products with those units
     that h changed. The group to which the cost belongs acts on the tensor at the site `own`. The other group acts on
@@ -36,7 +36,7 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Return whether the neighbor only permutes and flips units, along a whole axis without the group itself."""
+        """Return whether the neighbor only permutes units and flips signs, along a whole axis without this group."""
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
         is_more = any(neighbor.placement.shift) or any(own.placement.shift) or neighbor.group.matrix != "none"

@@ -1,4 +1,4 @@
-"""Matching of nested groups: each pair of blocks is a separate problem, and an assignment selects among the pairs.
+"""Matching of nested groups: first all pairs of blocks are matched, and then an assignment pairs the blocks.
 
 A block permutation with groups inside the blocks (attention heads, experts, normalization groups) is solved on two
 levels. First, for each pair of blocks (u, v), the best inner elements are found. These inner elements bring block v of
@@ -75,7 +75,7 @@ def _outside(group: Group, root: Group) -> Group:
 
 
 def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[str, Group]) -> Site | None:
-    """Return an inner group's site in the coordinates of one block, or None if its copies lie along another axis."""
+    """Return the site of an inner group within one block, or None if the copies of the group lie along another axis."""
     within = site.group.within
     if root.name in within:
         where = site.bases[within.index(root.name)][0]
@@ -103,9 +103,9 @@ def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[st
 
 
 COMPRESSED = 1 << 22
-"""The number of entries of all block pairs above which inner products of rows are compared instead of blocks."""
+"""If all pairs of blocks have more entries than this, inner products of rows are compared instead of blocks."""
 SIGN_FAMILIES = 4
-"""The number of sign families above which all signs of a group stay plus one."""
+"""The largest number of sign families of a group whose signs are optimized; with more, all signs stay plus one."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
 
 
 def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
-    """Optimize inner families that share tensors jointly, and every other family alone."""
+    """Optimize inner families with common tensors together, and every other family separately."""
     parts: list[tuple[set[str], list[Family]]] = []
     for family in blocks.families:
         keys, together = set(family.sites), [family]

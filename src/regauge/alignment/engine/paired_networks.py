@@ -16,7 +16,7 @@ from regauge.core.families import Family, Tensors
 from regauge.core.groups import Group
 
 IN_PLACE = 0.6
-"""The share of changed units up to which a tensor is updated in place.
+"""The largest share of changed units for which a tensor is updated in place.
 
 If more units change, a new tensor is cheaper.
 """
@@ -172,7 +172,7 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Cached tensors of a second network, the values applied to them, and how often each value had been set."""
+    """Cached tensors of a second network, the values that were applied, and the times that each was set."""
 
     tensors: Tensors
     values: Mapping[str, Value]

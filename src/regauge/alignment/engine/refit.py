@@ -1,9 +1,9 @@
 """Fitting of scales and matrices to the first network after units are matched, for networks that are nearly copies.
 
-If each network is balanced alone, a gain with one entry counts as much as all entries of a filter. If such a gain is
-small compared with its noise, balancing determines the scale of its unit inaccurately. Small singular values of a
-product of matrices cause the same problem. Once units are matched, scales and matrices can be fitted to the first
-network instead. Signs are then optimized once more between the fitted networks.
+If each network is balanced separately, the single entry of a gain has as much influence as all entries of a filter. If
+such a gain is small compared with its noise, balancing determines the scale of its unit inaccurately. Small singular
+values of a product of matrices cause the same problem. Once units are matched, scales and matrices can be fitted to the
+first network instead. Signs are then optimized once more between the fitted networks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,15 +26,15 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05
-"""The share of their squared norm below which the squared distance of two networks makes them nearly equal."""
+"""Two networks count as nearly equal if their squared distance is below this share of their squared norm."""
 EXACT = {4: 1e-13, 8: 1e-26}
 """The share of the squared norm below which networks count as equal up to rounding, and nothing is fitted.
 
 The keys are the bytes per entry."""
 SWEEPS = 100
-"""The maximal number of rounds of the fit over all groups."""
+"""The largest number of rounds of the fit over all groups."""
 SETTLED = 1e-5
-"""The share by which a round must lower the squared distance; otherwise, the fit ends."""
+"""The fit ends if a round lowers the squared distance by less than this share."""
 REMEMBERED = 5
 """The number of earlier rounds from which the next round is extrapolated."""
 LONGEST_STEP = 1.0
@@ -49,7 +49,7 @@ PerPair = Float64[Tensor, " pair"]
 
 
 def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results:
-    """Fit second networks that nearly equal their first networks, and keep the fit where it brings them closer."""
+    """Fit second networks that nearly equal their first networks, and keep each fit that lowers the distance."""
     if frame.sides is None or not frame.a:
         return found
     symmetry = problem.symmetry
@@ -64,7 +64,7 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
 
 
 def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Tensors) -> tuple[Element, Tensor]:
-    """Return elements that bring nearly equal second networks closer to the first ones, and a mask of these pairs.
+    """Return elements that bring nearly equal networks closer to the first ones, and a mask of these pairs.
 
     All tensors have shape `[pair, ...]`. For all pairs outside the mask, the element is the identity.
     """
@@ -116,7 +116,7 @@ def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]
 def _fit_parts(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
     """Fit one independent set of tensors after the other, as for networks on disk.
 
-    Rounds of one set do not influence the extrapolation of another.
+    Rounds of one set do not influence the extrapolation of another set.
     """
     total, left = symmetry.identity((len(next(iter(a.values()))),)), squared_distances(a, b)
     for part in fitted_parts(symmetry, groups, a):
@@ -133,7 +133,7 @@ def _move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, T
 
 
 class GroupFit:
-    """A Gauss-Newton step of one group's scales or matrices, computed from sums over the tensors on which it acts.
+    """A Gauss-Newton step of one group's scales or matrices, computed from sums over the group's tensors.
 
     The step X of the second networks y towards the first networks x minimizes `sum |x - y - X y|^2` over the group's
     sites. For scales, the step X multiplies each unit by factors: the exponents of its families times steps t. The
@@ -192,7 +192,7 @@ class GroupFit:
 
 
 def fit_continuous(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """Fit scales and matrices that bring B as close as possible to A in each pair; return them and the distances.
+    """Fit scales and matrices that bring B as close as possible to A in each pair, and return the fit.
 
     All computations are in double precision. Small tensors are updated step by step. Large tensors are transformed from
     their given entries each time, which needs no memory for copies.

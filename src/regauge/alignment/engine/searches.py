@@ -10,7 +10,7 @@ import torch
 
 T = TypeVar("T")
 MOST_SEARCHES = 16
-"""The maximal number of searches that run at the same time. Each search stores its costs twice."""
+"""The largest number of searches that run at the same time. Each search stores its costs twice."""
 
 
 class Launch(Protocol):

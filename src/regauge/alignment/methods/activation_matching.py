@@ -22,7 +22,7 @@ from regauge.core.params import batch_of_one
 from regauge.core.task import Task
 
 RESPONSES = 13
-"""The bytes that all matrices of activation statistics take, as a multiple of the bytes of weight matching's costs."""
+"""The bytes of all matrices of activation statistics, as a multiple of the bytes of the costs in weight matching."""
 TIES = 1e-4
 """The weight of parameters in the objective of activation matching, which decides between equally good elements."""
 
@@ -48,15 +48,16 @@ class ActivationMatching(Method):
     `ActivationMatching(statistic="product", scales="keep")`, the method is the published one. The defaults differ from
     the published method.
 
-    For every statistic, the method departs from the papers: parameters have a weight of 1e-4 in the objective, and
-    decide where activations do not. Without the weight of parameters, the choice would be arbitrary for units that are
-    always zero, and between a sign and a half-period shift of a sine unit. Arbitrary choices raise the loss at the
-    midpoint between the networks.
+    For every statistic, the method departs from the papers. Parameters have a weight of 1e-4 in the objective, and
+    decide if activations do not. Without parameters, the choice would be arbitrary for units that are always zero, and
+    between a sign and a half-period shift of a sine unit. Arbitrary choices raise the loss at the midpoint between the
+    networks.
 
     Attributes:
-        statistic: "correlation" (Pearson's) gives all units equal weight. "covariance" weights units by how much they
-            vary. "product", as published, is the mean product without centering, and weights units by their magnitude.
-        max_sweeps: The maximal number of sweeps over the groups.
+        statistic: "correlation" (Pearson's) gives all units equal weight. "covariance" gives units with a large
+            variance more weight. "product", as published, is the mean product without centering, and weights units by
+            their magnitude.
+        max_sweeps: The largest number of sweeps over the groups.
         outputs: The outputs of the module to use, as passed to `discover`.
         scales: The treatment of scales, as in `WeightMatching`. "balance" gives the second network the scales of the
             first, except scales that change running statistics. With "recompute", scales that change running statistics
@@ -96,7 +97,7 @@ class ActivationMatching(Method):
         return match_each(problem, lambda pair: self._match_pair(pair, task, traces))
 
     def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
-        """Ascend on activations and parameters, from the identity or a better element for activations alone."""
+        """Run the ascent on activations and parameters, from the identity or from a better element for activations."""
 
         def match(frame: Frame) -> Results:
             costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
@@ -122,9 +123,9 @@ class MixedMatching(ActivationMatching):
     activations. Parameters are compared after the positive scales of both networks are balanced, as in
     `WeightMatching`. The element gives the second network the scales of the first.
 
-    If networks learn the same function with different features, weights alone match units poorly, especially in
-    residual networks. Activations alone ignore how units are connected. The sum of both terms gives better matches than
-    either term alone.
+    If networks compute the same function with different features, weights alone match units poorly, especially in
+    residual networks. Activations alone ignore the connections between units. The sum of both terms gives better
+    matches than either term alone.
 
     Attributes:
         share: The weight of the activations, from 0 to 1. All other settings are those of `ActivationMatching`.

@@ -13,10 +13,10 @@ from regauge.alignment.result import Results
 class BestOf(Method):
     """A method that tries several methods and keeps the element with the lowest task loss at the midpoint.
 
-    The objectives of different methods are not comparable. The inner product of the weights does not predict the
-    barrier. On residual networks, a larger inner product can even come with a higher barrier. The task loss at the
-    midpoint is comparable between methods. The objective of `BestOf` is minus the midpoint loss, on examples that no
-    method has seen. The identity is also a candidate. The result is therefore never worse than no alignment.
+    The objectives of different methods cannot be compared, but the task loss at the midpoint can. The inner product of
+    the weights does not predict the barrier. In residual networks, results with a larger inner product can even have a
+    higher barrier. The objective of `BestOf` is minus the midpoint loss, on examples that no method has seen. The
+    identity is also a candidate. The result is therefore never worse than no alignment.
 
     Attributes:
         methods: The methods, in the order in which they are tried. If several methods are equally good, the first of

@@ -23,7 +23,7 @@ from regauge.core.task import Batch
 from regauge.training import Adam, PlainProgram, differentiate
 
 CHANGE = 1e-3
-"""The share by which the loss must change between evaluations; if it changes less, the descent has converged."""
+"""The descent has converged if the loss changes by less than this share between evaluations."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class ContinuousDescent(DescentMethod):
     The descent minimizes the task loss between the two networks. The initial element g is applied to the second
     network, and `h = exp(X)` is applied to the transformed network. X is a skew-symmetric matrix for every orthogonal
     group, and an arbitrary matrix for every linear group. For families of positive scales, X contains the logarithms of
-    the factors. Factors that would change running statistics are not optimized. X starts at zero, and Adam minimizes
-    the task loss of `(1 - t) a + t h g b` on one batch after another.
+    the factors. Factors that would change running statistics are not optimized. X starts at zero. Adam minimizes the
+    task loss of `(1 - t) a + t h g b`, one batch per step.
 
     Permutations, signs and half periods stay as in the initial element. To choose permutations and signs, pass another
     method as `init`. To alternate methods, pass `ContinuousDescent` as `init` of `Sinkhorn` or `StraightThrough`. The
@@ -44,10 +44,9 @@ class ContinuousDescent(DescentMethod):
     examples.
 
     In a transformer with folded gains, any rotation may act on the residual stream. The closest parameters then do not
-    give the lowest midpoint loss. For transformers with folded gains, the descent makes the linear path nearly free of
-    a barrier. In ReLU networks, the descent changes the scales. Activations shrink at the midpoint between different
-    units. A factor s on the incoming weights of a unit and 1/s on its outgoing weights compensate for the shrinkage:
-    `(1 + s) (1 + 1/s) / 4 > 1`.
+    give the lowest midpoint loss, and the descent removes the barrier nearly completely. In ReLU networks, the descent
+    changes the scales. Activations shrink at the midpoint between different units. A factor s on the incoming weights
+    of a unit and 1/s on its outgoing weights compensate for the shrinkage: `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.
@@ -74,12 +73,12 @@ class ContinuousDescent(DescentMethod):
             raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return False also if representatives, whose gains are one, would leave no scales to optimize.
+        """Return whether the method gets representatives: not if their gains of one leave no scales to optimize.
 
         For example, if all layers have batch normalization, only gains have scales that leave running statistics
-        unchanged. If representatives leave no scales to optimize, the descent optimizes the networks themselves.
-        Networks whose stream may be rotated are still passed as representatives, and so are networks with translations
-        other than those of running statistics.
+        unchanged. The descent then optimizes the networks themselves. Networks with a residual stream that can be
+        rotated are still passed as representatives. The same is true for networks with translations, except
+        translations of running statistics.
         """
         behind = symmetry.on_data.on_representatives()
         is_lost = any(kept_scales(symmetry, g) and not kept_scales(behind, behind[g.name]) for g in symmetry.groups)

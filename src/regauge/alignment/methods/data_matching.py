@@ -15,13 +15,14 @@ from regauge.alignment.result import Results
 class DataMatching(MixedMatching):
     """The best of `MixedMatching`, `ActivationMatching` and `WeightMatching`, selected by the midpoint loss.
 
-    On transformers, it helps to compare weights. On convolutional networks with batch normalization, activations alone
-    are often better. If there are few examples, weights alone can be better. Only data can show which method is best.
-    Therefore a share of the examples is held out from all three methods and selects among their elements. The reported
-    objective is that of the selected method. The objectives of different pairs may therefore have different units.
+    For transformers, weights improve the match. For convolutional networks with batch normalization, activations alone
+    are often better. With few examples, weights alone can be better. Only data can show which method is best. Therefore
+    a share of the examples is hidden from all three methods, and selects the best of their elements. The reported
+    objective is the objective of the selected method. The objectives of different pairs may therefore have different
+    units.
 
     If the examples of a task cannot be split (`Task.split`), the selection uses examples that the methods have seen. A
-    note of the result says if the selection used examples that the methods have seen.
+    note in the result then states this.
 
     Attributes:
         kept: The share of the examples that are held out for the selection. If 0, all examples are used both for

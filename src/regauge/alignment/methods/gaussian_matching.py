@@ -1,4 +1,4 @@
-"""Gaussian matching: finds the element that brings one diagonal Gaussian posterior closest to another."""
+"""Gaussian matching, which finds the element that brings one diagonal Gaussian posterior closest to another."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -41,8 +41,8 @@ class GaussianMatching(Method):
     If W2^2 decreases, the objective increases by half this amount.
 
     `GaussianMatching` departs from the paper. Appendix B of the paper states that the divergence reduces to a distance
-    between means, because no other term depends on the permutation. The paper's statement is wrong. The trace term `sum
-    abs(g) s_b^2 / s_a^2` depends on the permutation, and the distance between means is weighted by precisions.
+    between means, because no other term depends on the permutation. This statement is wrong. The trace term `sum abs(g)
+    s_b^2 / s_a^2` depends on the permutation, and the distance between means is weighted by precisions.
     `GaussianMatching` includes both the trace term and the weights. On trained networks, the divergences did not give
     lower barriers than the Wasserstein cost. The Wasserstein cost did not give lower barriers than means alone.
     Equation 16 of the paper prints covariances in place of their square roots. Equation 17, with standard deviations,
@@ -51,7 +51,7 @@ class GaussianMatching(Method):
     Orthogonal and linear groups stay at the identity, because a rotated diagonal Gaussian is not diagonal. A divergence
     is linear only in elements that keep all magnitudes. Therefore positive scales and shifts also stay at the identity
     if the cost is a divergence. The dictionary of means is a complete network, including buffers. Standard deviations
-    can be omitted for parameters that are certain, and are not needed for buffers. A divergence needs standard
+    can be omitted for parameters without uncertainty, and are not needed for buffers. A divergence needs standard
     deviations for all parameters, because it is infinite between parameters without uncertainty.
 
     Attributes:

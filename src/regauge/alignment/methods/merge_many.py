@@ -31,26 +31,26 @@ class MergeMany(ManyMethod):
     for K networks. Therefore the objective never decreases. The result is a local optimum: changing one group of one
     network cannot improve it.
 
-    `MergeMany` departs from the paper in the following ways. First, the networks are placed in the universe one after
-    the other. Each network is matched to the mean of the networks that were placed before it. In contrast, a mean of
-    unaligned networks would be a poor target. After placement, all networks are visited in a fixed order. A network is
-    visited again only if other networks changed.
+    `MergeMany` departs from the paper in the following ways. First, the networks are placed one after the other: each
+    network is matched to the mean of the networks that were placed before it. A mean of unaligned networks would be a
+    poor target. After placement, all networks are visited in a fixed order. A network is visited again only if other
+    networks changed.
 
-    Of more than `core` networks, only the first `core` are visited one by one. All further networks are then matched at
-    once to the mean of these core networks. Later rounds match all networks to the mean of all networks, which lowers
-    the mean squared distance from this mean (`gather`). If there are many networks, their mean is nearly the same as
-    the mean without one network. Rounds over all networks are many times faster than visits. The result of rounds is
-    only close to a local optimum, because the rounds end at `tolerance`.
+    If there are more than `core` networks, only the first `core` networks are visited one by one. All further networks
+    are then matched at once to the mean of these core networks. Later rounds match all networks to the mean of all
+    networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their mean
+    is nearly the same as the mean without one network. Rounds over all networks are many times faster than visits. The
+    result of rounds is only close to a local optimum, because the rounds end at `tolerance`.
 
     Attributes:
         inner: The method that places a network. The `max_sweeps` and `tolerance` of the inner method also apply to
             later rounds, and its `scales` to the whole of `MergeMany`.
-        start: Whether to place the networks in "sequence", or to start at the "identity" as published. With either
-            start, identity elements are returned if they are better than the result.
+        start: The start: "sequence" places the networks one after the other; "identity", as published, begins with the
+            networks as given. With either start, identity elements are returned if they are better than the result.
         restarts: The number of further climbs, with the networks in random order. The climb with the largest objective
             is kept. If there is a task, the climb with the lowest loss of the mean network is kept instead.
-        max_rounds: The maximal number of rounds over the networks in each climb.
-        core: The maximal number of networks that are visited one by one.
+        max_rounds: The largest number of rounds over the networks in each climb.
+        core: The largest number of networks that are visited one by one.
         tolerance: The share by which a round must lower the mean squared distance from the mean, if there are more than
             `core` networks.
 
@@ -127,7 +127,7 @@ class MergeMany(ManyMethod):
 
 @dataclass(frozen=True)
 class Gathered:
-    """The networks of a population in one universe after some rounds: elements, transformed networks, and their mean.
+    """The networks of a population after some rounds of alignment: elements, transformed networks, and their mean.
 
     The spread is the mean squared distance of the networks from their mean, over all parameters.
     """
@@ -157,7 +157,7 @@ def gather(
     is_placed: bool = True,
     generator: torch.Generator | None = None,
 ) -> Iterator[Gathered]:
-    """Map a population of any size into one universe, in rounds that transform all networks at once.
+    """Align the networks of a population of any size with one another, in rounds that transform all at once.
 
     Let x_i be the transformed networks and m their mean. The rounds lower the spread, which is `1/n sum_i |x_i - m|^2`.
     The spread is half the mean squared distance over all ordered pairs of networks. Matching every network to m lowers

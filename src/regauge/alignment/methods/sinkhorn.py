@@ -27,8 +27,8 @@ from regauge.training import Adam, PlainProgram, differentiate
 class Sinkhorn(DescentMethod):
     """Gradient descent on relaxed permutations and signs, which minimizes a loss between the two networks.
 
-    The initial element g is first applied to the second network b. Doubly stochastic plans P and soft signs are then
-    applied to g b, which gives `P(g b)`. Adam changes the logits of plans and signs to minimize a loss:
+    The initial element g is first applied to the second network b. Doubly stochastic matrices P (called plans) and soft
+    signs are then applied to g b, which gives `P(g b)`. Adam changes the logits of plans and signs to minimize a loss:
 
     | loss | what it is | needs |
     | --- | --- | --- |
@@ -53,7 +53,7 @@ class Sinkhorn(DescentMethod):
         loss: The loss to minimize: "l2", "midpoint" or "random".
         init: The initial element: an element, a method that finds it, or None for the identity.
         lr: Adam's learning rate, for logits in units of the temperature.
-        temperature: The temperature of the Sinkhorn operator, which makes plans softer the higher it is.
+        temperature: The temperature of the Sinkhorn operator. A higher temperature makes plans softer.
         confidence: The share of each row of a plan that the initial plan gives to the initial element.
         keeps: "best" returns the best of all evaluated elements. "last", as published, returns the last element, which
             may be worse than the initial element.

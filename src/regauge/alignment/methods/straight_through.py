@@ -1,4 +1,4 @@
-"""Straight-through matching: weight matching to a target that gradients of the midpoint loss change."""
+"""Straight-through matching: weight matching to a target, which follows gradients of the midpoint loss."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from regauge.training import SGD, PlainProgram
 class StraightThrough(DescentMethod):
     """A method that matches the second network to a target, which gradient descent changes.
 
-    Gradients pass straight through the matching step, as if it were the identity.
+    Gradients are computed as if the matching step were the identity ("straight through").
 
     The target theta starts at the first network. At every step, the second network is matched to theta by coordinate
     ascent on `<theta, g b>`, starting from the last element. The loss of `(a + g b) / 2` on the next batch is
@@ -31,14 +31,14 @@ class StraightThrough(DescentMethod):
     midpoint loss on held-out examples (`DescentMethod`).
 
     `StraightThrough` departs from the paper in the following ways. Every group of the symmetry is matched to theta. The
-    learning rate is thirty times the published one. The last element is preferred to the one with the best single
-    batch. On MNIST, these departures gave lower barriers.
+    learning rate is thirty times the published one. The last element is preferred to the element with the lowest loss
+    on a single batch. On MNIST, these departures gave lower barriers.
 
     Attributes:
         init: The initial element: an element, a method that finds it, or None for the identity.
         lr: The learning rate of gradient descent with momentum.
         momentum: The momentum of gradient descent.
-        sweeps: The maximal number of coordinate ascent sweeps in each step.
+        sweeps: The largest number of coordinate ascent sweeps in each step.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.3, algorithm 3.

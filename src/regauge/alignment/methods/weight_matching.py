@@ -1,4 +1,4 @@
-"""Weight matching: finds the element that brings the parameters of one network closest to those of another."""
+"""Weight matching, which finds the element that brings the parameters of one network closest to another network's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +21,12 @@ from regauge.core.groups import class_labels
 from regauge.core.symmetry import Symmetry
 
 TRIES = 32
-"""The maximal number of further climbs if the second network may be a copy of the first that was not recognized."""
+"""The largest number of further climbs if the second network may be a copy of the first network that was not
+recognized."""
 MISSED = 1e-4
-"""The share by which the objective of a copy may fall short of the largest possible value.
+"""The objective of a copy may be below the largest possible value by at most this share.
 
-Rounding to 16 bits causes a smaller shortfall than this share.
+Rounding to 16 bits causes a smaller difference.
 """
 
 
@@ -40,15 +41,15 @@ class WeightMatching(Method):
     Positive scales and invertible matrices are not optimized. If a symmetry has scales or matrices, both networks are
     first balanced: a and b are the networks of smallest norm on their orbits (`regauge.core.balance`). After balancing,
     only a rotation remains to be chosen for each invertible matrix. The second network gets the scales and matrices of
-    the first network. The matched element therefore does not depend on the scales of the given networks. It would also
-    be possible to choose scales and permutations together, to minimize the distance. Scales chosen in this way would
-    shrink the weights of units that agree little, and would depend on the scales of the first network. If the two
-    networks are nearly equal, scales and matrices are fitted by least squares, provided that the fit brings the
-    networks closer. The fit helps because balancing determines a unit's scale poorly if a gain is near zero.
+    the first network. The matched element therefore does not depend on the scales of the given networks. Scales are not
+    chosen together with permutations to minimize the distance. Such scales would shrink the weights of units that agree
+    little, and would depend on the scales of the first network. If the two networks are nearly equal, scales and
+    matrices are fitted by least squares, provided that the fit brings the networks closer. The fit helps because
+    balancing determines a unit's scale poorly if a gain is near zero.
 
     `WeightMatching` departs from the paper in the following ways. The first costs are averages over groups that have no
-    element yet (the barycenter). The group whose cost is known best is chosen first. From the barycenter, the method
-    recovers planted permutations of residual networks; from the identity, it does not. Rotations come first, computed
+    element yet (the barycenter). The group whose cost is known best is chosen first. The method recovers planted
+    permutations of residual networks from the barycenter, but not from the identity. Rotations come first, computed
     from tensors that no other group changes (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed
     order, and only if a neighboring group changed. Elements act on buffers, but buffers do not contribute to the
     objective. Norms and fourth powers of parameters show whether the second network can be a copy of the first. If it
@@ -63,19 +64,17 @@ class WeightMatching(Method):
             The reported objective is that of the kept climb, and never below that of the identity. The task loss only
             selects among climbs.
         init: The initial element of the first climb, which replaces `start`. The initial element may come from another
-            method or from an earlier result. Parts of it that matching does not choose are ignored: positive factors,
-            and for an invertible matrix all but its nearest rotation. For `align_pairs`, `init` is a single element or
-            one element for each pair.
-        max_sweeps: The maximal number of sweeps over the groups in each climb.
+            method or from an earlier result. Positive factors of this element are ignored, and the nearest rotation
+            replaces each invertible matrix. For `align_pairs`, `init` is a single element or one element for each pair.
+        max_sweeps: The largest number of sweeps over the groups in each climb.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
-        scales: How scales and matrices are treated: with "balance", both networks are balanced before they are
+        scales: The treatment of scales and matrices. With "balance", both networks are balanced before they are
             compared. The second network keeps its running statistics, and the scales of filters before batch
-            normalization. If it took the scales of these filters from the first network, its statistics would no longer
-            match its activations. Recomputing the statistics would then undo part of the transformation. As an
-            exception, a copy of the first network with transformed statistics does take these scales. With "recompute",
-            or with a task that recomputes statistics (`prepare`), copies do not take these scales either. "keep"
-            compares the networks without balancing, leaves all factors at one, and restricts invertible matrices to
-            orthogonal matrices.
+            normalization. With the filter scales of the first network, its statistics would no longer match its
+            activations, and recomputing them would undo part of the transformation. A copy of the first network with
+            transformed statistics is an exception and gets these scales. With "recompute", or with a task that
+            recomputes statistics (`prepare`), copies do not get these scales either. "keep" compares the networks
+            without balancing, leaves all factors at one, and restricts invertible matrices to orthogonal matrices.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.
@@ -218,7 +217,7 @@ def random_isometry(symmetry: Symmetry, generator: torch.Generator, batch: tuple
 
 
 def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
-    """Restrict an element to what matching chooses: scales become one, and matrices the nearest rotations."""
+    """Return an element with scales of one, and with matrices replaced by their nearest rotations."""
     init = materialize(init, symmetry.groups)
     if init.batch not in ((), (pairs,)):
         raise ValueError(

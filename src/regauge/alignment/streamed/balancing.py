@@ -56,7 +56,7 @@ def fit_streamed(
     parts: Iterable[Collection[str]],
     passes: Passes,
 ) -> tuple[Element, bool]:
-    """Return scales and matrices that bring the second network closest to the first, and whether it gets closer.
+    """Return scales and matrices that bring the second network closest to the first, and whether they help.
 
     Args:
         a: The first network.
@@ -87,7 +87,7 @@ def fit_streamed(
 
 
 def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]) -> Params:
-    """Read what `balance` needs of some tensors, which may be sums over axes, and all running statistics."""
+    """Read the running statistics and some tensors, summed over axes that `balance` does not need."""
     params = {name: checkpoint.read(name) for name in sorted(set(symmetry.buffers) & symmetry.sites.keys())}
     return params | {name: _reduce(checkpoint, symmetry, name) for name in sorted(part)}
 
@@ -123,7 +123,7 @@ def _is_mixed(symmetry: Symmetry, name: str) -> bool:
 
 
 def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
-    """Return a tensor after products were summed over axes on which no scales act, to make it smaller.
+    """Return a smaller tensor: products of entries, summed over axes on which no scales act.
 
     These products are squares or, if matrices act, the inner products of all columns.
     """
@@ -144,7 +144,7 @@ def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
 
 
 def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
-    """Return both networks' tensors with this name as a batch of one pair, made smaller where possible.
+    """Return both networks' tensors with this name as a batch of one pair, made smaller if possible.
 
     If axes can be summed, smaller tensors replace the stored ones. The smaller tensors have the same sums of squares
     and products (or, if matrices act, the same products of all columns), and so give the same fit.

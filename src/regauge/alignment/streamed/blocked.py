@@ -1,6 +1,6 @@
-"""Coordinate ascent in a working set that is too large for memory: its tensors are read one after another.
+"""Coordinate ascent in a working set (tensors that are aligned together) that is too large for memory.
 
-Memory holds only the cost of one group.
+The tensors are read one after another, and memory holds only the cost of one group.
 
 A group's cost is a sum over tensors. Each tensor can therefore be released before the next one is read. One matrix in
 the dtype of the tensors accumulates the profits of all pairs of units under the best signs. The assignment is computed
@@ -55,7 +55,7 @@ class BlockedClimb:
         self._norms: dict[str, float] = {}
 
     def run(self, max_sweeps: int, *, is_first: bool) -> bool:
-        """Repeat steps until no step raises the objective. Return whether this was reached within `max_sweeps`."""
+        """Repeat steps until no step raises the objective; return whether `max_sweeps` was enough for this."""
         waiting = set(range(len(self._families)))
         if is_first:
             for k, family in enumerate(self._families):

@@ -82,7 +82,7 @@ class StreamedAscent:
         self.keep()
 
     def _anchor(self) -> Element:
-        """Choose the initial values of spread groups, whose tensors do not fit in memory together; return the element.
+        """Choose initial values of groups whose tensors do not fit in memory together, and return the element.
 
         The group whose tensors depend least on unknown groups comes first.
         """
@@ -146,7 +146,7 @@ class StreamedAscent:
         self.source.refresh()
 
     def _climb(self) -> bool:
-        """Sweep until no step raises the objective. Return whether this was reached."""
+        """Sweep until no step raises the objective. Return whether the climb ended in this way."""
         state, rounds = self.state, self.plan.rounds
         while len(state.history) < self.method.max_sweeps:
             totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}
@@ -235,7 +235,7 @@ class StreamedAscent:
         return gained, not len(moving)
 
     def _visit_blocks(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in one working set with one tensor in memory at a time, and add it to the costs of spread groups."""
+        """Climb in one working set with one tensor in memory at a time, and add each to the costs of spread groups."""
         climb = BlockedClimb(self.source, self._symmetry, one, self.method.tolerance)
         is_settled = climb.run(self.method.max_sweeps, is_first=k >= self.state.matched)
         self.state.matched = max(self.state.matched, k + 1)
@@ -290,17 +290,17 @@ class StreamedAscent:
         self.state.element = self._symmetry.compose(relative, self.state.element)
 
     def _known_share(self, name: str, unknown: set[str]) -> float:
-        """Return the share of a spread group's entries on which no unknown group acts, apart from the group itself."""
+        """Return the share of a spread group's entries on which no other unknown group acts."""
         own, sizes = self.plan.spread[name].sites, self.plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 
     def _is_telling(self, group: str, name: str, unknown: set[str]) -> bool:
-        """Return whether a tensor still depends on a group after it is averaged over all other unknown groups."""
+        """Return whether a tensor depends on a group after averaging over all other unknown groups."""
         hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]
         return barycenter(torch.empty(self._symmetry.shapes[name], device="meta"), hidden) is not None
 
 
 def _solve(totals: Mapping[str, Total]) -> dict[str, tuple[Value, float]]:
-    """Return the best value of every spread group, each with its gain."""
+    """Return the best value of every spread group, and the gain of each value."""
     return {name: total.closest() for name, total in totals.items()}

@@ -1,4 +1,4 @@
-"""Streamed alignment: checkpoints on disk, a plan for reading them, and an output that a later run can resume."""
+"""Streamed alignment: checkpoints on disk, a plan for reading them, and an output. A later run can resume."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -161,7 +161,7 @@ def align_job(
 ) -> StreamedResult:
     """Align the second checkpoint to the first, and write it together with its alignment.
 
-    If `make` is given, it makes another output from the element, and the aligned checkpoint is not written.
+    If `make` is given, this function writes another output, and the aligned checkpoint is not written.
     """
     with streamed.begin({"command": "align"}) as staging:
         (found,) = streamed.match(staging, progress)

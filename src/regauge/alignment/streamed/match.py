@@ -40,13 +40,13 @@ class StreamedResult(Result[Params]):
 
     @property
     def report(self) -> str:
-        """Return sentences on the objective, on properties that could not be adopted, and on the reading speed."""
+        """Return sentences about the objective, properties that could not be adopted, and the reading speed."""
         gained, *timings = self.course
         return "\n".join([gained, *self.notes, *timings])
 
     @property
     def course(self) -> tuple[str, ...]:
-        """Return sentences on the objective and the reading speed."""
+        """Return sentences about the objective and the reading speed."""
         moving = "" if self.is_converged else "; it was still moving when it stopped"
         gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
         return (gained, *self.timings)
@@ -208,7 +208,7 @@ class _Matching:
         return after < MOVED * before or self._are_equal(moved)
 
     def _are_equal(self, element: Element) -> bool:
-        """Return whether an element makes the tensors on which it acts equal to the first network's up to rounding."""
+        """Return whether the transformed second network equals the first network up to rounding."""
         for name in (name for name in self._symmetry.sites if self.a.stored[name].dtype.is_floating_point):
             square, norm = measure_square(self.a, self._moved(element), self._symmetry, [name], self.passes)
             share = share_of_rounding(one.stored[name].dtype for one in (self.a, self.b))

@@ -18,21 +18,21 @@ BASE = 96 << 20
 """Bytes for buffers (including those of matrix products in every thread), indices, and the graph of the symmetry."""
 
 ASSIGNING = 3.5
-"""The number of matrices of the size of the costs that an assignment needs in addition."""
+"""The number of further matrices of the same size that an assignment of a cost matrix needs."""
 ROTATING = 10.0
 """The number of copies of a matrix that its singular value decomposition needs."""
 MOVED = 5
 """The number of float64 copies of a tensor that balancing its matrices needs."""
 FITTED = 4
-"""The number of float64 copies of a tensor that fitting its scales needs, in addition to those of all tensors."""
+"""The number of float64 copies of one tensor that a fit of scales needs, in addition to one copy of all tensors."""
 GRAMS = 5
 """The number of copies of a matrix of inner products that computing its root needs."""
 PAIRED = 4.25
 """The number of copies of a nested group's blocks, for all pairs of blocks, that its exact step needs."""
 CHARTED, SCALED = 4, 2.5
-"""The number of copies of a tensor, in the next wider dtype, for removing translations or only gains from it."""
+"""The numbers of copies of a tensor, in the next wider dtype, that are needed to remove translations, or only gains."""
 TRANSLATED = 5
-"""The number of float64 copies of a tensor for applying translations and rotations to it."""
+"""The number of float64 copies of a tensor that are needed to apply translations and rotations."""
 ROTATED = 2.5, 1
 """The numbers of copies, in the next wider dtype and in float64, of a tensor that is rotated but not translated."""
 ROTATIONS = 6
@@ -87,7 +87,7 @@ class Sizes:
         balanced: Iterable[Collection[str]],
         fitted: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
-        """Return the memory bound of a whole plan, and the index of the working set that needs most, if one does.
+        """Return the memory bound of a whole plan, and the index of the working set that sets this bound, if one does.
 
         Args:
             sets: The working sets.
@@ -135,7 +135,7 @@ class Sizes:
         return max(climbing, 5 * largest + max(self._summing(names, inside), reading))
 
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
-        """Return the bytes of a spread group's cost sums, and the bytes for choosing its value from them."""
+        """Return the bytes of the summed costs of a spread group, and the bytes for choosing the group's value."""
         sums = (2**shared if group.signs and not group.shifts else _characters(group)) * _matrix(group)
         return sums, int((ROTATING if group.matrix != "none" else ASSIGNING) * _matrix(group))
 

@@ -28,12 +28,12 @@ from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 
 MAX_SHARED = 4
-"""The maximal number of sign families of a spread group that act in several working sets and are chosen.
+"""The largest number of sign families of a spread group that are chosen although they act in several working sets.
 
 All further families keep their signs.
 """
 MARGIN = 1.1
-"""The factor by which a working set may exceed the largest one after signs of a spread group joined it."""
+"""The factor by which a working set may exceed the largest one after signs of a spread group are added to it."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class WorkingSet:
         return {name: element[name] for name in (*names, *self.signs)}
 
     def take_over(self, element: Element, values: Mapping[str, Value]) -> Element:
-        """Return an element with the values that were chosen in this working set.
+        """Return an element in which values of this working set are replaced.
 
-        These values are `own_values` of another element.
+        The new values are `own_values` of another element.
         """
         for name, value in values.items():
             if name in self.signs:
@@ -171,7 +171,7 @@ def make_plan(
         chart: The symmetry whose representatives are matched. `chart` is None if networks are matched as given.
 
     Raises:
-        ValueError: No plan needs so little memory.
+        ValueError: Every plan needs more memory than the limit.
     """
     names = [n for n in symmetry.sites if n not in symmetry.buffers and dtypes[0][n].is_floating_point]
     waiting = {f.root.name: f for f in families(symmetry.groups, {name: symmetry.sites[name] for name in names})}
@@ -279,7 +279,7 @@ def can_be_blocked(symmetry: Symmetry, one: WorkingSet) -> bool:
 
 
 def _is_plain(family: Family) -> bool:
-    """Return whether a family's cost is a single matrix once the signs of each pair of units are chosen."""
+    """Return whether the cost of a family is a single matrix after the signs of each pair of units are chosen."""
     root = family.root
     is_simple = root.is_permuted and root.matrix == "none" and not (root.shifts or root.classes)
     characters = {character(site.placement) for local in family.own_sites.values() for site in local}

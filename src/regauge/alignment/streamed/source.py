@@ -31,9 +31,9 @@ class Total:
     """The objective of one group, as a sum over parts of the network.
 
     A part is a working set, or a tensor outside of all working sets. Some sign families of the group act in only one
-    part. Once the signs that several parts share are given, each part chooses its own signs for every pair of units.
-    One matrix for each pattern of shared signs is therefore enough. Let s be the shared signs of a unit, t the own
-    signs of a part, and C the inner products of a part. For given shared signs s, the matrix is
+    part. For given shared signs, each part chooses its own signs for every pair of units. One matrix for each pattern
+    of shared signs is therefore enough. Let s be the shared signs of a unit, t the own signs of a part, and C the inner
+    products of a part. For given shared signs s, the matrix is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
@@ -91,7 +91,7 @@ class Total:
         return Value(perm=perm, sign=sign), float(reached.amax(0).sum() - diagonal(matrices[0]).sum())
 
     def _best(self, matrices: Mapping[Character, Tensor], pattern: tuple[int, ...], own: Sequence[int]) -> Tensor:
-        """Return the inner products of a part of the network for given shared signs and the part's best own signs."""
+        """Return inner products of a part of the network, for given shared signs and the best signs of the part."""
         by_own: dict[Character, Tensor] = {}
         for key, matrix in matrices.items():
             is_flipped = sum(key[f] * bit for f, bit in zip(self._shared, pattern, strict=True)) % 2
@@ -239,7 +239,7 @@ class Source:
 
 
 def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) -> Element:
-    """Return the product of an element with values of some groups on its left.
+    """Return the product of values of some groups (on the left) and an element.
 
     No other group may be nested in the groups that have values.
     """

@@ -20,10 +20,10 @@ class ClimbState:
 
     Attributes:
         element: The current element, which maps one balanced network towards the other.
-        left:  left: The element that balances the first network, or None if the networks are not balanced.
+        left: The element that balances the first network, or None if the networks are not balanced.
         right: The element that balances the second network.
-        before: The element before the last step of the spread groups. It is kept until the next sweep shows that the
-            step gains.
+        before: The element before the last step of the spread groups. This element is kept until the next sweep shows
+            that the step raised the objective.
         is_anchored: Whether the spread groups have their initial values.
         is_from_identity: Whether this ascent started at the identity, because the first one ended with a worse
             objective.
@@ -31,7 +31,7 @@ class ClimbState:
         history: The objective after each sweep.
         initial: The objective of the identity.
         quiet: The number of consecutive rounds in which no spread group could be improved.
-        is_converged: Whether the ascent ended because no step gains, or None as long as it runs.
+        is_converged: Whether the ascent ended because no step raises the objective; None while the ascent runs.
     """
 
     element: Element
