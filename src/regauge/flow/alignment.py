@@ -1,6 +1,6 @@
-"""Alignment of points that represent networks.
+"""Alignment of networks that are represented as points.
 
-Afterwards, each coordinate belongs to corresponding units in all networks.
+After the alignment, each coordinate belongs to corresponding units in all networks.
 """
 
 import torch
@@ -19,9 +19,9 @@ ALIGNED_AT_ONCE = 512
 
 @torch.no_grad()
 def sort_points(space: Space, points: Points) -> Points:
-    """Map all networks of an orbit to one point.
+    """Return the points of sorted networks, which are equal for all networks of an orbit.
 
-    Sums of weights determine the signs, the matrices and the order of units of this point.
+    Sums of weights determine the signs, the matrices and the order of units.
 
     If a space keeps scales (`scales="keep"`), scales and invertible matrices are not changed.
     """
@@ -39,7 +39,7 @@ def sort_points(space: Space, points: Points) -> Points:
 
 @torch.no_grad()
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
-    """Transform points along their orbits as close to a reference as weight matching can bring them.
+    """Transform points by elements of the symmetry, as close to a reference as weight matching can bring them.
 
     Weight matching ends in a local optimum, which may depend on its initialization. Therefore points are sorted first,
     which maps all networks of an orbit to the same point.
@@ -54,7 +54,7 @@ def align_points(space: Space, reference: Tensor, points: Points) -> Points:
 
 @torch.no_grad()
 def move_near(space: Space, reference: Tensor, points: Points) -> Points:
-    """Transform points along their orbits towards a reference by weight matching, without sorting them first."""
+    """Transform points towards a reference by weight matching, without sorting their units first."""
     made = torch.empty_like(points)
     for start in range(0, len(points), ALIGNED_AT_ONCE):
         part = slice(start, start + ALIGNED_AT_ONCE)
@@ -70,8 +70,8 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
 def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
     """Return the mean of points up to permutations of units, `[values]`.
 
-    First, some networks are aligned to the first network. These networks are then repeatedly aligned to their mean,
-    which is recomputed each time.
+    First, some networks are aligned to the first network. All of them are then repeatedly aligned to their mean, which
+    is recomputed each time.
     """
     some = points[:most]
     reference = some[0]

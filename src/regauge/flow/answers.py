@@ -1,4 +1,4 @@
-"""Quality of networks, measured on outputs: loss, accuracy, calibration, and disagreement between networks."""
+"""Quality of networks, measured by their outputs: loss, accuracy, calibration, and disagreement."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,7 +47,7 @@ def find_means(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[float, fl
 def measure_quality(
     evaluate: Judge, params: Mapping[str, Tensor], train: tuple[Tensor, Tensor] | None
 ) -> tuple[dict[str, Any], tuple[float, ...], dict[str, Bins]]:
-    """Return the scores of outputs, the loss of each network, and the confidence bins."""
+    """Return the scores of the networks' outputs, the loss of each network, and the confidence bins."""
     losses, accuracy = find_metrics(evaluate, params)
     found: dict[str, Any] = {
         "loss": float(losses.mean()),
@@ -130,7 +130,7 @@ def _divergence(probabilities: Tensor) -> float:
 
 
 def _overlap(wrong: Tensor, known: Tensor) -> Tensor:
-    """Return, for each network, the largest overlap (IoU) of its wrong predictions with a training network's."""
+    """Return, for each network, the largest overlap (IoU) between its errors and the errors of a training network."""
     first, second = wrong.double(), known.double()
     shared = first @ second.T
     union = first.sum(1, keepdim=True) + second.sum(1) - shared

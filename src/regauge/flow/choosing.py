@@ -17,7 +17,8 @@ LARGEST = torch.finfo(torch.float32).max
 MOVED_AT_ONCE = 256
 """The number of networks that are generated at a time."""
 FIRST_SIZE, SIZES, KEPT_MOVES = 0.3, (1e-3, 0.9), 0.25
-"""The initial step size, the range of step sizes, and the acceptance rate at which step sizes stay the same."""
+"""The initial step size, the range of step sizes, and the share of accepted steps at which a step size stays the
+same."""
 
 
 def require_fit(task: Task, symmetry: Symmetry) -> None:
@@ -51,7 +52,7 @@ def _losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
 
 @dataclass
 class ChosenNetworks:
-    """The sampled networks with the smallest loss, which random steps can improve further.
+    """The sampled networks with the smallest loss, and a method that improves them further by random steps.
 
     Attributes:
         task: The task that measures losses.

@@ -1,4 +1,4 @@
-"""Couplings of start points and endpoints, which shorten paths and make crossings of paths rare."""
+"""Couplings of start points and endpoints, which make paths shorter and crossings of paths rare."""
 
 from dataclasses import dataclass
 
@@ -20,8 +20,8 @@ class Coupling:
     Attributes:
         assignment: Whether the start points and endpoints of a batch are paired by optimal assignment, which minimizes
             the sum of squared distances. Coordinates are divided by their standard deviations.
-        alignment: Whether each endpoint is transformed along its orbit, as close to its start point as weight matching
-            brings it. The flow then need not learn a random permutation of units.
+        alignment: Whether each endpoint is transformed by the symmetry, as close to its start point as weight matching
+            brings it. The flow then does not have to learn a random permutation of units.
 
     References:
         Pooladian et al. (2023) and Tong et al. (2024) for assignments in batches. Here assignments are exact and

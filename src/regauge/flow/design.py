@@ -1,4 +1,4 @@
-"""Construction of velocities with random weights from designs, and conversion of designs to JSON."""
+"""Construction of untrained velocities from designs (the settings of flows), and designs as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -43,11 +43,12 @@ from regauge.storage.loader import Batch, Loader
 SAMPLE = 256
 """The number of networks whose statistics standardize a net's inputs."""
 DRAWN, STEPS = 64, 10
-"""The number of sampled networks that evaluate the prior or an epoch on a task, and the number of solver steps."""
+"""The number of networks that are sampled to evaluate the prior or an epoch on a task, and the number of solver
+steps."""
 SHARES = (1.0, 0.5, 0.25, 0.0)
-"""Candidate factors of the net's output, which are compared after the training."""
+"""Candidate factors by which the net's output is multiplied; they are compared after the training."""
 TIMES = 8
-"""The number of random times for each held-out network in this comparison."""
+"""The number of random times at which each held-out network is evaluated in the comparison of these factors."""
 
 
 @check_arguments
@@ -61,30 +62,30 @@ def fit(
     generator: torch.Generator | None = None,
     **arguments: Unpack[FitArguments],
 ) -> Flow:
-    """Fit a flow from simple random networks to the networks of a population; keep the weights with the best
-    validation.
+    """Fit a flow that transforms simple random networks to networks like those of a population.
 
-    By default, networks are aligned before the flow is fitted. The flow begins at the normal distribution with the mean
-    and covariances of the aligned networks. The net learns the difference between the population and this normal
-    distribution. After the training, the output of the net is multiplied by the share, from 0 to 1, with the best
-    validation. The share is 0 unless the best share is better than the normal distribution by more than one standard
-    error, over held-out networks or, with a task, over sampled networks. On these networks, a flow is thus not worse
-    than the normal distribution. Before the training, a warning is issued if sampled networks are not expected to solve
-    the task. With a task, the warning depends on the performance of networks sampled from the normal distribution.
-    Without a task, it depends on the distance of aligned networks to their mean.
+    The weights with the best validation are kept. By default, networks are aligned before the flow is fitted. The flow
+    begins at the normal distribution with the mean and covariances of the aligned networks. The net learns the
+    difference between the population and this normal distribution. After the training, the output of the net is
+    multiplied by the share, from 0 to 1, with the best validation. The share is 0 unless the flow is better than the
+    normal distribution by more than one standard error, on held-out networks or, with a task, on sampled networks.
+    Therefore, on these networks, a flow is not worse than the normal distribution. Before the training, a warning is
+    issued if sampled networks are not expected to solve the task. With a task, the warning depends on the performance
+    of networks sampled from the normal distribution. Without a task, it depends on the distance of aligned networks to
+    their mean.
 
     Args:
-        population: Parameters with a leading model axis, or a store, or several of one architecture. The networks are
-            read once, and their points are kept in memory.
+        population: Parameters with a leading model axis, or a store, or a list of these with one architecture. The
+            networks are read once, and their points are kept in memory.
         symmetry: The symmetry of the networks; by default the symmetry of the store.
-        config: Settings; `seconds` limits the training alone, by the clock unless `is_cpu_time`.
+        config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
         task: Examples and the loss by which sampled networks are judged. With a task, the training keeps the epoch
-            whose sampled networks have the least loss. Only epochs that are not worse than the normal distribution on
-            held-out networks are considered. Pass examples that the networks were trained on, or examples reserved for
-            this purpose. Never pass test examples.
+            whose sampled networks have the smallest loss, among the epochs that are not worse than the normal
+            distribution on held-out networks. Pass examples on which the networks were trained, or examples reserved
+            for this purpose. Never pass test examples.
         starts: Initial networks of the population. If they are given, a prior of independent values is matched to them
             instead of to the trained networks.
-        generator: The random generator, from which one seed is drawn; by default a generator with seed 0.
+        generator: The random generator from which one seed is sampled; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`. The test networks are not read.
 
@@ -206,7 +207,7 @@ class FlowFitting(Fitting[Flow]):
         return self._compare(x1, labels, chance).mean()
 
     def validate(self) -> Validation:
-        """Return the loss on held-out networks. With a task, also return the loss of sampled networks."""
+        """Return the loss on held-out networks and, with a task, the loss of sampled networks."""
         loss = float(self._held_out_losses().mean())
         facts = {"validation_loss": loss}
         if self.task is None:
@@ -234,7 +235,7 @@ class FlowFitting(Fitting[Flow]):
         return find_kept(find_means(task, drawn), find_means(task, known), one_answer)
 
     def _drawn_losses(self, task: Task) -> Tensor:
-        """Return the losses of sampled networks; the starts are the same in every epoch."""
+        """Return the losses of sampled networks, whose start points are the same in every epoch."""
         chance, flow = self.division.chance("drawn"), self._make(None, {})
         classes = self.classes or [None]
         count = -(-DRAWN // len(classes))
@@ -243,7 +244,7 @@ class FlowFitting(Fitting[Flow]):
 
     @torch.no_grad()
     def _held_out_losses(self, times: int = 1) -> Tensor:
-        """Return the loss of each held-out network, always with the same times and the same starts."""
+        """Return the loss of each held-out network, always at the same times and from the same start points."""
         chance, points = self.division.chance("validation"), self.points["validation"]
         total = torch.zeros(len(points), dtype=torch.float64)
         for _ in range(times):
@@ -254,9 +255,9 @@ class FlowFitting(Fitting[Flow]):
         return total / times
 
     def _choose_share(self) -> tuple[float, PairedGain | None]:
-        """Set the share of the net's output, and return it with the gain of the best share over a share of 0.
+        """Set the share of the net's output; return this share, and the gain of the best share over a share of 0.
 
-        The share is 0 unless the gain is clear.
+        The share is 0 unless the gain exceeds one standard error.
         """
         if not self.config.has_gaussian:
             return 1.0, None
@@ -275,7 +276,7 @@ class FlowFitting(Fitting[Flow]):
         return best, gain
 
     def conclude(self, trained: Trained, progress: Progress) -> Flow:
-        """Return the flow with the best factor of the net's output."""
+        """Return the flow, after the best factor of the net's output is chosen."""
         config, division = self.config, self.division
         member, (share, gain) = division.collection.members[0], self._choose_share()
         scores = {name.replace("_", " "): value for name, value in self.validate().facts.items()}

@@ -56,12 +56,11 @@ class Flow:
 
     Attributes:
         velocity: The velocity: a closed form plus the output of a net.
-        space: The space of points that represent networks: a `Space`, or the `Components` of one.
+        space: The space of points that represent networks: a `Space`, or the principal `Components` of a `Space`.
         prior: The distribution of the start points of samples.
         moments: Statistics of the networks to which the flow was fitted.
         design: The settings from which the flow is built.
-        classes: The class labels on which samples can be conditioned, which are the values of the label column. It is
-            empty without labels.
+        classes: The values of the label column, for one of which networks can be sampled; empty without labels.
         about: Facts about the training run, as JSON.
         trained: The training history; None if the flow was loaded from a file.
         reference: The point in the space `networks` to which networks are aligned, `[values]`; None if the fit did not
@@ -90,7 +89,7 @@ class Flow:
         return self.space.networks if isinstance(self.space, Components) else self.space
 
     def told(self, **facts: Any) -> "Flow":
-        """Return the flow with additional entries in `about`, which must be JSON values."""
+        """Return a copy of the flow with further entries in `about`, which must be JSON values."""
         return replace(self, about={**self.about, **facts})
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -182,12 +181,12 @@ class Flow:
             noise: The amount of noise; see `diffuse`, or `follow_thesis`.
             guidance: A guidance loss for the samples.
             label: One of `classes`, for a flow with labels.
-            start: Networks that replace the random start points.
+            start: Networks from which the paths start, instead of random start points.
             task: Examples and the loss by which networks are selected. Pass training examples, not the examples on
                 which the samples are evaluated later.
             keep: The share of the sampled networks that is kept.
-            moves: The number of random steps that are tried for each kept network. Each step costs one sample and one
-                loss evaluation. If it is 0, no steps are tried.
+            moves: The number of random steps that are tried for each kept network; 0 for none. Each step costs one
+                sample and one evaluation of the loss.
 
         Raises:
             TypeError: `task` is not a task.
@@ -243,17 +242,17 @@ class Flow:
     ) -> Float[Tensor, " models"]:
         """Return the log density of networks in nats, which is equal for all networks of an orbit.
 
-        The computation uses the device of `velocity`. The density is the density of one point on the orbit of each
-        network. The density is defined with respect to surface area on spheres, and with respect to volume in Euclidean
-        coordinates. This point is the network with the scales of the space, aligned to the reference of the fit. If the
-        flow was not fitted to aligned networks, the units of the network are sorted instead. Therefore the result is
-        neither a density over functions nor a density over all parameters, and it depends on the representation.
-        Compare the result only with the densities of other networks under the same flow. If `scales="keep"`, the point
-        includes scales and translations. Networks that differ by scales or translations then have different densities.
-        A flow of principal components returns only the density of the components.
+        The computation uses the device of `velocity`. The result is the density at one point of each network's orbit:
+        the network with the scales of the space, aligned to the reference of the fit. If the flow was not fitted to
+        aligned networks, the units are sorted instead. The density refers to surface area on spheres, and to volume in
+        Euclidean coordinates. Therefore the result is neither a density over functions nor a density over all
+        parameters, and depends on the representation. Compare it only with the densities of other networks under the
+        same flow. If `scales="keep"`, the point includes scales and translations. Networks that differ by scales or
+        translations then have different densities. A flow of principal components returns only the density of the
+        components.
 
         Args:
-            population: Networks with a leading model axis. Results have the networks' precision.
+            population: Networks with a leading model axis. The result has the precision of the networks.
             steps: The number of steps of the Runge-Kutta method.
             probes: The number of random vectors that estimate divergences, the same vectors for all networks. If None,
                 divergences are exact, and each coordinate costs one backward pass.
@@ -280,7 +279,7 @@ class Flow:
         return next(self.velocity.parameters()).device
 
     def _find_points(self, population: Mapping[str, Tensor]) -> Points:
-        """Return one point for each orbit, computed in the same way as the points in the fit."""
+        """Return the points of networks, one for each orbit, computed in the same way as for the fit."""
         x = self.networks.enter(population, torch.float64)
         if self.reference is None:
             x = sort_points(self.networks, x)

@@ -1,4 +1,4 @@
-"""Settings of flows and of their training. This module does not import torch, which makes options load fast."""
+"""Settings of flows and of their training. Importing them does not import torch, so options are read fast."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -19,21 +19,21 @@ Predicts = Literal["velocity", "end"]
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """The design of a flow: representation, prior, coupling and net.
+    """The design of a flow: representation of networks, prior, coupling and net.
 
     Attributes:
         representation: The representation of networks as points.
         prior: The distribution of start points. Default: `FullGaussian` for aligned networks, otherwise
             `MatchedGaussian`.
-        coupling: The coupling of start points and endpoints in training.
+        coupling: The rule that pairs start points with endpoints in training.
         net: The net that learns the velocity. Default: a perceptron.
         predicts: The output of the net: the velocity, or the endpoint of the path (x1-prediction). From the endpoint,
             the velocity is `log_x(end) / (1 - t)`.
         has_gaussian: Whether the net learns only the difference from the velocity between two normal distributions,
             which has a closed form. An untrained flow then samples the normal distribution fitted to the networks.
         is_aligned: Whether networks are first aligned to their common mean. Coordinates then belong to corresponding
-            units in all networks. Equivariant nets need no alignment. Without alignment, they also sample networks of
-            other widths.
+            units in all networks. Equivariant nets need no alignment, and without alignment they can also sample
+            networks of other widths.
     """
 
     representation: Representation = field(default_factory=Representation)
@@ -76,9 +76,11 @@ class FlowConfig(Design, NetTrainingConfig):
     Attributes:
         times: The distribution of times in training.
         balance: Exponent from 0 to 1. In the loss, a tensor of n values has the weight n to this power: 0 gives all
-            tensors the same weight, and 1 all values. Principal components are weighted by their deviations.
+            tensors the same weight, and 1 gives all values the same weight. Principal components are weighted by their
+            standard deviations.
         is_standardized: Whether errors are divided by the errors that the flow would have without the net.
-        labels: Column on which the flow is conditioned; networks are then sampled for one of its values. None: none.
+        labels: Column whose values are an input of the flow, so networks can be sampled for a chosen value. None for no
+            such column.
     """
 
     lr: float = 2e-3

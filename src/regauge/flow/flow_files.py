@@ -18,15 +18,15 @@ from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
 NO_REFERENCE, TRIANGULAR = "1", "2"
-"""File versions: the version without a reference, and the version with triangular roots of covariances."""
+"""Versions of files: the version without a reference network, and the version with triangular roots of covariances."""
 
 
 def load_flow(path: str | Path) -> Flow:
     """Load a flow from a file.
 
     Files of version 1 contain no reference. For such files, the mean of the training networks is the reference. Files
-    of versions 1 and 2 contain another square root of the covariance. Flows from these files have the same
-    distribution, but with the same seed they sample other networks.
+    of versions 1 and 2 contain another square root of the covariance. Flows from these files have the same distribution
+    as before, but sample other networks for the same seed.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -79,7 +79,7 @@ def _read_prior(manifold: Space | Components, tensors: Params) -> Prior:
 
 
 def _require_held(symmetry: Symmetry, names: list[str], tensors: Params) -> None:
-    """Raise a ValueError if networks have more parameters than the file has means; a space allocates all of them."""
+    """Raise a ValueError if networks have more parameters than the file has means, which would fill the memory."""
     mean = tensors["components/mean" if "components/mean" in tensors else "moments/mean"]
     values = sum(math.prod(symmetry.shapes[name]) for name in names)
     if values > mean.numel():

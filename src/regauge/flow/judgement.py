@@ -1,4 +1,4 @@
-"""The judgement of generated networks: scores of generated, held-out and control networks, and a verdict."""
+"""The judgement of generated networks: their scores, scores of held-out and control networks, and a verdict."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,11 @@ from regauge.flow.novelty import NEAR, find_chance
 from regauge.names import VERSION
 
 MANY, RARE = 0.2, 0.02
-"""Thresholds for copies: the largest share of networks near training networks, and the largest probability of this
-share by chance."""
+"""Thresholds for copies: the largest share of networks near training networks, and the largest probability that chance
+causes this share."""
 WORKING, HALF = 0.9, 0.5
-"""Shares of the held-out networks' performance above which generated networks count as working, or as working less
-well."""
+"""Generated networks count as working above the first share of the held-out networks' performance, and as working less
+well above the second."""
 Bins = tuple[tuple[float, float, float], ...]
 """Confidence, accuracy and share of the predictions, for each bin."""
 
@@ -22,8 +22,8 @@ Bins = tuple[tuple[float, float, float], ...]
 class Score:
     """The scores of one kind of networks. Scores that need class probabilities are None without a classification task.
 
-    Distances are measured after two networks are aligned to each other. Only the few pairs that are closest in a common
-    gauge are aligned to each other.
+    Distances are measured after two networks are aligned to each other. To save time, only the few pairs that are
+    closest after alignment to one common mean are aligned to each other.
 
     Attributes:
         name: The kind of networks.
@@ -38,17 +38,18 @@ class Score:
             about 1 for new networks, 0 for copies.
         copied: The share of networks that are copies of a training network. The distance of a copy is below that of 95%
             of the held-out networks, and below 0.8 of the held-out median distance.
-        sources: The number of different training networks that are nearest to some network.
+        sources: The number of different training networks that are the nearest training network of at least one
+            network.
         repeated: The share of networks that are copies of another network of the same kind. The bounds for copies are
-            those of `copied`, with 0.5 instead of 0.8.
+            the same as for `copied`, with 0.5 instead of 0.8.
         spread: The mean distance of two networks, divided by the mean distance of two held-out networks.
         disagreement: The share of examples for which two networks predict different classes, averaged over pairs.
         divergence: The Jensen-Shannon divergence of two networks' class probabilities in nats, averaged over examples
             and pairs.
-        overlap: The largest intersection over union of a network's wrong predictions with those of a training network,
-            averaged over networks.
-        two_sample: The energy distance to held-out networks in the common gauge, divided by the spread of the held-out
-            networks. The energy distance is 0 for equal distributions.
+        overlap: The largest intersection over union between the wrong predictions of a network and of a training
+            network, averaged over networks.
+        two_sample: The energy distance to held-out networks after alignment to one mean, divided by the spread of the
+            held-out networks; 0 for equal distributions.
     """
 
     name: str
@@ -79,11 +80,10 @@ class Judgement:
         one_answer: The accuracy of the best constant prediction; None without a classification task.
         losses: The loss of each network, by the names of the scores.
         reliability: Confidence, accuracy and share of the predictions in confidence bins. There are bins for single
-            networks and for the average prediction, both generated and held-out. It is empty without a classification
-            task.
+            networks and for the average prediction, both generated and held-out. Empty without a classification task.
         places: Training, held-out and generated networks, projected to the first two principal axes of the training
             networks.
-        share: The share of the variance that these two axes explain.
+        share: The share of the variance that the two axes of `places` explain.
     """
 
     scores: tuple[Score, ...]
@@ -112,10 +112,10 @@ class Judgement:
 
     @property
     def is_working(self) -> bool | None:
-        """Whether generated networks keep 90% of the held-out networks' performance; None if the latter fail the task.
+        """Whether generated networks have 90% of the held-out networks' performance; None if the latter fail the task.
 
-        The performance is the accuracy minus the accuracy of the best constant prediction. If accuracies are missing,
-        the performance is the inverse of the loss, if losses are positive.
+        The performance is the accuracy minus the accuracy of the best constant prediction. If accuracies are missing
+        and losses are positive, the performance is the inverse of the loss.
         """
         return None if (kept := self._kept) is None else kept >= WORKING
 
@@ -128,10 +128,9 @@ class Judgement:
     def is_copier(self) -> bool:
         """Whether the generated networks are copies of training networks or of one another.
 
-        The property is true if more than a fifth of the networks are repeated. The property is also true if the share
-        of networks that are copies of training networks exceeds the share that chance explains, given few held-out
-        networks. Third, it is true if the median distance to the nearest training network is less than 0.8 of the same
-        distance for held-out networks.
+        One of three conditions is sufficient. More than a fifth of the networks are repeated. The share of copies of
+        training networks exceeds the share that chance explains, given few held-out networks. Or the median distance to
+        the nearest training network is less than 0.8 of the same distance for held-out networks.
         """
         return self._is_copied or self.is_collapsed
 

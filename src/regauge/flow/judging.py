@@ -1,4 +1,4 @@
-"""Quality and novelty of generated networks, compared with networks that are made without a flow."""
+"""Quality and novelty of generated networks, compared with networks that were made without a flow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 
 MANY_COORDINATES = 2000
-"""With more coordinates than this, the principal axes of the map are computed from fewer networks."""
+"""If there are more coordinates than this, the principal axes of the map are computed from fewer networks."""
 KNOWN = 500
 """The largest number of training networks whose wrong predictions are compared."""
 MAPPED = 300
@@ -45,12 +45,12 @@ def judge(
 ) -> Judgement:
     """Judge generated networks by quality and novelty, compared with held-out networks and controls.
 
-    All networks are made canonical and aligned to one mean of the training networks. Distances in this common gauge
-    show which networks may be close to one another. Only these few networks are aligned pair by pair, because the
-    common gauge overestimates small distances. The number of controls of each kind equals the number of samples. Some
-    controls are copies of training networks, noisy copies at the distance of held-out networks, and means of 2 and of
-    16 aligned training networks. Other controls are sampled from normal distributions, with the standard deviations or
-    the full covariance of aligned training networks.
+    All networks are made canonical and aligned to the mean of the training networks (a common gauge). Distances in this
+    gauge show which networks may be close to one another. Only these networks are aligned pair by pair, because the
+    common gauge overestimates small distances. The number of control networks of each kind equals the number of
+    samples. Some controls are copies of training networks, noisy copies at the distance of held-out networks, and means
+    of 2 and of 16 aligned training networks. Other controls are sampled from normal distributions, with the standard
+    deviations or the full covariance of aligned training networks.
 
     Args:
         samples: At least two generated networks, with a leading model axis.
@@ -79,8 +79,8 @@ class KnownNetworks:
         middle: The point to which all networks are aligned.
         distances: Distances to the known networks, and between held-out networks.
         answers: The class probabilities of some training networks, and the class labels of the examples.
-        scored: The scores of held-out networks, followed by those of the controls.
-        dtypes: A training network, to whose dtypes generated networks are converted.
+        scored: The scores of held-out networks, followed by the scores of the controls.
+        dtypes: A training network, whose dtypes are the dtypes to which generated networks are converted.
     """
 
     evaluate: Judge
@@ -241,7 +241,7 @@ def _map(points: Mapping[str, Points]) -> tuple[dict[str, tuple[tuple[float, flo
 
 
 def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest eigenvalues of the covariance and their eigenvectors, like `eigh`, but with less work."""
+    """Return the largest eigenvalues and their eigenvectors of the covariance, with less work than `eigh` needs."""
     few = centered[torch.linspace(0, len(centered) - 1, min(1000, len(centered))).long()]
     _, sizes, axes = torch.linalg.svd(few, full_matrices=False)
     return sizes.flip(0).square() / max(1, len(few) - 1), axes.T.flip(1)
@@ -254,7 +254,7 @@ def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool
 
 
 def _add_noise(space: Space, train: Points, copies: Points, noise: Points, distance: float) -> Points:
-    """Return noisy copies that are as far from training networks as held-out networks are."""
+    """Return noisy copies with about the same distance to training networks as held-out networks."""
     scaled = noise * train.std(0)
     low, high = 0.0, 4.0
     few = slice(0, 32)

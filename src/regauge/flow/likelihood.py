@@ -1,4 +1,4 @@
-"""The log density of networks under a flow, computed by integrating back to the prior with divergences."""
+"""The log density of networks under a flow, computed by integrating the velocity back to the prior."""
 
 import torch
 from jaxtyping import Float
@@ -14,8 +14,8 @@ def integrate_density(
     """Return the start points of the paths that lead to given points, and the change of log density along these paths.
 
     The Runge-Kutta method of order four integrates points and density together, in the points' precision. On spheres,
-    the velocity is evaluated at the nearest point of the sphere, where it is tangent. Therefore its divergence in the
-    surrounding space equals its divergence on the sphere.
+    the velocity is evaluated at the nearest point of the sphere, where the velocity is tangent. Therefore its
+    divergence in the surrounding space equals its divergence on the sphere.
 
     Args:
         space: The space of the points.

@@ -30,7 +30,7 @@ class Sphere:
 
 
 class Manifold:
-    """A space of points that represent networks. The first coordinates lie on unit spheres; the rest are Euclidean.
+    """A space of points that represent networks. The first coordinates lie on unit spheres; others are Euclidean.
 
     Attributes:
         spheres: The coordinates that lie on spheres.
@@ -116,7 +116,7 @@ class Manifold:
         return torch.cat(at, dim=1), torch.cat(rates, dim=1)
 
     def distance(self, x: Float[Tensor, "*#lead values"], y: Float[Tensor, "*#lead values"]) -> Float[Tensor, "*lead"]:
-        """Return the lengths of the shortest geodesics, the root of the sum of squares over all factors."""
+        """Return the lengths of shortest geodesics: the root of the sum of squares over spheres and Euclidean part."""
         squares = (x[..., self.flat_start :] - y[..., self.flat_start :]).square().sum(-1)
         for one in self.spheres:
             squares = squares + sphere.distance(self.on(one, x), self.on(one, y)).square().sum(-1)

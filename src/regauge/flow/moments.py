@@ -16,7 +16,7 @@ SMALLEST = 1e-3
 NOTHING = 1e-12
 """Variances below this share of the largest variance are treated as zero."""
 MOST_AXES = 2000
-"""The largest number of networks from which the axes are computed, if networks have more parameters than this."""
+"""The largest number of networks from which the axes are computed, if there are more parameters than this number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class Moments:
 
     @classmethod
     def of(cls, blocks: Iterable[Points], space: Manifold, *, is_pooled: bool = True) -> "Moments":
-        """Return the statistics of points, computed block by block; `is_pooled` averages over exchanged coordinates."""
+        """Return statistics of points, computed block by block; `is_pooled` averages over exchangeable coordinates."""
         count, total, squares = 0, torch.zeros(space.dim, dtype=torch.float64), torch.zeros(space.dim).double()
         for block in blocks:
             values = block.double().cpu()

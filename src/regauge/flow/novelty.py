@@ -1,8 +1,8 @@
 """Distances between networks up to symmetry. Each pair is aligned before its distance is measured.
 
-Networks that were aligned to one mean can still have different permutations of units, even a noisy copy and its source.
-In this common gauge, small distances are two or three times too large, but large distances are almost right. Therefore,
-distances in the common gauge are only used to select the pairs that are aligned.
+After alignment to one mean (a common gauge), corresponding units can still have different positions, even in a network
+and its noisy copy. In this gauge, small distances are two or three times too large, but large distances are almost
+right. Therefore such distances are only used to select the pairs that are aligned.
 """
 
 import torch
@@ -47,7 +47,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
 
 
 def measure(space: Space, first: Points, second: Points) -> Tensor:
-    """Return the distance of each pair, with or without aligning the first point, whichever distance is smaller."""
+    """Return the distance of each pair of points: the smaller of the distances with and without alignment."""
     return torch.minimum(space.distance(first, second), space.distance(move_near(space, second, first), second))
 
 
@@ -60,7 +60,7 @@ def spread(space: Space, points: Points) -> float:
 
 
 def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
-    """Return the share of networks whose nearest distance is less than that of nearly all held-out networks.
+    """Return the share of networks that are nearer to another network than nearly all held-out networks are.
 
     Args:
         distances: The distance of each network to the nearest other network.

@@ -1,4 +1,4 @@
-"""Measures of aligned networks, taken before a flow is fitted, that predict whether sampled networks solve the task."""
+"""Measures of aligned networks, by which to expect, before a fit, whether sampled networks solve the task."""
 
 import warnings
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Outlook:
         return cls(count, values, float((within / before).sqrt()), float((within / common).sqrt()))
 
     def warn(self) -> None:
-        """Warn if sampled networks are not expected to solve the task (by performance, else by the spread)."""
+        """Warn if sampled networks are not expected to solve the task, by `kept` or, without a task, by `spread`."""
         if self.kept is not None and self.kept < WORKING:
             warnings.warn(
                 "networks that are drawn from the normal distribution of aligned ones, at which the flow begins, "

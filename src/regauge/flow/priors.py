@@ -13,10 +13,10 @@ from regauge.flow.moments import Covariance, Moments
 
 @dataclass(frozen=True)
 class MatchedGaussian:
-    """Independent normal weights with the networks' mean and deviation, pooled over weights that permutations exchange.
+    """Independent normal weights, with means and deviations that are pooled over exchangeable weights.
 
-    On spheres, the distribution is that of normalized normal vectors with mean zero and the networks' root mean squares
-    (the angular central Gaussian).
+    The statistics are those of the networks, and permutations of units exchange the pooled weights. On spheres, normal
+    vectors with mean zero and the networks' root mean squares are normalized (the angular central Gaussian).
 
     Attributes:
         spread: The factor by which standard deviations are multiplied.
@@ -67,7 +67,7 @@ class PlainGaussian:
 
 @dataclass(frozen=True)
 class FullGaussian:
-    """Normal weights with the mean and full covariance of aligned networks, so a flow starts near its endpoints.
+    """Normal weights with the mean and full covariance of aligned networks; a flow then starts near its endpoints.
 
     On spheres, the distribution equals `MatchedGaussian`.
 
@@ -130,7 +130,7 @@ class Prior:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Points:
-        """Sample points on the CPU, which gives the same points for all devices."""
+        """Sample points with random numbers from the CPU, which are the same for all devices."""
         noise = torch.randn(count, self.space.dim, generator=generator, dtype=torch.float64)
         return self.place(noise).to(device, dtype)
 

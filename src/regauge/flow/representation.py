@@ -12,17 +12,19 @@ class Representation:
     """A representation of networks as points.
 
     Attributes:
-        scales: balance: every network is moved to the point of smallest norm on its orbit, and the flow is Euclidean.
-            sphere: if the scale of a unit is a symmetry, its incoming weights get norm one, and the flow stays on the
-            unit spheres. flat: the same norm, but the flow is Euclidean, and sampled networks are normalized at the
-            end. keep: weights are not changed. Except for keep, translations are removed as well (`Symmetry.split`).
+        scales: balance: every network is replaced by the equivalent network of smallest norm, and the flow is
+            Euclidean. sphere: if a unit can be scaled without changing the function, its incoming weights get norm one,
+            and the flow stays on unit spheres. flat: weights are normalized as for sphere, but the flow is Euclidean,
+            and sampled networks are normalized at the end. keep: weights are not changed. Except for keep, translations
+            are also removed (`Symmetry.split`).
         head: Name of the weight of the last layer, for `head_form`.
-        head_form: keep: the last layer is not changed. direction: its direction on a unit sphere, and the logarithm of
-            its norm. unit: only its direction, which changes losses but not predicted classes; for studies of the
-            thesis.
+        head_form: keep: the last layer is not changed. direction: the direction of the layer on a unit sphere, and the
+            logarithm of its norm. unit: only the direction, as in the thesis; this changes losses but not predicted
+            classes.
         head_bias: Name of the head's bias, which "unit" also divides by the norm.
-        components: Fit the flow in this number of principal components of aligned networks, with a perceptron and
-            without spheres. The other components are sampled from a normal distribution. None: use all values.
+        components: Number of principal components of aligned networks in which the flow is fitted, with a perceptron
+            and without spheres. The other components are sampled from a normal distribution. None: the flow uses all
+            values.
 
     References:
         Erdogan (2025), sections 4.4 and 6.2; "unit" is its Normalized and Geometric flow.

@@ -1,4 +1,4 @@
-"""Integration of a flow's velocity from start points to networks and back, with noise and guidance by a loss."""
+"""Integration of a flow's velocity from start points to networks and back, with optional noise and guidance."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ def integrate(
         field: The velocity, a tangent vector at each point.
         x: The start points.
         steps: The number of steps.
-        solver: "euler" follows geodesics; if the velocity belongs to a geodesic, one step ends at the geodesic's
-            endpoint. Other solvers are "heun" (order 2, two evaluations per step) and "runge_kutta" (order 4, four
-            evaluations per step).
+        solver: "euler" follows geodesics. If the velocity at the start leads along a geodesic, a single step reaches
+            the endpoint of the geodesic. Other solvers are "heun" (order 2, two evaluations per step) and "runge_kutta"
+            (order 4, four evaluations per step).
         end: The last time.
 
     Raises:
@@ -81,11 +81,10 @@ def diffuse(
 ) -> Points:
     """Integrate a velocity with noise that preserves the distribution at every time, by the Euler-Maruyama method.
 
-    Assume start points `x0 ~ N(m, s^2)` that are independent of the endpoints. Under this assumption, the velocity
-    determines the expected start point `x - t v`, and with it the gradient of the log density, `-(x - t v - m) / ((1 -
-    t) s^2)`. The noise has variance `2 noise (1 - t) s^2` per unit of time. A drift compensates for the noise: half of
-    this variance times that gradient. Spherical coordinates get no noise, because the velocity does not determine their
-    gradient.
+    The start points `x0 ~ N(m, s^2)` must be independent of the endpoints. The velocity v then determines the expected
+    start point `x - t v`, and therefore the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. The noise
+    has variance `2 noise (1 - t) s^2` per unit of time. A drift compensates for the noise: half of this variance times
+    the gradient. Spherical coordinates get no noise, because the velocity does not determine their gradient.
 
     Args:
         space: The space of the points.
@@ -114,8 +113,8 @@ def diffuse(
 def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, generator: torch.Generator) -> Points:
     """Integrate `end - start` instead of the flow's velocity `(end - x) / (1 - t)`, with noise after the time `LATE`.
 
-    This is not the flow's equation. The result is the average of the predicted endpoints over time, plus noise whose
-    variance grows with the number of steps. Points leave the spheres.
+    The differential equation of the flow is a different one. The result is the average of the predicted endpoints over
+    time, plus noise whose variance grows with the number of steps. Points leave the spheres.
 
     Args:
         predict_end: A function from points and times to endpoints.
@@ -141,8 +140,7 @@ class Guidance:
     """A loss that guides a flow towards networks for which the loss is small.
 
     The gradient is computed at the predicted endpoint of the path and projected to tangent vectors. The learning rates
-    of the gradient sum to `strength` over the whole path. The strength thus corresponds to the number of gradient steps
-    times their learning rate.
+    of the gradient steps sum to `strength` over the whole path.
 
     Attributes:
         loss: A function from networks with a leading model axis to the loss of each network, `[models]`.

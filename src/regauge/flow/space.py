@@ -37,9 +37,9 @@ class Space(Manifold):
         symmetry: The symmetry, with every size known.
         representation: The way in which points represent networks.
         spheres: The coordinates that lie on spheres.
-        normed: The parameters that are normalized to spheres when points of a flat space are converted to networks.
+        normed: The parameters that are normalized when points of a Euclidean space are converted to networks.
         order: The flat index of every coordinate in the concatenation of all tensors in `names`.
-        names: Tensors whose entries are coordinates. If the space has the coordinate `LOG_NORM`, it is the last name.
+        names: Tensors whose entries are coordinates. The coordinate `LOG_NORM`, if there is one, is the last name.
         positive: The tensors whose entries are represented by logarithms.
         constants: Tensors that are equal in all networks.
         exchanged: The class index of each coordinate. Permutations exchange the coordinates of one class.
@@ -200,7 +200,7 @@ class Space(Manifold):
         return self.project(x.to(dtype))
 
     def balance(self, params: Params) -> Params:
-        """Return the networks of smallest norm that scales and invertible matrices can reach."""
+        """Return the networks of smallest norm among those that scales and invertible matrices produce."""
         return self.symmetry.act(balance(params, self.symmetry), params)
 
     def leave(self, x: Points) -> Params:

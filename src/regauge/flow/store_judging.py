@@ -27,7 +27,7 @@ def judge_store(
     most: int = MOST_JUDGED,
     generator: torch.Generator | None = None,
 ) -> Judgement:
-    """Judge stored networks against a flow's training networks and held-out networks; see `judge`.
+    """Compare stored networks with the training networks and held-out networks of a flow; see `judge`.
 
     Args:
         flow: The flow. The facts about its training determine the training networks and the splits.

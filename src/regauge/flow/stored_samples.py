@@ -45,7 +45,7 @@ def sample_store(
     about: Mapping[str, Any] | None = None,
     progress: Progress = no_progress,
 ) -> Store:
-    """Sample networks into a store. After an interruption, only the missing networks are sampled.
+    """Sample networks, and write them to a store. After an interruption, only missing networks are sampled.
 
     Args:
         path: The file of the flow, which was fitted to networks of a store.
@@ -59,8 +59,8 @@ def sample_store(
         like: A store of networks with other widths. The sampled networks have the widths of this store.
         label: The class label on which the networks are conditioned.
         seed: The seed of all random numbers.
-        about: Additional facts that are written to the store. An interrupted store is continued only if its facts are
-            equal.
+        about: Additional facts that are written to the store. An interrupted run is continued only if the facts in its
+            store are equal.
 
     Raises:
         FileExistsError: The store contains other networks.
@@ -119,7 +119,7 @@ def compare_guidance(
     label: Any = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return mean scores of guided networks on a task, and of networks made without guidance or without a flow.
+    """Return mean scores on a task, of guided networks and of networks without guidance or without a flow.
 
     The comparison networks are sampled without guidance. Gradient descent on the guidance loss, with the same number of
     steps, is also applied to these networks and to random networks.
@@ -135,7 +135,7 @@ def compare_guidance(
         seed: The seed of all random numbers.
 
     Returns:
-        Rows with the kind of networks under the key "", and the mean of each score.
+        Rows that contain the kind of networks, under the key "", and the mean of each score.
     """
     count = len(next(iter(guided.values())))
     generator = torch.Generator().manual_seed(derive_seed(seed, "plain"))

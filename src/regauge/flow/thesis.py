@@ -1,4 +1,4 @@
-"""The settings of the thesis that introduced the method, as in its text and its code, for comparisons."""
+"""The settings of the thesis that introduced flows on weights, from its text and code, for comparisons."""
 
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ Kind = Literal["euclidean", "geometric"]
 def thesis_config(
     kind: Kind = "euclidean", *, head: str | None = None, head_bias: str | None = None, **changes: Any
 ) -> FlowConfig:
-    """Return the settings of the thesis: predicted endpoints, early times, plain losses, and a prior of deviation 0.1.
+    """Return the settings of the thesis: predicted endpoints, early times, plain losses, a prior of deviation 0.1.
 
     To sample like the thesis, call `flow.sample(..., solver="thesis")`.
 
@@ -25,7 +25,7 @@ def thesis_config(
             unit, and the whole last layer, to unit spheres. The norm of the last layer is lost.
         head: The name of the last layer's weight, for "geometric".
         head_bias: The name of the last layer's bias, which is divided by the same norm.
-        changes: Settings that replace those of the thesis, such as `seconds`, or a smaller `net`.
+        changes: Settings that differ from the thesis, such as `seconds`, or a smaller `net`.
 
     Raises:
         ValueError: There is no such kind, or the kind requires a head.

@@ -15,14 +15,15 @@ from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 
 DRAWS, FEW_DRAWS, MANY = 24, 6, 10**6
-"""The number of random permutations that join parameters; the smaller number is used above `MANY` parameters."""
+"""The number of random permutations by which exchangeable parameters are found. With more than `MANY` parameters, the
+second, smaller number is used."""
 
 
 def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " values"]:
-    """Return a class index for each entry of some tensors; entries that a permutation exchanges have equal indices.
+    """Return a class for each entry of some tensors; entries that a permutation exchanges have the same class.
 
     Entries belong to one class if a cycle, or an exchange of two units, of some group maps one entry to the other.
-    Random permutations additionally join entries that only independent permutations of a group's copies exchange.
+    Random permutations also find entries that only independent permutations of a group's copies exchange.
     """
     shapes = {name: symmetry.shapes[name] for name in names}
     counts = [torch.Size(shape).numel() for shape in shapes.values()]

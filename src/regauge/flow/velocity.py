@@ -15,8 +15,8 @@ from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
 LATEST = 0.99
-"""The latest time at which the path to a predicted endpoint is divided by the exact remaining time. After this time,
-the path is divided by one hundredth."""
+"""Up to this time, the distance to a predicted endpoint is divided by the remaining time. Afterwards, it is divided by
+one hundredth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +24,8 @@ class StraightLines:
     """Straight paths between two independent normal distributions of every coordinate.
 
     Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)`, the point `x = (1 - t) x0 + t x1` is normal. Given x, the
-    velocity and the endpoint are also normal. The means of both are linear in x, and the standard deviations of both do
-    not depend on x.
+    velocity and the endpoint are also normal. Their means are linear in x, and their standard deviations do not depend
+    on x.
     """
 
     start: tuple[Tensor, Tensor]
@@ -53,14 +53,14 @@ class StraightLines:
 
 
 class Velocity(nn.Module):
-    """The velocity at points and times, tangent to the space.
+    """The velocity of a flow, a function of points and times; the result is tangent to the space.
 
     Args:
         space: The space of the points.
         prior: The prior of the start points.
         moments: The moments of the endpoints.
-        net: The net that is trained. The net maps standardized points to outputs in the unit of the predicted quantity.
-        clock: The module that encodes time and class for the net.
+        net: The net that is trained. Its outputs, for standardized points, are in the unit that `unit` returns.
+        clock: The module that encodes times and classes for the net.
         predicts: "velocity" or "end". If the net predicts the endpoint, the velocity is the remaining path divided by
             the remaining time.
         has_gaussian: Whether the output of the net is added to the closed form for normal distributions.
@@ -124,7 +124,7 @@ class Velocity(nn.Module):
         return StraightLines((m0, s0), (m1, s1))
 
     def _expect(self, x: Points, t: Tensor, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        """Return the closed-form prediction to which the net's output is added, and the unit of this output."""
+        """Return the closed-form prediction, to which the net's output is added, and the unit of the net's output."""
         line, start, time = self._line(), self.space.flat_start, t.unsqueeze(1)
         root = self.tables[4, :start].expand(len(x), -1)
         (_, _), (m1, s1) = line.start, line.end

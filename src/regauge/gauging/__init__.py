@@ -1,4 +1,4 @@
-"""Choice of a network's gauge for a purpose, such as the point of its orbit that is easiest to quantize."""
+"""Choice of a network's gauge: for example, the equivalent weights that are easiest to quantize."""
 
 from regauge.names import attach
 

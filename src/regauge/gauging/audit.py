@@ -1,4 +1,4 @@
-"""Tests of scale pairs in a table: whether they preserve a model's function, and which parameters they leave out."""
+"""Tests of scale pairs in a table: whether they preserve a model's function, and which parameters are missing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,11 +31,11 @@ class Finding:
         row: The index of the row in the table.
         smooth: The module whose outputs are divided.
         balance: The modules whose input weights are multiplied.
-        verdict: "holds"; "broken"; "skipped" if sizes differ and no tool scales the pair; "unmatched" if the row
+        verdict: "holds"; "broken"; "skipped" if sizes differ such that no tool scales the pair; "unmatched" if the row
             matches no modules.
         change: The relative change of the outputs when the pair is scaled by random factors in [1/2, 2].
-        missing: Parameters that the pair does not scale, although the symmetry scales them.
-        extra: Parameters that the pair scales, although the symmetry does not scale them.
+        missing: Parameters that the symmetry scales, but the pair does not.
+        extra: Parameters that the pair scales, but the symmetry does not.
         reason: The reason for the verdict.
     """
 
@@ -56,7 +56,7 @@ class Finding:
 
 
 def audit_rows(findings: Sequence[Finding], table: Sequence[ScalePair]) -> list[dict[str, Any]]:
-    """Return each row of a table with the number of pairs for each verdict and the largest change of the outputs."""
+    """Return, for each row of a table, the number of pairs with each verdict, and the largest change of outputs."""
     rows: list[dict[str, Any]] = []
     for number, pattern in enumerate(table):
         own = [one for one in findings if one.row == number]
@@ -86,13 +86,13 @@ def audit(
     Tools multiply the input channels of balance layers, and divide the output channels of the smooth layer. If the
     smooth layer has more outputs than the balance layers read, tools divide its last outputs. A fused layer of queries,
     keys and values is an example. The symmetry determines the input axis of a layer. If no group acts on the input
-    axis, it is determined by the convention of torch's layers. The lengths of axes are not used for this decision.
+    axis, it is determined by the convention of torch's layers. The lengths of axes are not used to find the input axis.
 
     Args:
         table: Pairs with patterns; see `read_table`.
         params: One network, under the names in the table: parameters by name, or the path of a checkpoint.
-        symmetry: The symmetry of the model, under the model's names. The symmetry determines which parameters a broken
-            pair leaves out.
+        symmetry: The symmetry of the model, under the model's names. The symmetry determines which parameters are
+            missing in a broken pair.
         module: The model, not on the meta device.
         example_inputs: Example inputs, as for `discover`.
         example_kwargs: Keyword inputs.
@@ -272,7 +272,7 @@ class _Audit:
 
 
 def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
-    """Return the reason why no tool scales a pair with these channel counts; empty if tools scale it."""
+    """Return the reason why tools do not scale a pair with these numbers of channels; empty if they do."""
     if len({*counts.values()}) > 1:
         listed = ", ".join(f"{name} reads {count}" for name, count in counts.items())
         return f"its balance layers read different numbers of channels ({listed}): no tool scales these"

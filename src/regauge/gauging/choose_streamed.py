@@ -36,7 +36,7 @@ def choose_streamed(
     task: Task | None = None,
     generator: torch.Generator,
 ) -> Chosen:
-    """Sample rotations for a checkpoint on the disk, and keep them if the layers' rounding error does not grow.
+    """Sample rotations for a checkpoint on the disk, and keep them if the rounding error of layers does not grow.
 
     Either all rotations are kept, or no rotation is kept. Translations are not removed, because they add products of
     tensors. The mean over layers of the relative squared rounding error must not grow. This condition must hold for the
@@ -46,8 +46,8 @@ def choose_streamed(
     Args:
         checkpoint: The network.
         symmetry: The symmetry of its architecture.
-        method: The method, whose first rotation is sampled. If the method has no list of methods, the rotation is a
-            Hadamard matrix.
+        method: The method, whose first rotation is sampled. If the method is a `BestGauge` without a list of methods,
+            the rotation is a Hadamard matrix.
         task: The module, which may be on the meta device, example inputs for tracing, and the outputs to preserve.
             Without a task, gains that prevent rotations are not changed.
         generator: The random generator.
@@ -98,7 +98,7 @@ def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tenso
 def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
     """Return a function that yields transformed tensors in chunks, and passes them to `measures`.
 
-    If the moves contain translations, all tensors are computed at once.
+    If the moves contain translations, all tensors are computed together instead.
     """
     made = apply_moves(moves, checkpoint.params) if any(move.element.translation for move in moves) else {}
 

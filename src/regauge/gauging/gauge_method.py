@@ -27,7 +27,7 @@ class GaugeProblem:
         generator: The random generator; it is None for methods without random numbers.
         test: A task with held-out data, which are not used to choose the gauge; it is None if there are no such data.
         dtypes: The original dtypes of tensors whose dtype in `params` differs.
-        can_learn: Whether the memory suffices to learn by function; then gradients are held in memory in addition to
+        can_learn: Whether the memory suffices to learn from outputs, for which gradients are in memory in addition to
             the parameters.
     """
 
@@ -54,7 +54,7 @@ class GaugeProblem:
 
     @cached_property
     def uncovered(self) -> Uncovered:
-        """The rotations that are possible. If a task's model can be traced, gains of norms are first set to one."""
+        """The possible rotations. If the task has a model that can be traced, gains of norms are first set to one."""
         if self.symmetry.ones:
             self.symmetry.require_ones(self.params)
         if self.task is None or self.symmetry.ones:
@@ -75,7 +75,7 @@ class GaugeMethod(ABC):
 
     @abstractmethod
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Return moves after which the method's objective is at least that of the given network."""
+        """Return moves that do not lower the method's objective."""
 
 
 def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""The function `gauge`, which transforms a network to another point of its orbit, chosen for a purpose."""
+"""The function `gauge`, which replaces the weights of a network by equivalent weights, chosen for a purpose."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,9 +46,9 @@ def gauge(
     memory: int | str | MemoryLimit | None = None,
     progress: Progress = no_progress,
 ) -> GaugeResult:
-    """Transform a network to a point of its orbit that is easier to quantize; the function stays the same.
+    """Transform the weights of a network such that they are easier to quantize, without changing its function.
 
-    In other tools, such transformations are written by hand for each architecture. Examples are cross-layer
+    In other tools, such transformations are programmed separately for each architecture. Examples are cross-layer
     equalization, SmoothQuant, AWQ, QuaRot and SpinQuant. All of these transformations are elements of the symmetry that
     `discover` finds. One of the following methods chooses the element:
 
@@ -62,8 +62,8 @@ def gauge(
     | `Smooth` | scales between activations and the weights that read them | a task |
     | `Chain` | several methods, one after the other | what these need |
 
-    The default methods start at the representative, in which the coordinates of translations are zero. If you pass a
-    method, the method starts at the given network. `BestGauge(methods=(...,))` also starts at the given network.
+    The default methods start at the network without translations (its representative). A method that you pass starts at
+    the given network, also with `BestGauge(methods=(...,))`.
 
     Gains of norms can prevent rotations. If a task is given, scales of the symmetry first set these gains to one. After
     `regauge.discovery.fold`, the gains are already one.
@@ -76,15 +76,15 @@ def gauge(
             Buffers are transformed with the parameters.
         symmetry: The symmetry of its architecture.
         method: The method; `BestGauge()` by default. With a task, `BestGauge` compares losses after the weights are
-            rounded to four bits. Without a task, it compares the weights' rounding errors. Other methods have other
+            rounded to four bits. Without a task, it compares rounding errors of the weights. Other methods have other
             objectives.
-        task: The model and data. Methods use them to choose the gauge, and the result is certified on them. Only
-            `BestGauge` uses the loss.
+        task: The model and data, by which methods choose the gauge and the result is certified. Only `BestGauge` uses
+            the loss.
         test: A task with held-out data, which are not used to choose the gauge. `BestGauge` evaluates its chosen
             network on these data. If networks are compared by the loss, and `test` is None, half of the examples of
             `task` are held out (`Task.split`).
         generator: The random generator. Equal generator states give equal results.
-        out: The path or `Output` for the transformed network. A report is written next to it. `out`, `memory` and
+        out: The path or `Output` for the transformed network, next to which a report is written. `out`, `memory` and
             `progress` are for checkpoints only.
         memory: The memory limit: bytes, or a string such as "2GB". By default, the limit is half of the machine's
             memory.
@@ -138,7 +138,7 @@ def _draw(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> GaugeResult:
-    """Sample rotations for a checkpoint that stays on the disk. The result does not contain its parameters."""
+    """Sample rotations for a checkpoint that stays on the disk. The result contains no parameters."""
     if isinstance(method, Rotation):
         method = BestGauge(method.scheme, (method,), "weights", is_kept_always=method.is_kept_always)
     if not isinstance(method, BestGauge):
@@ -162,7 +162,7 @@ def _choose(
     *,
     can_learn: bool = True,
 ) -> GaugeResult:
-    """Choose the gauge of a network in memory. The result does not contain its parameters."""
+    """Choose the gauge of a network in memory. The result contains no parameters."""
     bound = symmetry.bind(params)
     for name in bound.sites:
         if params[name].ndim != len(bound.shapes[name]):

@@ -1,4 +1,4 @@
-"""Orthogonal matrices with entries of about equal magnitude: Hadamard matrices, or else Hartley matrices."""
+"""Orthogonal matrices with entries of about equal magnitude: Hadamard matrices, or otherwise Hartley matrices."""
 
 from functools import cache, reduce
 
@@ -21,8 +21,8 @@ def flat_rotation(n: int) -> Square:
     """Return an orthogonal matrix with entries of about equal magnitude, and with a constant first row and column.
 
     All entries are `± n^-1/2` if a Hadamard matrix of the size is known. Known matrices are Sylvester's for powers of
-    two, Paley's for 12, 20, 28, 36, 44 and other sizes, and products of these. Other sizes need an additional Kronecker
-    factor. This factor is the matrix of the discrete Hartley transform. The entries of this matrix are at most `(2 /
+    two, Paley's for 12, 20, 28, 36, 44 and other sizes, and products of these. Other sizes need a further Kronecker
+    factor, the matrix of the discrete Hartley transform. For size n, the entries of this matrix are at most `(2 /
     n)^1/2`.
 
     References:

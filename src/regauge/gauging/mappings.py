@@ -1,4 +1,4 @@
-"""Tables of scale pairs for llm-compressor and AutoAWQ: a layer that is divided, and the layers that read it."""
+"""Tables of scale pairs for llm-compressor and AutoAWQ: a layer to divide, and layers to multiply."""
 
 import json
 import re
@@ -29,8 +29,8 @@ EXPRESSION = "re:"
 class ScalePair:
     """A layer whose outputs are divided by scales, and the layers that read it, whose input weights are multiplied.
 
-    If the first layer has more output channels than the other layers read, tools divide the last output channels. A
-    fused layer of queries, keys and values is an example.
+    If the other layers read only a part of the first layer's output channels, tools divide the last channels. For
+    example, only the values of a fused layer of queries, keys and values are read.
 
     The fields hold module names. In a table, they may be patterns. A pattern is either the end of a name, or `re:` plus
     a regular expression that matches the beginning of a name.
@@ -44,8 +44,8 @@ class ScalePair:
 def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, str]]]:
     """Return the scale pairs that hold for a model according to its symmetry, and the remaining families of scales.
 
-    A family is a pair if it divides one module, multiplies the inputs of other modules, and changes nothing else. The
-    other families are listed by the names of their groups, with the reason for each.
+    A family of scales is a pair if it divides one module, multiplies the inputs of other modules, and changes nothing
+    else. The remaining families are listed by the names of their groups, with the reason for each.
     """
     pairs: dict[ScalePair, None] = {}
     others: list[tuple[str, str]] = []
@@ -84,7 +84,7 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
 
 
 def _last_units(place: ScaleSite, length: int) -> tuple[int, ...]:
-    """Return the units at the end of an axis in order; empty if the last units have gaps or lie elsewhere."""
+    """Return the units at the end of an axis, in order; empty if they have gaps or are not at the end."""
     order = place.positions.argsort()
     is_last = place.positions[order].tolist() == [*range(length - len(order), length)]
     return tuple(place.index.flatten()[order].tolist()) if is_last else ()
@@ -201,11 +201,11 @@ def _read_row(row: Any) -> ScalePair:
 
 
 def resolve_pair(pair: ScalePair, modules: Iterable[str]) -> list[ScalePair]:
-    """Return the module pairs that match a row: each smooth layer, with the balance layers in its smallest block.
+    """Return the modules that match a row: each smooth layer with the balance layers in the same block.
 
-    The blocks of a smooth layer are the modules that contain it. The smallest block that contains balance layers is
-    used. The largest possible block is the module whose name ends with the last number in the layer's name, such as a
-    layer or an expert.
+    The smooth layer is the layer that is divided, and the balance layers are multiplied. The blocks of a smooth layer
+    are the modules that contain it, and the smallest block with balance layers is used. The largest possible block is
+    the module whose name ends with the last number in the layer's name, such as `layers.7`.
     """
     names = list(modules)
     result = []

@@ -13,15 +13,15 @@ from regauge.core.symmetry import Symmetry
 from regauge.gauging.rounding import RoundToNearest, layer_rows
 
 MOST_VALUES = 1 << 19
-"""The approximate number of entries of a tensor for which the rounding error is measured. In larger tensors, it is
-measured on evenly spaced rows."""
+"""The approximate number of entries of a tensor on which the rounding error is measured. In larger tensors, evenly
+spaced rows are used."""
 MOST_CHANNELS = 1024
 """The number of channels per layer whose ranges are stored. In wider layers, evenly spaced channels are stored."""
 
 
 @dataclass
 class LayerMeasures:
-    """Squared rounding errors of each layer before and after a transformation, and weight ranges by input channel.
+    """Squared rounding errors of each layer before and after a transformation, and the range of each input channel.
 
     Args:
         symmetry: The symmetry. It determines the model's layers and the axes that index their rows.

@@ -22,7 +22,7 @@ from regauge.discovery.rewrites.gains import gains, unit_gains
 
 @dataclass(frozen=True)
 class Move:
-    """An element of a symmetry, and the gains that the element brings to one.
+    """An element of a symmetry, and the gains that become one when it is applied.
 
     After the element is applied, these gains are set to exactly one.
     """
@@ -79,9 +79,9 @@ def take_out_translations(
 ) -> Move | None:
     """Return the move that sets the coordinates of translations to zero and does not change gains.
 
-    The result is None if the symmetry has no such translations. Two kinds of families are excluded. The first kind is
-    exact only with the stored running statistics. Recomputing these statistics would undo half of a move. The second
-    kind transforms 16-bit tensors. After rounding to 16 bits, the representative would compute another function.
+    The result is None if the symmetry has no such translations. Two kinds of translations are excluded. The first kind
+    is exact only with the stored running statistics, and recomputing these would undo half of the move. The second kind
+    transforms 16-bit tensors: after rounding to 16 bits, the network would compute another function.
     """
     symmetry = symmetry.on_data
     families = [
@@ -119,7 +119,7 @@ def uncover_rotations(
     kwargs: Mapping[str, Any],
     outputs: Outputs = None,
 ) -> Uncovered:
-    """Set the gains that prevent rotations to one, by scales and signs of the symmetry.
+    """Find the rotations that are possible after gains are set to one, by scales and signs of the symmetry.
 
     The function reads only gains. Therefore the module may be on the meta device, and the network may be on the disk.
 

@@ -15,13 +15,13 @@ AS_IT_IS = "as it is"
 
 @dataclass(frozen=True)
 class Trials:
-    """Networks of one orbit, compared by how much rounding damages them.
+    """Equivalent networks, compared by the damage that rounding causes.
 
     Attributes:
         measure: The quantity by which networks are compared. Lower values are better.
         values: The quantity for each network that was tried. The unchanged network comes first.
         kept: The name of the network that was kept.
-        whole: The quantity for the network without rounding, if the quantity is a loss.
+        whole: The quantity for the network without rounding, if this quantity is a loss.
         judged: The quantity on held-out data, for the given network and for the kept network.
     """
 

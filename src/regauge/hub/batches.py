@@ -73,5 +73,5 @@ def _as_batch(item: Any, name: str) -> Batch:
 
 
 def _signed(targets: Tensor) -> Tensor:
-    """Return targets in a dtype that torch can compare. Too large values become negative, which is invalid."""
+    """Return targets in a signed dtype, which torch can compare; too large values become negative (invalid)."""
     return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets

@@ -20,7 +20,7 @@ DESCRIBED = {"regauge.inr": "regauge.inr.described_networks"}
 """Kinds of networks that headers of checkpoints describe, each with the module that builds them.
 
 Such a module has two functions. `build` returns a module and example inputs for a checkpoint. `find_task` returns a
-task for data of that kind.
+task for the data that such networks represent.
 """
 
 
@@ -35,7 +35,7 @@ class Built:
         checkpoint: The checkpoint that describes the network; None for other models.
         further: Alternative keyword inputs for the trace. They are used if the first inputs cannot be traced or do not
             reach every submodel.
-        lack: The reason why there are no example inputs.
+        lack: The reason why example inputs are missing.
     """
 
     module: nn.Module
@@ -96,7 +96,7 @@ def folder_of(name: str) -> Path | None:
 
 
 def name_model(checkpoint: Checkpoint) -> str | None:
-    """Return the model name that the checkpoint's header contains, or None."""
+    """Return the name of the model in the checkpoint's header, or None."""
     is_described = (Path(checkpoint.home) / "config.json").is_file() or checkpoint.header.get("kind") in DESCRIBED
     return checkpoint.home if is_described else None
 

@@ -1,4 +1,4 @@
-"""Chat templates that recipes select by name. A template that is named after a model has the format of this model.
+"""Chat templates that recipes select by name. The name of a template is the name of the model that uses its format.
 
 References:
     Taori et al. (2023), Stanford Alpaca, whose headings are those of `alpaca`; the model cards of OpenAI's ChatML,

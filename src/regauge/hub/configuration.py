@@ -1,4 +1,4 @@
-"""The configuration of a network that is merged from other networks and may have other numbers of layers and tokens."""
+"""The configuration of a merged network, whose numbers of layers and tokens may differ from its sources."""
 
 import copy
 import json
@@ -55,7 +55,7 @@ class Configuration:
         return self._count("vocab_size", "tokens")
 
     def keep_layers(self, kept: Sequence[int], stack: str | None = None) -> None:
-        """Keep some of the old layers: change the number of layers, and change settings with one entry per layer.
+        """Keep some of the old layers, by changing the number of layers and all settings with one entry per layer.
 
         Args:
             kept: The indices of the kept old layers, in their new order.
@@ -186,7 +186,7 @@ class Configuration:
 
 
 def _places(settings: Mapping[str, Any], count: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of the settings, including nested settings, that equal this number."""
+    """Yield the paths of all settings that equal this number, including nested settings."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _places(value, count, (*place, key))

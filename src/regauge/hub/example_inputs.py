@@ -16,7 +16,7 @@ from regauge.discovery.known_sizes import without_memory
 TOKENS = 8
 """The number of tokens in an example sentence of a language model."""
 SAMPLES = 4000
-"""The number of samples in an example sound; the next constant gives the number of frames in its spectrum."""
+"""The number of samples in an example sound. The number of frames in its spectrum is the next constant."""
 FRAMES = 64
 TRIALS = 30
 """The number of shape combinations of several inputs that are tried."""
@@ -29,8 +29,8 @@ MEDIA = {
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
     "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Inputs other than text: for each, the method that computes its features, and the settings that name its placeholder
-token."""
+"""Inputs other than text. For each input: the method that computes its features, and the settings that name its
+placeholder token."""
 COMPANIONS = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "pixel_attention_mask", "spatial_shapes", "bbox"),
     *("input_features_mask", "feature_attention_mask", "padding_mask", "future_values", "future_time_features"),
@@ -51,9 +51,9 @@ Kwargs: TypeAlias = dict[str, Tensor]
 def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     """Yield small inputs that a transformers model accepts, beginning with inputs that reach most of its weights.
 
-    If a model also reads images or sounds, the last inputs are embeddings. Such inputs skip the submodels that compute
-    these embeddings. The symmetry then does not change the axes of the embeddings. The first inputs reach all
-    submodels; at most one later input skips a submodel.
+    If a model also reads images or sounds, the last inputs are embeddings, which skip the submodels that would compute
+    them. The symmetry for such inputs does not change the axes of the embeddings. The first inputs reach all submodels,
+    and at most one later input skips a submodel.
 
     Raises:
         ValueError: No inputs are known that the model accepts.
@@ -86,7 +86,7 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
 
 
 def _needs_values(error: Exception) -> bool:
-    """Return whether an operation failed on the meta device only because it depends on values."""
+    """Return whether an error was raised only because an operation on the meta device depends on values."""
     return isinstance(error, NotImplementedError) or "a meta tensor" in str(error)
 
 
@@ -191,7 +191,7 @@ class _Made:
                 yield {name: make() for name, make in zip(names, chosen, strict=True)}
 
     def _offers(self, name: str) -> list[Maker]:
-        """Return functions that make candidates for the input of this name in transformers; none for unknown names."""
+        """Return functions that make candidates for a transformers input of this name; none for unknown names."""
         if name == "pixel_values_videos":
             return self._patches() if "video_grid_thw" in self.known else self._pictures()[1:]
         if name == "pixel_values" and not {"spatial_shapes", "pixel_position_ids"}.isdisjoint(self.known):
@@ -245,7 +245,7 @@ class _Made:
         return []
 
     def _has_grid(self) -> bool:
-        """Return whether the model reads images as flat patches, with the numbers of patches along both sides."""
+        """Return whether the model reads images as lists of patches, with the numbers of patches along both sides."""
         return not {"image_grid_thw", "grid_thw"}.isdisjoint(self.known)
 
     def _codes(self) -> list[Maker]:
@@ -295,7 +295,7 @@ class _Made:
         return [partial(self._noise, 2 * 4 * 4, width) for width in self._patch_widths()]
 
     def _patch_widths(self) -> list[int]:
-        """Return possible widths of a flat patch. Some models read patches of two frames without a setting for this."""
+        """Return possible widths of a flat patch. Some models read patches of two frames without a setting for it."""
         side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", None)
         width = self._setting(("in_channels", "in_chans", "num_channels"), 3) * side * side
         return [width * int(frames)] if frames else [width, 2 * width]

@@ -13,9 +13,9 @@ from regauge.hub.example_inputs import Kwargs, example_inputs, parts_of
 from regauge.hub.user_code import Values, users_code
 
 MATERIALIZED = 150_000_000
-"""If a folder's model has more parameters than this, it is built on the meta device, without initializing it."""
+"""If the model of a folder has more parameters than this, it is built on the meta device without weights."""
 EXPERTS = "batched_mm"
-"""The experts implementation of transformers whose operators and shapes do not depend on values."""
+"""The implementation of experts in transformers whose operators and shapes do not depend on values."""
 
 
 def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwargs]]:

@@ -1,4 +1,4 @@
-"""Models by name: a module, its example inputs, and its symmetry, each computed on first access."""
+"""Models by name: a module, its example inputs, and its symmetry, each computed when it is first used."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from regauge.hub.user_code import Values
 
 
 class Model:
-    """A model opened by name, which is built and traced on first access. `open_model` returns it.
+    """A model opened by name, as `open_model` returns it. The model is built and traced when it is first used.
 
     Attributes:
         name: The name of the model.
@@ -86,7 +86,7 @@ class Model:
 
     @property
     def symmetry(self) -> Symmetry:
-        """The symmetry, found once. For a folder, the user's cache stores it by the content of config.json."""
+        """The symmetry. For a folder, the user's cache stores the symmetry, with the content of config.json as key."""
         return self.traced.symmetry
 
     @property
@@ -101,7 +101,7 @@ class Model:
 
     @cached_property
     def blank(self) -> nn.Module:
-        """The module: as built, or else newly built on the meta device."""
+        """The module. If it is not built yet, it is built on the meta device."""
         is_built = "built" in self.__dict__ or self._given is not None
         return self.module if is_built else build_model(self.name, "never").module
 
@@ -126,7 +126,7 @@ class Model:
     def _traced_now(self) -> Traced:
         """The result of tracing the model in this process.
 
-        The trace uses the first example inputs that reach all submodels or that are embeddings. With embeddings, the
+        The trace uses the first example inputs that reach all submodels, or that are embeddings. With embeddings, the
         outputs of skipped submodels are inputs, and the symmetry does not change their axes.
         """
         self._require_inputs()
@@ -213,9 +213,9 @@ def open_model(
 ) -> Model:
     """Open a model by name: its module, its example inputs, and its symmetry.
 
-    The model is built and traced only on first access. The symmetry of a folder's model is stored in the user's cache.
-    A later process reads it from the cache instead of tracing the model. Code in a folder is never run, and nothing is
-    downloaded.
+    The model is built and traced only when it is first used. The symmetry of a folder's model is stored in the user's
+    cache. A later process reads it from the cache instead of tracing the model. Code in a folder is never run, and
+    nothing is downloaded.
 
     Args:
         name: A folder with config.json in Hugging Face style, or `org/model` for a model in the Hugging Face hub's
@@ -225,9 +225,10 @@ def open_model(
         input_shape: Shapes of positional inputs that replace the model's example inputs, for example `["2x3x32x32"]`.
         input_dtype: Dtypes of positional inputs, for example `["int64"]`; float32 by default.
         outputs: Names of the outputs that the symmetry must preserve; all tensors by default.
-        keep: Frozen parameters that are structure, such as masks, given by names or patterns; see `rg.discover`.
-        move: Buffers that the symmetry transforms like weights although no normalization fills them, given by names or
-            patterns.
+        keep: Names or patterns of frozen parameters that the symmetry must not change, such as masks; see
+            `rg.discover`.
+        move: Names or patterns of further buffers that the symmetry transforms like weights, in addition to running
+            statistics.
         values: "always" initializes the model, and "never" builds it on the meta device. "if small" initializes models
             below 150 million parameters. The weights of a folder's model are random, because only `open_networks` reads
             the checkpoint.

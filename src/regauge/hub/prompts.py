@@ -1,4 +1,4 @@
-"""Inputs of language models in folders: the token ids of texts, and the residual streams that the models compute."""
+"""Token ids of texts, and residual streams that language models in folders compute from them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from regauge.hub.tokenizers import load_tokenizer
 
 
 def open_tokens(folder: str | Path) -> Callable[[str], Tensor]:
-    """Return a function that maps texts to token ids `[1, token]`, which begin with the beginning-of-sequence id.
+    """Return a function that maps a text to token ids `[1, token]`, beginning with the beginning-of-sequence token.
 
     Raises:
         ValueError: The folder has no tokenizer. The returned function raises the error if a text has no tokens.

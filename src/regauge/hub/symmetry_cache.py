@@ -1,7 +1,7 @@
 """A cache of symmetries. Later runs read from it instead of tracing a folder's model again.
 
-The symmetry depends on the folder's configuration and on the code that builds and traces the model. Therefore the
-user's cache stores results by the content of config.json, the installed packages, the source of regauge, and the
+The symmetry depends on the folder's configuration and on the code that builds and traces the model. Therefore the key
+of a cached result consists of the content of config.json, the installed packages, the source of regauge, and the
 options. Models of factories are traced every time, because their code may have changed. Models with an incomplete
 configuration are also traced every time. Such a folder contains code, or its configuration refers to quantized weights
 or other files.
@@ -28,7 +28,7 @@ from regauge.hub.build_model import folder_of
 from regauge.storage.cache import keep, recall
 
 KIND, NAMES = "symmetries", "names"
-"""Kinds of cache entries: symmetries, and name conversions for files whose tensor names differ from the model's."""
+"""Kinds of cache entries: symmetries, and conversions of tensor names for files whose names differ from the model's."""
 Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor]]
 """A checkpoint under the names of its model, and the tensors that the checkpoint must have."""
 INERT = ("_name_or_path", "transformers_version")
@@ -53,8 +53,9 @@ class Traced:
     """The result of tracing a model.
 
     Attributes:
-        symmetry: Its symmetry.
-        state: Its `state_dict()`, on the meta device if the model was built there or is known from an earlier run.
+        symmetry: The symmetry of the model.
+        state: The `state_dict()` of the model, on the meta device if the model was built there or is known from an
+            earlier run.
         was_meta: Whether the model was built on the meta device.
         kwargs: Keyword inputs of the trace; None if there are none or the result is from an earlier run.
         notes: Messages about parts that were left out, or about the earlier run that found the symmetry.
@@ -109,7 +110,7 @@ def trace_once(name: str, tracing: Tracing, settings: Any, trace: Callable[[], T
 
 
 def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[], Named], *, retrace: bool) -> Named:
-    """Return a checkpoint under a model's names, with the help of an earlier run's cached result if there is one.
+    """Return a checkpoint under a model's names, which are read from the cache if an earlier run stored them.
 
     Args:
         name: The name of the model.

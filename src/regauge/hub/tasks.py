@@ -1,4 +1,4 @@
-"""Tasks, which consist of a loss, and of a model and data that are both opened by name."""
+"""Tasks: a model and data, both opened by name, and a loss."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -38,13 +38,14 @@ def open_task(
         model: The initialized model.
         data: The name of the batches; see `open_batches`. If the model represents a signal, the name may also be that
             of a signal.
-        loss: The loss. If it is the cross entropy, accuracy is also measured.
+        loss: The loss. With the cross entropy, accuracy is also measured.
         batch: The batch size, for data from a file.
         outputs: The name of the output that is compared with the targets; the first output by default.
-        dtype: The dtype of the parameters. Floating-point inputs are converted to it.
+        dtype: The dtype of the parameters, to which floating-point inputs are converted.
 
     Raises:
-        ValueError: The data cannot be read, the model fails on the data, or the targets do not fit the output.
+        ValueError: The data cannot be read, the model raises an error for the data, or the targets do not fit the
+            output.
     """
     task: Task | None = None
     if model.checkpoint is not None:

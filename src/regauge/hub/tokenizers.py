@@ -1,8 +1,8 @@
-"""Comparison of the tokenizers of folders, which must assign tokens to the same embedding rows before a merge.
+"""Comparison of tokenizers. Before a merge, all folders must assign tokens to the same embedding rows.
 
 Tokenizer files assign tokens to embedding rows. If folders assign the same token to different rows, their embeddings
-are not combined entry by entry. Messages list all other files that differ, and the folder from which each file is
-copied.
+are not combined entry by entry. For all other files that differ, messages list the files, and the folder from which
+each file is copied.
 """
 
 import json
@@ -23,7 +23,7 @@ OTHER_FILES = "the folders have other tokenizer files: correct it, or make the f
 WITHOUT_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 """Tokenizer files whose differences do not change the rows of tokens, unless the files add tokens."""
 READ_AS_PATHS = ("vocab", "merges", "init_inputs", "gguf_file")
-"""Tokenizer settings whose strings transformers opens as file paths, wherever the files are."""
+"""Tokenizer settings whose strings transformers opens as file paths, even outside of the folder."""
 TEMPLATE = "chat_template.jinja"
 NUMBERED = ("_token_id", "_token_ids", "_token_index", "suppress_tokens", "_words_ids", "forced_decoder_ids", "_to_id")
 """Suffixes of settings with token ids: one id, a list, nested lists, or a dictionary of ids."""
@@ -112,7 +112,7 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 def _require_own_files(folder: Path) -> None:
     """Raise a ValueError if a tokenizer file is outside of its folder, or refers to a file outside of it.
 
-    Otherwise, the lines of such a file would become tokens of an output.
+    Without this check, the lines of such a file would become tokens of an output.
     """
     for path in _describing(folder).values():
         require_inside(path)
@@ -155,8 +155,8 @@ def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collec
     Args:
         checkpoints: Checkpoints, in folders or single files.
         source: The index of the checkpoint whose files are copied to the output.
-        united: The labels of checkpoints whose vocabularies are unified. Messages about them do not list tokenizer
-            files.
+        united: The labels of checkpoints whose vocabularies are unified. Messages about these checkpoints do not list
+            tokenizer files.
     """
     (first, folder), *others = list(_folders(checkpoints).items()) or [("", Path())]
     notes = []

@@ -1,4 +1,4 @@
-"""Conversion of networks to one vocabulary: the rows of embeddings and heads are permuted to the result's order.
+"""Conversion of networks to one vocabulary: rows of embeddings and heads get the order of the result.
 
 If a network lacks a token, the row is copied from the base. If the base also lacks the token, the row is the mean over
 the networks that have the token. Rows are copied after all networks are aligned, because before the alignment the
@@ -47,7 +47,7 @@ class Vocabulary:
             tokens of a model's folder. The value "shared" selects the tokens that all networks have, which makes the
             networks comparable.
         tokens: Tokens with specified embeddings. Tokens that are new are added.
-        multiple: A number. The number of embeddings is rounded up to a multiple of this number.
+        multiple: The number of embeddings is rounded up to a multiple of this number.
     """
 
     source: Literal["union", "base", "shared"] | Path
@@ -57,7 +57,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class TokenPlan:
-    """A plan for converting networks to one vocabulary: the sources of the rows of all tensors with a token axis.
+    """A plan for converting networks to one vocabulary: the source of each row of the embeddings and heads.
 
     Attributes:
         axes: The token axis of each tensor that has one.
@@ -65,7 +65,7 @@ class TokenPlan:
         taken: The rows that a network copies from other networks, `[network, row]`.
         shares: The weight of each network in a copied row, `[network, row]`.
         given: For each row that is copied from a single network, the network and the row in that network.
-        blank: Rows without a token. Each is set to the mean of the other rows.
+        blank: Rows without a token, which are set to the mean of the other rows.
     """
 
     axes: Mapping[str, int]
@@ -106,7 +106,7 @@ class TokenPlan:
             base: The index of the base; None without a base.
             tokens: Tokens with specified rows. Each has the index of the network that provides the row (None for
                 zeros), and the source.
-            multiple: A number. The number of rows is rounded up to a multiple of this number.
+            multiple: The number of rows is rounded up to a multiple of this number.
             kept: The number of rows of all networks, if all networks have the same tokens. Rows without a token then
                 keep their order.
 
@@ -196,7 +196,7 @@ def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield ranges of rows in a file with their target rows, in file order, without rows marked -1."""
+    """Yield ranges of rows in a file, in file order, with the rows to which they are copied; rows of -1 are skipped."""
     places = (rows >= 0).nonzero().flatten()
     there, order = rows[places].sort(stable=True)
     starts = [0, *((there.diff() != 1).nonzero().flatten() + 1).tolist(), len(there)]

@@ -29,7 +29,7 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
         checkpoints: Checkpoints of the folder, and other checkpoints of the same architecture.
 
     Yields:
-        A temporary folder with the configuration of the untied model, and each checkpoint with a second copy of the
+        A temporary folder with the configuration of the untied model. Also each checkpoint, with a second copy of the
         tied tensors and with this configuration.
 
     Raises:

@@ -1,4 +1,4 @@
-"""User code: factories by name. Exceptions in user code are converted to errors of one sentence."""
+"""Calls of factories that users name. Exceptions in user code are converted to errors of one sentence."""
 
 import importlib
 import importlib.util
@@ -14,7 +14,7 @@ from regauge.core.counted import shorten
 from regauge.names import did_you_mean
 
 Values = Literal["never", "if small", "always"]
-"""Whether a model is initialized or is built on the meta device. Tracing needs no weights; evaluation needs all."""
+"""Whether a model is initialized or is built on the meta device. Tracing needs no weights, but evaluation does."""
 
 
 @contextmanager

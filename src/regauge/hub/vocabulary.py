@@ -30,7 +30,7 @@ LOG = logging.getLogger("regauge.hub")
 UNION = "`tokenizer=union`"
 """The argument that unifies vocabularies, for messages."""
 PADDING = 1 << 16
-"""The largest number of rows for which no network has a token."""
+"""The largest number of embedding rows without a token in any network."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class United:
     Attributes:
         networks: The checkpoints.
         plan: The sources of the rows; None if no network is changed.
-        files: New contents of files of the network whose files are copied to the output; None for dropped files.
+        files: New contents for files that are copied to the output; None for files that are left out.
         note: A message about the changes.
     """
 
@@ -66,7 +66,7 @@ def bring_together(
     remedy: str = "",
     is_shared: bool = False,
 ) -> United:
-    """Convert networks to the requested vocabulary, or to the first network's if only the token order differs.
+    """Convert networks to the requested vocabulary. If only the order of tokens differs, the first network's is used.
 
     Differences in other files and settings are logged.
 
@@ -149,8 +149,8 @@ def unite(
     Args:
         networks: The networks. Paths in `wanted` are the labels of networks.
         wanted: The requested vocabulary.
-        config: The configuration of the checkpoint whose files are copied to the output. The function sets its number
-            of tokens.
+        config: The configuration of the checkpoint whose files are copied to the output. The function changes the
+            number of tokens in it.
         base: The index of the base; None without a base.
         source: The index of the checkpoint whose files are copied to the output.
 
@@ -236,7 +236,7 @@ def choose_template(wanted: str, folders: Sequence[Path]) -> str | None:
 
 
 def template_files(template: str, files: Mapping[str, bytes | None], folder: Path) -> dict[str, bytes | None]:
-    """Return the files of a chat template, for a folder that copies another folder's files except `files`."""
+    """Return the files that store a chat template in an output, whose other files are copied except for `files`."""
     result: dict[str, bytes | None] = {TEMPLATE: template.encode(), "chat_template.json": None}
     name = "tokenizer_config.json"
     content = files.get(name) if name in files else read_inside(folder / name) if (folder / name).is_file() else None

@@ -1,4 +1,4 @@
-"""Networks that represent signals: implicit neural representations of images and 3D shapes.
+"""Networks that represent signals: implicit neural representations (INRs) of images and 3D shapes.
 
 References:
     Ballerini (2023), Alignment of implicit neural representations of 3D shapes via permutation symmetries.

@@ -1,4 +1,4 @@
-"""Models of checkpoints whose header describes an INR, and signals as data for evaluating these models."""
+"""Models of checkpoints whose header describes an INR, and signals as the data on which they are evaluated."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,7 @@ def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tupl
 def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task | None:
     """Return a task for an INR on a named signal: 10,000 points of a shape, all cells of a grid, or all pixels.
 
-    The sampled points are fixed, which makes losses of different commands comparable. If `text` names no signal, the
+    The points are always the same, so losses of different commands can be compared. If `text` names no signal, the
     result is None.
     """
     if not _is_signal(text):

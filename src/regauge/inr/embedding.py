@@ -1,4 +1,4 @@
-"""Embeddings of a population of INRs. A decoder is trained to reconstruct the signal from the code."""
+"""Embeddings of INRs: an encoder maps a network to a code, and a decoder reconstructs the signal from the code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +31,8 @@ class EmbeddingConfig(DescentConfig):
     are from De Luigi et al., for thousands of networks of width 512.
 
     Attributes:
-        examples: Samples of a network that a step reads, drawn anew with replacement.
-        octaves: Frequencies that the decoder has of each coordinate.
+        examples: Number of samples of each network in a step, drawn again for every step, with replacement.
+        octaves: Number of frequencies by which the decoder encodes each coordinate.
 
     References:
         De Luigi et al. (2023), appendix.
@@ -57,8 +57,8 @@ class EmbeddingConfig(DescentConfig):
 class CodeDecoder(nn.Module):
     """The decoder `f(code, x)`, a ReLU MLP on the code and on sines and cosines of the point.
 
-    The point is encoded as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. A second input layer adds the input again
-    in the middle of the MLP.
+    The point is encoded as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. In the middle of the MLP, a second input
+    layer adds the input again.
 
     References:
         De Luigi et al. (2023), section 3 and appendix: 2,165,249 parameters for points in space.
@@ -102,7 +102,7 @@ class Embedding:
         """Return the codes `[networks, code]` of a population, or `[code]` of one network.
 
         Raises:
-            ValueError: The sizes of the networks differ from those of the training population.
+            ValueError: The networks have other sizes than the training networks.
         """
         rows = weight_rows(params, "hidden")
         if rows.shape[-1] != self.encoder.columns:
@@ -141,8 +141,8 @@ def train_embedding(
 ) -> Embedding:
     """Train an encoder and a decoder on fitted networks. The decoder must reproduce a network's outputs from its code.
 
-    The encoder reads only the layers between hidden layers. The encoder is not invariant under permutations. This
-    suffices because all networks of the paper have the same initialization.
+    The encoder reads only the layers between hidden layers, and is not invariant under permutations. For the networks
+    of the paper this suffices, because they all have the same initialization.
 
     Args:
         params: The networks, `[networks, ...]`.

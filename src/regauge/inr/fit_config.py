@@ -1,4 +1,4 @@
-"""Settings for fitting a network to a signal. This module does not import torch, which makes options load fast."""
+"""Settings for fitting a network to a signal. Importing them does not import torch, so options are read fast."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
@@ -23,7 +23,8 @@ class FitConfig(DescentConfig):
     Attributes:
         steps: Number of steps of Adam.
         batch: Number of samples in a step, drawn from 500,000 points of a shape or from all pixels of an image.
-        loss: Cross entropy of distances, squared error of images and the focal loss of occupancy by default.
+        loss: The loss. By default, cross entropy for distances, squared error for images, and the focal loss for
+            occupancy.
 
     Raises:
         ValueError: A number is not positive, or the loss is unknown.

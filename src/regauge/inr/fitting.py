@@ -36,9 +36,9 @@ LEAST = 64
 class Focal:
     """The focal loss: cross entropy with less weight on correct predictions, `-w (1 - p)^gamma log p`.
 
-    Here p is the probability of the true class. The weight w is alpha if the label is one and 1 - alpha if it is zero;
-    labels are zero or one. If gamma = 0 and alpha = 1/2, the loss is half the cross entropy. A larger gamma reduces the
-    weight of correct predictions.
+    Here p is the probability of the true class. Labels are zero or one. The weight w is alpha if the label is one, and
+    1 - alpha if the label is zero. If gamma = 0 and alpha = 1/2, the loss is half the cross entropy. A larger gamma
+    reduces the weight of correct predictions.
 
     References:
         Lin et al. (2017), equation 5; De Luigi et al. (2023), whose program gives empty cells the weight 0.1.
@@ -90,7 +90,7 @@ def fit(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Minimum:
-    """Minimize the loss of a network on samples of a signal.
+    """Fit a network to samples of a signal, by minimizing a loss.
 
     Args:
         start: Initial parameters, which are not changed. The result has their dtype.
@@ -219,11 +219,11 @@ def image_inr(height: int, width: int, channels: int = 1, *, units: int = 32, de
 def fit_images(
     images: Tensor, inr: Inr | None = None, config: FitConfig = IMAGES, *, bias: Bias = "torch", seed: int = 0
 ) -> Params:
-    """Fit one INR to every image, in stacks, at a rate of hundreds per minute on one core.
+    """Fit one INR to every image, many at once; one core fits hundreds per minute.
 
     Every network has a separate initialization (`Inr.start`), which depends only on the seed and the index of the
-    network. If the networks do not fit in memory, or to use several processes or machines, train a population instead
-    (`regauge zoo train`).
+    network. If the networks do not fit in memory, or if you want to use several processes or machines, train a
+    population instead (`regauge zoo train`).
 
     Args:
         images: Images with entries in [0, 1], `[images, channels, height, width]`.
@@ -283,13 +283,13 @@ def fit_many(
 ) -> list[Minimum]:
     """Fit networks to several signals at once, each on one thread; results do not depend on `workers`.
 
-    A network for a shape is large enough to use a whole core, so stacking such networks is no faster.
+    A network for a shape is large enough to use a whole core, so training many in one stack would not be faster.
 
     Args:
         starts: The initial parameters of each network. Several networks may have the same initial parameters.
         generators: The random generators for the samples of each network's steps.
         workers: The number of networks that are fitted at the same time. Default: the number of processors.
-        progress: Displays the steps of all networks. It is called in the thread that fits each network.
+        progress: Displays the steps of all networks. The function is called in the thread that fits the network.
         on_step: A function that is called in the same thread after each step with the step number, loss, rate and
             network, as a `regauge.training.State`.
 

@@ -27,7 +27,7 @@ from regauge.inr.representation import Inr
 
 IMAGE_FORMATS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 MESH_POINTS = 2048
-"""The number of points sampled from a mesh if distances are measured to points; the number in paper 003."""
+"""The number of points sampled from a mesh if distances are measured to points, as in paper 003."""
 SURFACE = 100_000
 """The number of mesh points around which queries are sampled if distances are measured to the mesh."""
 
@@ -59,7 +59,7 @@ class ShapeSignal:
     to: Literal["points", "mesh"] | None = None
 
     def field(self, inr: Inr, *, generator: torch.Generator) -> Field:
-        """Return the field that a network learns.
+        """Return the field of distances that a network learns.
 
         Raises:
             ValueError: Distances to a mesh, or signed distances, are requested, but the signal has only points.
@@ -90,8 +90,8 @@ def read_signal(text: str) -> Signal:
     `spot` is one of the shapes in `regauge.data.shapes`, and `chair:7` is a grid of ModelNet10. Any other name is a
     file. The file may contain an image, a mesh (`.ply`, `.obj`, `.stl`, or `.npz` with `vertices` and `faces`), or
     points (`.ply`, `.xyz`, or `.npz` with `points`). Shapes in files are translated and scaled into the unit ball, with
-    the centroid at the origin. The word after a colon determines to what distances are measured: `spot:points` or
-    `spot:mesh`.
+    the centroid at the origin. A word after a colon selects distances to points (`spot:points`) or to the mesh
+    (`spot:mesh`).
 
     Raises:
         FileNotFoundError: There is no such file.

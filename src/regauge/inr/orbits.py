@@ -1,4 +1,4 @@
-"""Orbits: copies of a network that compute the same function, with optional noise, and recovery of the original."""
+"""Orbits: transformed copies of a network that compute the same function, and alignment back to the original."""
 
 import hashlib
 import math
@@ -24,7 +24,7 @@ from regauge.storage import Store
 from regauge.storage.architecture import Architecture
 
 RECOVERED = 1e-4
-"""The recovery criterion: the largest deviation of a parameter, as a share of its tensor's largest entry."""
+"""A copy counts as recovered if no parameter deviates by more than this share of the largest entry of its tensor."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Orbit:
         return int(self.element.batch[0])
 
     def undo(self, symmetry: Symmetry) -> Params:
-        """Transform the copies back by the inverse elements: to the original plus each copy's noise, up to rounding."""
+        """Transform the copies back by the inverse elements. Each result is the original plus noise, up to rounding."""
         return symmetry.act(symmetry.inverse(self.element), self.params)
 
 
@@ -69,9 +69,9 @@ def orbit(
 
     Permutations and signs are uniformly random, and factors lie in [1/2, 2]. Shifts are uniformly random integers of
     half periods up to `reach`. Normal noise is added before the network is transformed. Therefore the noise is relative
-    to the tensors of the original, even if factors and shifts change the sizes in the copy. For permutations and signs,
-    noise that is added afterwards would have the same distribution. A tensor with a single entry gets no noise, because
-    it has no standard deviation.
+    to the tensors of the original, even if factors and shifts change the sizes of entries. With only permutations and
+    signs, the order of noise and transformation makes no difference. A tensor with a single entry gets no noise,
+    because it has no standard deviation.
 
     Args:
         params: One network, which is not changed.
@@ -121,7 +121,7 @@ def write_orbit(
     seed: int | None = None,
     about: Mapping[str, object] | None = None,
 ) -> Store:
-    """Write the copies to a new store, with their settings but without the elements that transformed them.
+    """Write the copies to a new store, with their settings but without the elements.
 
     Rows have the columns "id", "step" (zero), "noise", "reach" and "parts"; `store.about` contains the seed if it is
     given.
@@ -209,8 +209,8 @@ def recovery(
 ) -> Recovery:
     """Align every copy to the original, and compare the result with its target.
 
-    If there are factors (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly.
-    The reason is that matching uses the factors of the original and does not estimate those of the copy.
+    With factors (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly. The
+    reason is that matching uses the factors of the original instead of estimating the factors of the copy.
 
     Args:
         symmetry: The symmetry from which the elements of the copies were sampled.
@@ -244,7 +244,7 @@ def recovery(
 
 
 def lines(params: Mapping[str, Tensor], copies: Mapping[str, Tensor], task: Task, points: int) -> tuple[Curve, ...]:
-    """Return the linear paths from one network to every network in a population, all evaluated together."""
+    """Return the losses on the linear paths from one network to every network of a population."""
     count = len(next(iter(copies.values())))
     starts = {name: tensor.expand(count, *tensor.shape) for name, tensor in params.items()}
     ts = [k / (points - 1) for k in range(points)]

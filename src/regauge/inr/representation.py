@@ -1,4 +1,4 @@
-"""Implicit neural representations: layers, meaning of the outputs, and checkpoints that describe themselves."""
+"""Implicit neural representations: layers, meaning of the outputs, and files that describe their networks."""
 
 import json
 import math
@@ -32,8 +32,8 @@ DISTANCE_LIMIT = 0.1
 
 Kind = Literal["siren", "relu"]
 Signal = Literal["image", "unsigned", "signed", "occupancy"]
-"""Values at the pixels, or the logit of a label: of the distance to a surface, of that with a sign (negative inside),
-or of lying inside."""
+"""The meaning of the outputs: pixel values, or the logit of a label for the distance to a surface, for the signed
+distance (negative inside), or for a point inside."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,9 @@ class Inr:
 
         Weights of a SIREN are uniformly random, with bound 1/n in the first layer (n: its inputs) and sqrt(6/n)/omega
         in all other layers. Weights of a ReLU network have the bound 1/sqrt(n), as in torch. Biases with bound
-        1/sqrt(n) spread over many periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in space).
-        Biases with the bound `siren` do not. Only the former biases give networks with different initializations
-        different phases.
+        1/sqrt(n) are spread over many periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in
+        space). Therefore networks with different initializations have different phases. Biases with the bound `siren`
+        do not have this effect.
 
         Args:
             generator: The random generator.
@@ -158,7 +158,7 @@ class Inr:
         return {name: tensor.detach().to(dtype) for name, tensor in params.items()}
 
     def architecture(self, *, bias: Bias = "torch") -> Architecture:
-        """Return the architecture for populations and stores, whose factory initializes networks like `start`.
+        """Return the architecture for populations and stores; its factory initializes networks like `start`.
 
         Raises:
             ValueError: A bias initialization other than torch's is requested for a ReLU network.
@@ -209,7 +209,7 @@ class Inr:
 
 
 def save_inr(params: Mapping[str, Tensor], inr: Inr, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Call `Inr.save`; this function is the earlier name of that method."""
+    """Write a network by `Inr.save`, which has replaced this function."""
     return inr.save(params, path, overwrite=overwrite)
 
 

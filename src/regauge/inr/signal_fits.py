@@ -29,7 +29,7 @@ class SignalFit:
         inr: The description of the network.
         loss: The mean loss on all samples.
         samples: The number of samples.
-        floor: The component of the loss that is the entropy of the labels; None if the network does not represent a
+        floor: The smallest possible loss, which is the entropy of the labels; None if the network does not represent a
             distance.
     """
 
@@ -59,16 +59,17 @@ def fit_signal(
         target: The signal, as `read_signal` reads it.
         config: Settings of the fit.
         kind: Sine layers or ReLU layers.
-        width: Units of each hidden layer; by default 512 for shapes and 256 for images.
-        depth: Hidden layers; by default 4 for shapes and 3 for images.
-        signal: What a network of a shape represents; by default "unsigned", of a grid of cells "occupancy".
+        width: Number of units in each hidden layer; by default 512 for shapes and 256 for images.
+        depth: Number of hidden layers; by default 4 for shapes and 3 for images.
+        signal: The quantity that the network of a shape represents; by default "unsigned", or "occupancy" for a grid of
+            cells.
         start: "random", "shared" (the initialization that all networks of inr2vec share), or the path of a fit.
-        bias: Initialization of biases, of a random start.
-        generator: The random generator; by default one with seed 0.
-        progress: Shows the progress of the fit.
+        bias: Initialization of biases, for a random start.
+        generator: The random generator; by default a generator with seed 0.
+        progress: Displays the progress of the fit.
 
     Raises:
-        ValueError: The start is another network, the signal does not fit the network, or the fit diverged.
+        ValueError: The start has another architecture, the signal does not fit the network, or the fit diverged.
     """
     config, generator = config or FitConfig(), generator or torch.Generator().manual_seed(0)
     known = read_signal(target)

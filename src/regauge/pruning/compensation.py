@@ -26,8 +26,7 @@ class ReadValue:
             always zero.
         moments: Mean products of all pairs of normalized unit activations. The products with the constant are zero if
             some layer has no bias.
-        weights: For each pair of units, the inner product of the outgoing weights of both units, times the sizes of
-            both units.
+        weights: For each pair of units, the inner product of their outgoing weights, multiplied by both sizes.
     """
 
     places: tuple[tuple[str, Site], ...]
@@ -83,7 +82,7 @@ class SecondMoments:
         return cls(group, tuple(readings), shape)
 
     def error(self, reading: ReadValue, mixing: Float[Tensor, "copies units_and_one units_and_one"]) -> float:
-        """Return the mean squared change of the outputs if layers read `mixing` times the activations."""
+        """Return the mean squared change of the outputs if layers read the activations multiplied by `mixing`."""
         rest = torch.eye(self.shape[1] + 1, dtype=torch.float64) - mixing
         noise = (rest @ reading.moments @ rest.mT)[:, :-1, :-1]
         return float((noise * reading.weights).sum())

@@ -77,7 +77,7 @@ class RandomUnits(Criterion):
 
 @dataclass(frozen=True)
 class Taylor(Criterion):
-    """The first-order change of the loss when a unit is removed: gradient times weight, over its outgoing weights.
+    """The first-order change of the loss if a unit is removed: gradient times weight, summed over outgoing weights.
 
     This change is squared and summed over the batches of the task.
 
@@ -101,16 +101,15 @@ class Taylor(Criterion):
 
 @dataclass(frozen=True)
 class OutputError(Criterion):
-    """The change in the outputs of a group's reading layers, if a unit is removed and the weights are refitted.
+    """The change in the outputs of the layers that read a unit, if the unit is removed and the weights are refitted.
 
     A removed unit is replaced by its best linear approximation from the remaining units, and from a constant if layers
     have biases. The approximation uses the second moments of the activations over the batches of the task. Units are
-    removed one by one, beginning with the unit whose removal costs least. Groups are cut one after the other. For each
-    group, the activations of the current network are used.
+    removed one by one, beginning with the unit whose removal costs least. Groups are cut one after the other, each with
+    the activations of the network that is already cut.
 
     Attributes:
-        is_compensated: Whether the weights are refitted. If not refitted, the contributions of removed units are
-            dropped.
+        is_compensated: Whether the weights are refitted. Otherwise the contributions of removed units are dropped.
 
     References:
         Hassibi and Stork (1993), Optimal brain surgeon, equations 4 and 5; He et al. (2017), Channel pruning for

@@ -20,10 +20,10 @@ Masks = Mapping[str, Mapping[int, Bool[Tensor, " length"]]]
 def cut_translations(
     families: Sequence[TranslationFamily], shapes: Mapping[str, Shape], masks: Masks
 ) -> dict[str, TranslationFamily]:
-    """Return the families of translations that remain if only some indices of axes are kept, by their old names.
+    """Return the families of translations that remain if only some indices of axes are kept, under their old names.
 
-    A family is dropped in three cases: its remaining entries are not regularly spaced, its vector and an image lose
-    different entries, or one of its parameters is removed.
+    A family is dropped in three cases. Its remaining entries are not regularly spaced. Its vector and the image of this
+    vector in another parameter lose different entries. Or one of its parameters is removed.
 
     Args:
         families: The families of the whole network.
@@ -101,7 +101,7 @@ class _Cut:
     kept: tuple[Bool[Tensor, " length"], ...]
 
     def mask(self, without: Sequence[int], but: Sequence[int] = ()) -> Bool[Tensor, " entries"]:
-        """Return the flat mask of the array's kept entries; some axes are left out."""
+        """Return the flat mask of the array's kept entries, without some of the axes."""
         axes = (kept for k, kept in enumerate(self.kept) if k not in without or k in but)
         return reduce(lambda a, b: (a.unsqueeze(-1) & b).flatten(), axes, torch.ones(1, dtype=torch.bool))
 

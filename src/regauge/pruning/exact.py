@@ -20,7 +20,7 @@ from regauge.pruning.network import Network
 CONSTANT_VARIATION = 1e-9
 """The largest variation of a unit that counts as constant, relative to the layer's activations."""
 DRAWS = 8
-"""The number of random weight samples of the other units for which a constant unit must be constant."""
+"""The number of random samples of the other weights. A constant unit must be constant for each sample."""
 Why = Literal["unread", "dead", "constant", "duplicate"]
 EQUAL_ENTRIES = 1e-12
 """The largest difference of entries that count as equal, relative to the largest entry of a unit."""
@@ -36,8 +36,8 @@ class Removal:
         why: The reason. No layer reads the unit; or the unit is zero or another constant for all inputs; or the unit
             duplicates another unit.
         of: The other unit, if this unit is a duplicate.
-        factors: For each site that reads a duplicate, a factor. The weights of the duplicate are multiplied by it and
-            added to the other unit's weights.
+        factors: For each site that reads a duplicate, a factor. The weights of the duplicate are multiplied by this
+            factor, and added to the other unit's weights.
         values: The constants that the layers receive from a constant unit.
     """
 
@@ -124,8 +124,8 @@ def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list
         left: The indices of the compared units, copy by copy.
 
     Returns:
-        The unit, the earlier unit that it duplicates, and a factor for each site that reads them. When the unit's
-        weights are added to the earlier unit's weights, they are multiplied by this factor.
+        The unit, the earlier unit that it duplicates, and a factor for each site that reads both. The unit's weights
+        are multiplied by this factor and added to the earlier unit's weights.
     """
     places = [
         (site, network.unit_entries(name, site, network.params))
@@ -254,7 +254,7 @@ def _disturbed(network: Network, silent: Mapping[str, Tensor], seed: int) -> Par
 def _gauge(
     group: Group, places: Sequence[tuple[Site, Float[Tensor, "units values"]]]
 ) -> tuple[Float[Tensor, "units scales"], Int[Tensor, "units signs"]]:
-    """Return the log scale and the sign of each unit, which transform as the group transforms the unit."""
+    """Return the logarithm of the scale, and the sign, of each unit; both are measured from its weights."""
     units = len(places[0][1])
     sizes = torch.stack([values.norm(dim=1) for _, values in places], 1)
     known = torch.where(sizes > 0, sizes, 1.0).log()

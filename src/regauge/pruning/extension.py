@@ -26,7 +26,7 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
         sizes: The larger numbers of units, by group name.
 
     Raises:
-        ValueError: The units of a group do not fill their section of an axis, and therefore units cannot be added.
+        ValueError: Units cannot be added, because the units of a group do not fill their section of an axis.
     """
     shapes = {name: list(shape) for name, shape in symmetry.shapes.items()}
     axes: dict[tuple[str, int], dict[int, tuple[Group, Placement]]] = {}

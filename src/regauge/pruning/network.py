@@ -135,7 +135,7 @@ class Network:
                 self.params[other] = tensor
 
     def remove(self, group: str, units: Bool[Tensor, " units"]) -> None:
-        """Set the weights that read some units to zero, or all entries of these units if no such weights are known."""
+        """Set the weights that read some units to zero. If the reading weights are unknown, set all entries to zero."""
         places = self.sites(group, reading=True) or self.sites(group, reading=False)
         for name, site in places:
             if name not in self.symmetry.buffers:
@@ -166,7 +166,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def _shaken(inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return other inputs of the same shapes: noise with three times the magnitude, and permuted integers."""
+    """Return other inputs of the same shapes: noise of three times the magnitude, and permuted integers."""
     generator = torch.Generator().manual_seed(0)
 
     def other(tensor: Tensor) -> Tensor:

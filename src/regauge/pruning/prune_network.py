@@ -61,20 +61,20 @@ def prune(
 ) -> Pruned:
     """Remove units of groups (hidden units, channels, heads, experts) from every tensor on which the group acts.
 
-    First, `prune` removes units that the network does not need, without changing its function. Such unneeded units are
-    units that no layer reads, constant units, and duplicates of other units. Constant units are folded into the biases
-    of the layers that read them. Duplicates are merged with the unit that they duplicate. Each removal is checked by
+    First, `prune` removes units that the network does not need, without changing its function. These are units that no
+    layer reads, constant units, and duplicates of other units. The values of constant units are added to the biases of
+    the layers that read them. Duplicates are merged with the unit that they duplicate. Each removal is checked by
     comparing outputs in float64, and is undone if the check fails. After the exact removals, the criterion removes
-    units until the requested share of each group is removed. Units are found and removed in the representative of the
-    network (`Symmetry.split`). The result is transformed back to the coordinates of the given network. Two copies of a
-    network that differ by a translation therefore also differ by a translation after pruning.
+    units until the requested share of each group is removed. Units are found and removed in the network without
+    translations and gains, its representative (`Symmetry.split`). The translations and gains are then restored. Two
+    copies of a network that differ by a translation therefore also differ only by a translation after pruning.
 
     Args:
-        params: One network, as parameters by name or the path of a checkpoint. The function does not modify it.
+        params: One network, as parameters by name or the path of a checkpoint. The network is not modified.
         symmetry: The symmetry of its architecture.
         share: The share of each group's units that are removed in total, from 0 to below 1, or a share by group name. A
-            single number does not cut linear groups, or groups over whose units a norm is computed. Name such groups to
-            cut them. A linear group loses the directions with the smallest singular values.
+            single number does not cut linear groups, or groups over whose units a norm is computed. To cut such a
+            group, give its share by name. A linear group loses the directions with the smallest singular values.
         criterion: The criterion. By default, `OutputError()` with a task and `Magnitude()` without one; see
             `regauge.pruning`.
         task: The model and data. Removals are checked on the inputs of the first batch. Without a task, the network is
@@ -89,7 +89,7 @@ def prune(
             in a configuration. By default, a copy of the task's module is resized. If `build` has methods `files` and
             `changes`, the files and the changed configuration values are also written.
         out: The path or `Output` for the smaller network, if the network is a checkpoint. A report is written next to
-            it.
+            the output.
         memory: The memory limit for a checkpoint: bytes, or a string such as "2GB". By default, half of the machine's
             memory. The parameters in float64 must fit.
 
@@ -201,7 +201,7 @@ class _Work:
         return {"as it was": task.evaluate(self.given), "exact removals": task.evaluate(now)}
 
     def choose_groups(self) -> None:
-        """Find the groups that can be cut, that is, whose unread units can be cut without changing the function."""
+        """Find the groups that can be cut: removing a unit that no layer reads must not change the function."""
         trials: list[tuple[str, ...]] = []
         for names in self.sets:
             reason = next((found for name in names if (found := self._obstacle(self.symmetry[name]))), "")
@@ -232,7 +232,7 @@ class _Work:
         return "" if group.size > 1 else "it has a single unit"
 
     def _pass(self, sets: list[tuple[str, ...]], reasons: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
-        """Find, by bisection, the sets of groups that can be cut; store reasons against single sets in `reasons`."""
+        """Find by bisection the sets of groups that can be cut; store reasons against other sets in `reasons`."""
         if not sets:
             return []
         trial = self.network.fork()
@@ -256,7 +256,7 @@ class _Work:
     def _smaller(
         self, network: Network, gone: Mapping[str, Tensor], *, is_compared: bool
     ) -> tuple[Params, Symmetry, dict[str, Tensor], nn.Module]:
-        """Return the network without the removed units, and its module, compared with the network with unread units."""
+        """Return the network without the removed units, and its module; compare it with the network before the cut."""
         assert network.task is not None
         kept = self._kept(gone)
         after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
@@ -303,7 +303,7 @@ class _Work:
         return tuple(done)
 
     def _even(self, found: Sequence[Removal]) -> list[Removal]:
-        """Trim the removals: all copies of a set's groups must lose equally many units and keep at least one."""
+        """Reduce the removals until all copies in a set of groups lose equally many units and keep at least one."""
         chosen: list[Removal] = []
         for names in self.free:
             lists: list[list[Removal]] = []
@@ -319,7 +319,7 @@ class _Work:
     def _checked(
         self, found: Sequence[Removal], reference: list[Tensor], refused: set[tuple[str, int]]
     ) -> list[Removal]:
-        """Apply and return the removals that do not change the outputs, tested all at once or by sets and reasons."""
+        """Apply and return the removals that do not change the outputs, tested together or in parts."""
         if not found:
             return []
         trial = self.network.fork()
@@ -386,7 +386,7 @@ class _Work:
         change: float,
         given: list[Tensor],
     ) -> Pruned:
-        """Cut the tensors, build the module, and compare it with the network in which removed units are unread."""
+        """Cut the tensors, build the module, and compare it with the network in which no layer reads removed units."""
         task = self.network.task
         sizes = {name: (mask.shape[1], mask.shape[1] - int(mask[0].sum())) for name, mask in self.gone.items()}
         is_compared = not any(sizes[name][0] > sizes[name][1] for names in self.normed for name in names)

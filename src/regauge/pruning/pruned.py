@@ -21,8 +21,8 @@ class PruneCertificate:
 
     Attributes:
         exact: The change that the exact removals cause, which should be zero up to rounding.
-        cut: The change between two networks: the given network, in which no layer reads the removed units, and the
-            smaller network. None if a norm over the units of a group makes these networks differ.
+        cut: The change between the smaller network and the given network in which no layer reads the removed units.
+            None if a norm over the units of a group makes these networks differ.
         tolerance: The largest `exact` and `cut` that count as rounding.
         given: The change between the given network with all units and the smaller network, on the first batch.
     """
@@ -64,7 +64,8 @@ class Pruned:
         certificate: Changes of the outputs; None without a task, because the network was not evaluated.
         losses: Metrics on the held-out task: of the given network ("as it was"), of the network after the exact
             removals ("exact removals"), and of the result ("at the end"). Empty without a task.
-        data: The names of the data that determined the removed units, and of the data on which losses are measured.
+        data: The name of the data that determined the removed units, and the name of the data on which losses are
+            measured.
         notes: Messages about the pruning.
     """
 

@@ -48,10 +48,10 @@ class PrunedConfigs:
         return found
 
     def sets(self) -> list[tuple[str, ...]]:
-        """Return sets of groups that must be cut to equal sizes, because one value sets the size in all layers.
+        """Return sets of groups that must be cut to equal sizes, because one configuration value sets all their sizes.
 
-        If no configuration value sets the size for the layers of one kind, the method tries all groups of one size
-        together. An example is the groups of an encoder and its decoder.
+        If no value sets the sizes of one kind of layers alone, all groups of the same size are tried together, for
+        example of an encoder and its decoder.
         """
         kinds: dict[tuple[str, int], list[str]] = {}
         for group in self._symmetry.groups:

@@ -92,7 +92,7 @@ def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetr
     """Set the size attributes of a torch layer from the shapes of its tensors and the sizes of their groups."""
 
     def blocks(count: int) -> int:
-        """Return how many of a number of equal blocks of the weight's first axis contain kept entries."""
+        """Divide the weight's first axis into equal blocks, and return the number of blocks with kept entries."""
         name = f"{prefix}weight"
         mask = kept_entries(before, sizes).get(name, {}).get(0) if count > 1 else None
         return count if mask is None else int(mask.reshape(count, -1).any(1).sum())

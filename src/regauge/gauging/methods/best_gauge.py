@@ -37,17 +37,16 @@ OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
 class BestGauge(GaugeMethod):
     """A method that tries several methods and keeps the network with the smallest damage by rounding.
 
-    The objectives of different methods are not comparable, and a smaller rounding error of weights does not imply a
-    smaller loss. With a task, networks are compared by its loss over all batches, with the weights of all layers
-    rounded. Without a task, they are compared by the relative squared rounding error of their weights, averaged over
-    layers. In this case, a network is also rejected if this error grows at 8, 4 or 3 bits per row. The unchanged
-    network is also a candidate, so the result is never worse than the unchanged network. The objective is the negative
-    of the compared quantity.
+    The objectives of different methods cannot be compared, and a smaller rounding error of weights does not imply a
+    smaller loss. With a task, networks are compared by the loss of the task over all batches, with rounded weights in
+    all layers. Without a task, networks are compared by the relative squared rounding error of their weights, averaged
+    over layers. In this case, a network is also rejected if its error at 8, 4 or 3 bits per row is larger than for the
+    unchanged network. The unchanged network is also a candidate, so the result is never worse than the unchanged
+    network. The objective is the negative of the compared quantity.
 
-    Methods start in the gauge in which the coordinates of translations are zero. This gauge is also a candidate.
-    Therefore copies of a network that differ by a translation get the same gauge. The exception is a copy for which the
-    unchanged network is best. Translations of 16-bit tensors are not removed, because these tensors would lose
-    precision.
+    Methods start from the network without translations, which is also a candidate. Therefore copies of a network that
+    differ by a translation get the same gauge, unless the unchanged copy is best. Translations of 16-bit tensors are
+    not removed, because these tensors would lose precision.
 
     Attributes:
         scheme: The rounding scheme for weights.
@@ -57,8 +56,8 @@ class BestGauge(GaugeMethod):
         by: Whether networks are compared by the task's loss or by the rounding error of the weights. If a task is
             given, the default is the loss.
         steps: The number of steps for learned rotations, if `methods` is not given.
-        is_kept_always: Whether the best transformed network is kept even if rounding damages the unchanged network
-            less.
+        is_kept_always: Whether the best transformed network is kept even if rounding damages it more than the unchanged
+            network.
     """
 
     scheme: RoundToNearest = FOUR_BITS
@@ -136,7 +135,7 @@ class BestGauge(GaugeMethod):
         return whole, {name: test(problem.moved(chosen.moves)) for name, chosen in compared.items()}
 
     def _measures(self, problem: GaugeProblem, *, is_loss: bool) -> list[Callable[[Params], float]]:
-        """Return functions of a network. The first function compares methods, and no function may increase."""
+        """Return measures of a network. The first one compares methods, and none of them may increase."""
         if is_loss:
             return [self._loss(problem, problem.task)]
         schemes = dict.fromkeys((self.scheme, *REPORTED))
@@ -156,7 +155,7 @@ class BestGauge(GaugeMethod):
 
 
 class TranslationsTakenOut(GaugeMethod):
-    """The gauge in which the coordinates of translations are zero, and in which all other methods start."""
+    """The gauge without translations, in which all other methods start."""
 
     label = "translations taken out"
 
@@ -171,7 +170,8 @@ def default_methods(
     """Return the methods that are tried by default.
 
     If networks are compared by the loss, Hadamard matrices rotate all groups, and rotations are also learned by
-    function. If networks are compared by rounding errors, a group is not rotated if this increases the rounding error.
+    function. If networks are compared by rounding errors, a group is rotated only if its rounding error does not
+    increase.
 
     Args:
         scheme: The rounding scheme of weights.

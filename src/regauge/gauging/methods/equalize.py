@@ -1,4 +1,4 @@
-"""The method Equalize, which makes the weight ranges on both sides of every unit equal, without data."""
+"""The method Equalize, which gives the incoming and outgoing weights of every unit equal ranges, without data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from regauge.gauging.moves import Move
 from regauge.gauging.result import Chosen
 
 NO_SCALES = "it has no scales"
-"""The reason for a group that has neither families of scales nor matrices that contain scales."""
+"""The reason that is reported for a group that has neither scales nor matrices that contain scales."""
 SETTLED = 1e-6
 """A threshold for convergence: sweeps end when no factor changes by a larger relative amount."""
 Units = Float64[Tensor, " unit"]
@@ -35,7 +35,7 @@ class Equalize(GaugeMethod):
     / range_in)`. Ranges are computed over the weights of layers and embedding tables. If one side has only vectors,
     such as the gain of a norm, its range is computed over these vectors. Linear groups (values, queries and keys of
     attention) are scaled by diagonal matrices. Sweeps over all families continue until no factor changes. The largest
-    imbalance decreases, and the result does not depend on the network's initial point on its orbit.
+    imbalance decreases, and the result is the same for all networks of an orbit.
 
     The objective is the negative mean imbalance of all units, `|log2(range_out / range_in)|`.
 
@@ -91,7 +91,7 @@ class _Ranges:
     """Magnitudes of the weights during equalization.
 
     Attributes:
-        alone: Groups that have a family without weights on one side.
+        alone: Groups with a family of scales that has no weights on one side.
     """
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""The method LearnedRotation: gradient descent on an orbit, on the rounding error of the weights or of the function."""
+"""The method LearnedRotation: gradient descent over equivalent networks, on an error that rounding causes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ EVERY = 10
 RATES = (0.3, 0.1, 0.03)
 """Learning rates of the rounds of descent by function, divided by the learning rate of descent by weights."""
 ON_EXPECTED = 150
-"""The largest number of steps on the expected distance, which precede the steps on the rounded outputs."""
+"""The largest number of steps on the expected distance; the steps on the rounded outputs follow."""
 
 
 @dataclass(frozen=True)
 class LearnedRotation(GaugeMethod):
-    """Rotations of every orthogonal and linear group, found by descent; with data, also scales and whole matrices.
+    """Rotations of every orthogonal and linear group, found by descent. With data, also scales and all matrices.
 
     If `by="weights"`, the method uses no data. Descent starts at the identity or at Hadamard matrices, whichever gives
     the smaller error. Rotations are `C(A) R_0` with the Cayley map `C(A) = (1 - A)^-1 (1 + A)` of a skew-symmetric
@@ -35,26 +35,27 @@ class LearnedRotation(GaugeMethod):
 
     If `by="function"`, descent reduces the distance between the outputs of the rounded network and of the given network
     on the task's batches. If the task uses cross entropy, this distance is the Kullback-Leibler divergence of the
-    softmax in nats. For other tasks, this distance is the relative squared error. Besides rotations, the descent
-    optimizes the whole linear groups (queries against keys, values against outputs) by matrix exponentials, and every
-    family of positive scales. It starts at the given network. The first descent reduces the expected distance, to
-    second order in the rounding errors. Weights to which the outputs are sensitive then get small quantization steps.
-    The second descent reduces the distance of the rounded network directly. It uses straight-through gradients of the
-    rounding and gradients of the quantization steps, which depend on the ranges. The objective is the negative distance
-    on the last quarter of the batches, which neither descent uses. Targets are not needed. Signs are not optimized,
-    because they do not change the rounding. The method holds `PROBES` gradients of the layers in memory.
+    softmax in nats. For other tasks, this distance is the relative squared error. The descent optimizes not only
+    rotations, but also the complete linear groups (between queries and keys, and between values and outputs) by matrix
+    exponentials, and all positive scales. There are two descents, which begin at the given network. The first descent
+    reduces the expected distance, to second order in the rounding errors. Weights to which the outputs are sensitive
+    then get small quantization steps. The second descent reduces the distance of the rounded network directly. It uses
+    straight-through gradients of the rounding and gradients of the quantization steps, which depend on the ranges. The
+    objective is the negative distance on the last quarter of the batches, which neither descent uses. Targets are not
+    needed. Signs are not optimized, because they do not change the rounding. The method holds `PROBES` gradients of the
+    layers in memory.
 
-    In both cases, the method evaluates steps with true rounding and keeps the best element. Because of rounding, the
-    distance is a rugged function; how rugged depends on the network. Therefore the second descent consists of rounds.
-    Each round starts at the best element so far, with a lower learning rate than the previous round.
+    For both values of `by`, the method evaluates steps with true rounding and keeps the best element. Rounding makes
+    the distance a rugged function, to a degree that depends on the network. Therefore the second descent consists of
+    rounds. Each round starts at the best element so far, with a lower learning rate than the previous round.
 
     Attributes:
         scheme: The rounding scheme for weights.
         steps: The number of Adam steps. If `by="function"`, at most `ON_EXPECTED` steps on the expected distance come
             before these steps.
         lr: The initial learning rate of Adam. The learning rate falls linearly to zero in each round.
-        by: Whether the error of the weights or of the function is minimized. The error of the function can only be
-            minimized if a task is given.
+        by: The error that is minimized, of the "weights" or of the "function". The error of the function requires a
+            task.
 
     References:
         Liu et al. (2024), SpinQuant, section 3.2, for descent on rotations by Cayley's map; Shao et al. (2024),

@@ -1,4 +1,4 @@
-"""The subset of a network's orbit that descents search: gains are set to one, then matrices act, then scales."""
+"""The equivalent networks that a descent can reach: gains are set to one, then matrices act, then scales."""
 
 import math
 from collections.abc import Iterable
@@ -21,8 +21,7 @@ from regauge.gauging.moves import Move
 from regauge.gauging.rounding import layer_rows
 
 FURTHEST = math.log(1e3) / 2
-"""A bound on the logarithms of scales and of linear-group matrices in one descent, which allows a condition number of
-1000."""
+"""A bound on the logarithms of scales and of matrices in one descent. The bound allows a condition number of 1000."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class OrbitPart:
         return self._moved(self.symmetry, moved, point.matrices, point.scales)
 
     def gradients(self, point: Point, gradients: Params) -> Params:
-        """Return a function's gradients at a point, from its gradients at the start; differentiable in the point.
+        """Return gradients of a function at a point, given the gradients at the start; differentiable in the point.
 
         If the symmetry does not change the function, its gradients transform by the inverse transpose of the action. A
         leading axis may index several gradients.

@@ -20,7 +20,8 @@ from regauge.gauging.methods.spreading_rotations import RoundedLayers
 from regauge.gauging.rounding import RoundToNearest, round_network
 
 PROBES = 16
-"""The number of gradients that approximate the second derivative of the distance, each as large as all layers."""
+"""The number of gradients that approximate the second derivative of the distance. Each takes as much memory as all
+layers."""
 
 
 class RoundingLoss(Protocol):
@@ -62,9 +63,9 @@ class OfFunction:
     """The distance between the outputs of the rounded network and of the given network, on the task's batches.
 
     If the task uses cross entropy, the distance is the Kullback-Leibler divergence of the softmax over the last axis,
-    in nats. For other tasks, it is the squared distance relative to the squared outputs. Targets are not used. The last
-    quarter of the batches, and at least one batch, is held out. Scores use the held-out batches, and descents use the
-    other batches in turn. If there is a single batch, it is used for both.
+    in nats. For other tasks, the distance is the squared difference relative to the squared outputs. Targets are not
+    used. The last quarter of the batches, and at least one batch, is held out. Scores use the held-out batches, and
+    descents use the other batches in turn. If there is a single batch, it is used for both.
     """
 
     def __init__(self, params: Mapping[str, Tensor], scheme: RoundToNearest, task: Task) -> None:
@@ -99,9 +100,9 @@ class OfFunction:
     def curvature(self, reach: OrbitPart, generator: torch.Generator) -> Params:
         """Return the second derivative of the distance, at the start, with respect to the weights that are transformed.
 
-        The result contains gradients `[probes, *shape]` for each layer. The expected sum of their outer products is the
-        second derivative. Each probe is a gradient of randomly weighted outputs on some of the batches that descents
-        use.
+        The result contains gradients `[probes, *shape]` for each layer. The expected sum of the outer products of these
+        gradients is the second derivative. Each of them is a gradient of randomly weighted outputs, on some of the
+        batches that descents use.
 
         References:
             Martens (2020), New insights on the natural gradient method, section 9.2, for the divergence.
@@ -143,7 +144,7 @@ class OfFunction:
 class DifferentiableStatistics(TorchFunctionMode):
     """A context in which batch normalization in evaluation mode is also differentiable in its running statistics.
 
-    Scales of the normalized activations transform these statistics, but torch does not compute their gradients.
+    Scales of the normalized activations also change the running statistics, for which torch computes no gradients.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -193,7 +194,7 @@ class Expected:
     def descend(self, reach: OrbitPart, point: Point) -> Tensor:
         """Return the logarithm of the expected distance.
 
-        The gradients of this logarithm have the same size for many and for few bits.
+        The gradients of the logarithm have about the same size for any number of bits.
         """
         params, gradients = reach.params(point, reach.layers), reach.gradients(point, self._curvature)
         terms = [

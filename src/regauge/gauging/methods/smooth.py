@@ -1,4 +1,4 @@
-"""The method Smooth, which shifts outlier channels from activations to weights by scales fitted on data."""
+"""The method Smooth, which makes large activations smaller, and weights larger, by scales fitted on data."""
 
 import copy
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest, decibels, layer_rows
 
 LARGEST_FACTOR = 1e4
-"""The largest factor of a unit, divided by the mean factor."""
+"""The largest allowed factor of a unit, relative to the mean factor."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Smooth(GaugeMethod):
     Families of positive scales act on layer inputs, such as outputs of norms, attention values, hidden units and
     channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor. The weights
     that read these activations are multiplied by s. Here a is the size of each unit's activations, and w is the largest
-    weight that reads the unit. The method tries several values of alpha on a grid. The method keeps the alpha for which
-    the outputs of the layers with rounded weights change least. If every alpha increases the change, the family is not
-    scaled. The symmetry contains all layers that read the same activations, such as routers and shared experts. Scales
-    are never moved across an operation that does not commute with them.
+    weight that reads the unit. The method tries several values of alpha on a grid. It keeps the value for which
+    rounding the weights changes the outputs of the layers least. If every value increases this change, the family is
+    not scaled. The symmetry contains all layers that read the same activations, including routers and shared experts.
+    Therefore scales are never moved across an operation that would change the function.
 
     With its default arguments, the method searches as AWQ does. `Smooth(alpha=0.5, statistic="max",
     is_against_weights=True)` is SmoothQuant.
@@ -47,8 +47,8 @@ class Smooth(GaugeMethod):
         scheme: The rounding scheme for weights.
         activations: The rounding scheme for activations when values of alpha are compared. Each token or example has
             its own scale. If None, activations are not rounded.
-        alpha: The exponent. If None, the method searches for it.
-        grid: The number of equal steps from zero to one; the endpoints of the steps are tried as exponents.
+        alpha: The exponent alpha. If None, the method searches for the best value.
+        grid: The number of equal steps from zero to one. The method tries each endpoint of these steps as alpha.
         statistic: The measure of activation size: the mean or the largest magnitude.
         is_against_weights: Whether `beta = 1 - alpha`; otherwise, beta is zero.
 
@@ -191,7 +191,7 @@ class _Work:
         return decibels(sum(shares) / len(shares))
 
     def _change(self, place: ScaleSite) -> Any:
-        """Return the rounding of activations: one scale per token if units are its features, otherwise per example."""
+        """Return the rounding of activations: one scale per token if units are on the last axis, or per example."""
         ndim = len(self._found.symmetry.shapes[place.name])
         rows = tuple(range(ndim - 1)) if place.axes[-1] == ndim - 1 else (0,)
         scheme = self._method.activations

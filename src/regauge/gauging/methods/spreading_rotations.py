@@ -39,7 +39,7 @@ class RoundedLayers:
         return decibels(sum(self._errors.values()) / self._whole)
 
     def offer(self, group: Group, element: Element, *, is_certain: bool = False) -> bool:
-        """Transform one group by its component of an element, if the error does not increase or if `is_certain`."""
+        """Transform one group by an element, if the error does not increase or if `is_certain`."""
         sites = {name: [s for s in local if s.group.name == group.name] for name, local in self.symmetry.sites.items()}
         sites = {name: local for name, local in sites.items() if local and name in self.params}
         ndims = {name: self.params[name].ndim for name in sites}
@@ -105,9 +105,9 @@ class Hadamard(Rotation):
     """A Hadamard matrix for every orthogonal and linear group. If a generator is given, signs are random.
 
     Some sizes have no Hadamard matrix. For such sizes, the largest Hadamard matrix whose size divides the size is used,
-    in a Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, the stream's rotation
-    preserves the vector of ones. Pairs of rotary dimensions are rotated by 45 degrees, because only rotations within
-    pairs commute with the rotary embedding.
+    in a Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, the rotation of the
+    stream must preserve the vector of ones, and does so. Pairs of rotary dimensions are rotated by 45 degrees, because
+    only rotations within pairs commute with the rotary embedding.
 
     References:
         Ashkboos et al. (2024), QuaRot, section 4; Chee et al. (2023), QuIP, section 4, on incoherence.

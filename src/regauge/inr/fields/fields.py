@@ -1,7 +1,7 @@
 """Fields of shapes: exact distances to a point cloud or to a mesh.
 
-The distance to points sampled from a surface differs from the distance to the surface, because it is larger between the
-points. The field from which samples come determines which distance a network learns.
+The distance to points on a surface is larger than the distance to the surface, except at these points. The field from
+which samples come determines which of the two distances a network learns.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Field(ABC):
-    """A shape that returns unsigned or signed distances."""
+    """A shape with functions for the unsigned and the signed distance of points."""
 
     surface: Tensor
     """Points on the surface, around which query points are sampled, `[points, 3]`."""
@@ -66,8 +66,8 @@ class MeshField(Field):
     """The distance to the triangles of a mesh, from libigl.
 
     If the mesh is closed, the sign is exact and is computed from the pseudonormal of the nearest feature. If the mesh
-    has holes, the generalized winding number determines the interior. If all triangles of a mesh have inverted
-    orientation, the orientation is corrected.
+    has holes, the generalized winding number determines the interior. If all triangles of a mesh are oriented inwards,
+    the orientation is corrected.
 
     Attributes:
         vertices: `[vertices, 3]`.

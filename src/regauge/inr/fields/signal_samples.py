@@ -1,4 +1,4 @@
-"""Training samples of a network: points with labels. For shapes, most points are close to the surface.
+"""Training samples of networks: points with labels. For shapes, most points are close to the surface.
 
 The label for a distance is a probability, and the output of a network is a logit.
 """
@@ -89,7 +89,7 @@ class Queries:
 
 
 EVALUATION = Queries(5_000, 4_000, 500, 500)
-"""The 10,000 points on which a loss is measured, in the same proportions."""
+"""The 10,000 points on which a loss is measured, in the same proportions as in training."""
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:
@@ -166,10 +166,10 @@ def labels_of(inr: Inr) -> DistanceLabels:
 
 
 def entropy_floor(labels: Tensor) -> float:
-    """Return the smallest cross entropy that a network can reach on the labels, in nats: their mean binary entropy.
+    """Return the smallest possible cross entropy on the labels, in nats, which is their mean binary entropy.
 
-    If labels lie strictly between zero and one, this part of the loss does not depend on the network. Report the
-    difference from this minimum.
+    If labels lie strictly between zero and one, a perfect network also has this loss. Therefore report the difference
+    between the loss and this minimum.
     """
     exact = labels.double()
     return binary_cross_entropy(exact, exact).item()
@@ -180,7 +180,7 @@ def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.
     """Sample queries of a field with the labels that a network learns: unsigned or signed distances, or occupancy.
 
     Raises:
-        ValueError: The network represents an image, or the network needs an interior that the field lacks.
+        ValueError: The network represents an image, or needs the interior of a shape that has none.
     """
     generator = given_or_seed(generator)
     if inr.signal == "image":

@@ -10,7 +10,8 @@ from regauge.data.images import pixel_centers
 from regauge.inr.representation import Inr
 
 EVALUATED_AT_ONCE = 2**11
-"""The number of points evaluated at once: activations of a layer of width 128 take 1 MB, about a cache."""
+"""The number of points evaluated at once. The activations of a layer of width 128 then take 1 MB, which fits in a
+cache."""
 
 
 def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Dense point clouds from unsigned distances, by projecting random points to the surface; agreement of clouds."""
+"""Dense point clouds from unsigned distances, by projecting random points to the surface. Comparison of clouds."""
 
 import math
 import time
@@ -19,7 +19,7 @@ from regauge.inr.representation import Inr
 ROUND = 2**14
 """The number of random points in one round."""
 PATIENCE = 4
-"""Rounds without any point after which there is no surface: less than 1 in 65,536 points would be close to it."""
+"""If this number of rounds finds no point, there is no surface: less than 1 in 65,536 points is close to one."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ def extract_points(
 ) -> PointCloud:
     """Return points on the surface where an unsigned distance is zero.
 
-    If a network has no surface, the result has fewer points than requested, or no points, after a bounded time. `str`
-    of the result then reports this.
+    If a network has no surface, the function ends after a bounded time with fewer points than requested, or with none.
+    The text of the result then reports this.
 
     Args:
         inr: An INR whose signal is "unsigned".
@@ -97,7 +97,7 @@ def extract_points(
 
     Raises:
         ValueError: The INR has another signal, or `near` is not below the distance at which labels are clipped. Or the
-            parameters are not those of one such network.
+            parameters do not belong to one such network.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields.
@@ -152,7 +152,7 @@ def _walk(
 
 
 THRESHOLD = 0.01
-"""The distance up to which the F-score counts a point as correct."""
+"""The largest distance at which the F-score counts a point as correct."""
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def render_strip(
     detail: Detail | None = None,
     generator: torch.Generator | None = None,
 ) -> Strip:
-    """Render networks on a path from the first to the second network. Align the networks before.
+    """Render networks on a path from the first to the second network. Align the networks before this call.
 
     Args:
         inr: The architecture of both networks.
@@ -86,8 +86,8 @@ def render_strip(
         path: The path. Default: the linear path.
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: The resolution of shapes.
-        generator: The random generator for points. It advances once, whatever the number of networks is. Default: a
-            generator with seed 0.
+        generator: The random generator for points, from which one seed is sampled for any number of networks. Default:
+            a generator with seed 0.
 
     Raises:
         ImportError: scikit-image is not installed, but meshes are needed.
@@ -129,8 +129,8 @@ def render_networks(
         label: The name of the strip.
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: The resolution of shapes.
-        generator: The random generator for points. It advances once, whatever the number of networks is. Default: a
-            generator with seed 0.
+        generator: The random generator for points, from which one seed is sampled for any number of networks. Default:
+            a generator with seed 0.
 
     Raises:
         ImportError: scikit-image is not installed, but meshes are needed.
