@@ -1,6 +1,6 @@
 """Canonical forms of scales, signs and half periods.
 
-Networks are brought to these forms before a net reads them, and the change is undone afterwards.
+Networks are transformed to these forms before a net reads them. Changes that the net computes are transformed back.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ from regauge.weightspace.layout.compile import Layout
 
 @dataclass(frozen=True, eq=False)
 class CanonicalFrame:
-    """A map from networks of one layout to a canonical form of their scales, signs, shifts and matrices.
+    """A function that brings networks of one layout to a canonical form of their scales, signs, shifts and matrices.
 
     Attributes:
         symmetry: The symmetry of the networks.
         plan: The steps that bring a network to its canonical form.
         parts: The canonicalized parts of the symmetry: some of "sign", "scale", "shift" and "linear".
-        open: The canonicalized parts that the weights of some group do not determine. Canonical networks from one orbit
-            can differ in the open parts.
-        is_weighed: Whether splitting a unit in two keeps the canonical form of the unit.
+        open: The canonicalized parts that the weights of at least one group do not determine. Canonical forms of
+            networks from one orbit can differ in these parts.
+        is_weighed: Whether the canonical form of a unit stays the same if the unit is split into two.
     """
 
     symmetry: Symmetry
@@ -40,7 +40,7 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """Return the frame that canonicalizes some parts of the symmetry in few steps; layers handle all others."""
+        """Return the frame that canonicalizes some parts of the symmetry in few steps; layers respect the others."""
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
         needed = [step for step in found.steps if step.group not in touched]

@@ -11,7 +11,7 @@ from regauge.weightspace.layers.dense import Dense
 
 
 class Conditioning(nn.Module):
-    """The map `(1 + a(c)) x + b(c)` for vectors x of units, pairs and networks, with conditions c.
+    """The map `(1 + a(c)) x + b(c)` of feature vectors x (of units, pairs and networks), with conditions c.
 
     The shift `b(c)` is not applied to features that signs change.
 

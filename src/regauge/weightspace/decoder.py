@@ -14,7 +14,7 @@ from regauge.weightspace.layers.dense import Dense
 from regauge.weightspace.layout.compile import compile_layout
 
 SHARE = 0.1
-"""The root mean square of a decoder's initial changes, relative to that of each tensor."""
+"""The initial size of the differences between decoded networks, relative to each tensor (root mean squares)."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class MLPDecoder:
 class Decoder(nn.Module):
     """An MLP from vectors `[models, inputs]` to the parameters of networks of one architecture, with a model axis.
 
-    The decoder generates one network for each vector. Training may choose any point on the orbit of the generated
-    network. An invariant reader and a decoder together are an autoencoder of orbits, trained by comparing the functions
-    of networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks. `begin_at`
-    initializes the decoder so that all vectors give almost the same network, whose units differ. Buffers, and
-    parameters without influence, are not generated but copied from `like`.
+    The decoder generates one network for each vector. Training may choose any network of an orbit as the generated
+    network. An invariant encoder and a decoder together are an autoencoder of orbits, which is trained by comparing the
+    functions of networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks.
+    `begin_at` initializes the decoder such that all vectors give almost the same network. Buffers, and parameters
+    without influence, are not generated but copied from `like`.
 
     Args:
         symmetry: The symmetry of the networks, with every size known.
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def begin_at(self, network: Mapping[str, Tensor]) -> None:
-        """Initialize the decoder so every vector gives nearly this network, up to changes of relative size `SHARE`."""
+        """Initialize the decoder such that every vector gives this network, up to changes of relative size `SHARE`."""
         last = self.layers[-1]
         assert isinstance(last, Dense)
         assert last.bias is not None

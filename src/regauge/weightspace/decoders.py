@@ -1,10 +1,10 @@
 """Decoders from vectors to networks.
 
-Each decoder has a small frozen dataclass of settings, whose `build` creates a torch module.
+Each decoder has a small frozen dataclass of settings, whose method `build` creates a torch module.
 
-A built decoder maps `[models, inputs]` to parameters of one architecture with a model axis. Its `standardize` measures
-the sizes of tensors on some networks, and its `begin_at` initializes it at one network. To add a decoder, write a file
-with the dataclass and the module, and add the dataclass to `DECODERS`.
+This module maps vectors `[models, inputs]` to parameters of one architecture with a model axis. Its method
+`standardize` measures the sizes of tensors on some networks, and `begin_at` initializes the decoder at one network. To
+add a decoder, write a file with the dataclass and the module, and add the dataclass to `DECODERS`.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The encoder from block values to features: entries are standardized, encoded, and projected once per tensor."""
+"""The encoder from weights to features: entries are standardized, encoded, and mapped linearly, for each tensor."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -26,7 +26,7 @@ SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Scalars:
-    """An encoding that leaves standardized values as they are."""
+    """The trivial encoding, which does not change standardized values."""
 
     is_centered: ClassVar[bool] = True
 
@@ -41,7 +41,7 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Fourier:
-    """An encoding of each value with sines and cosines of its random multiples, which separate close values.
+    """An encoding of each value by sines and cosines of random multiples of the value, which separate close values.
 
     Attributes:
         frequencies: The number of random multiples of each value.
@@ -109,17 +109,17 @@ VALUES: dict[str, type[Values]] = {"scalars": Scalars, "fourier": Fourier, "loga
 
 
 class Encoder(nn.Module):
-    """A map from values of weights to features, with separate parameters for every block of values.
+    """The map from weights to features, with separate parameters for every block of values.
 
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
     permutes (pixels, classes, kernel positions) become input channels, so their positions are distinguished. Every unit
     with a fixed position gets a learned vector. The weight of a unit to itself gets another learned vector. If signs
-    still act on values, the encoder reads these values in two ways. First, it reads absolute values for features that
-    no sign changes. Second, it reads the values themselves, without biases, for features that signs change. The encoder
-    treats positive scales in the same way; they do not change the direction of the channels. If half periods still act,
-    features are the sine and cosine of an angle plus a linear map of the values that add to this angle. The initial
-    coefficients of this linear map are at most one radian for each value, times the frequency. A learned multiple of
-    the sine of twice the angle is included in the features that add to the angle.
+    still act on values, the encoder reads these values in two ways. Features that no sign changes are computed from
+    absolute values. Features that signs change are computed from the values themselves, without biases. The encoder
+    treats positive scales in the same way. If half periods still act, features are the sine and cosine of an angle plus
+    a linear map of the values that add to this angle. The coefficients of this linear map are initially at most one
+    radian for each value, times the frequency. A learned multiple of the sine of twice the angle is included in the
+    features that add to the angle.
 
     Args:
         has_pairs: Whether blocks with two or more ends get vectors.
@@ -194,7 +194,7 @@ class Encoder(nn.Module):
         self.maps[f"{k}"] = dense
 
     def _add_vectors(self, layout: Layout, width: int, generator: torch.Generator | None) -> None:
-        """Create the learned vectors of unit sets, of positions, of a unit's weight to itself, and of the network."""
+        """Create the learned vectors of unit sets, positions, weights from a unit to itself, and networks."""
         self.kinds = nn.ParameterDict({f"{k}": _vector(width, generator) for k in range(len(layout.units))})
         self.positions = nn.ParameterDict(
             {
@@ -289,7 +289,7 @@ class Encoder(nn.Module):
         )
 
     def _even(self, k: int, found: Tensor) -> Tensor:
-        """Return functions of a block's values that signs and scales do not change, such as absolute values."""
+        """Return functions of a block's values that do not change with signs and scales, such as absolute values."""
         if self.is_scaled[k]:
             norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
             found = found / norm * math.sqrt(found.shape[-1])
@@ -325,7 +325,7 @@ def _count_sharing(block: Block, layout: Layout) -> int:
 
 
 def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
-    """Return a linear map from the values of a pair to one number; for a single value it starts as the identity."""
+    """Return a linear map from the values of a pair to one number, for a single value initialized as the identity."""
     dense = Dense(channels, 1, is_biased=False, generator=generator)
     if channels == 1:
         nn.init.ones_(dense.weight)

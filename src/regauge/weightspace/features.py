@@ -1,4 +1,4 @@
-"""The features that a metanetwork computes at every layer: vectors of units, of pairs, and of the network."""
+"""The features that a metanetwork computes in every layer: vectors of units, of pairs of units, and of networks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,15 +16,15 @@ from regauge.weightspace.shares import Shares, average
 class Odd:
     """Feature vectors that signs multiply in the same way as weights.
 
-    A character specifies by which signs a vector is multiplied.
+    A `Character` specifies the signs by which a vector is multiplied.
 
     Attributes:
         units: For each set of units and each character of their values: vectors `[models, *sizes, width]`.
-        pairs: For each block with two or more ends whose values signs change, `[models, *labels, width]`.
+        pairs: Vectors of each block with two or more ends whose values signs change, `[models, *labels, width]`.
         values: The original values of each such block, `[models, *labels, channels]`, and their root mean square, if
             layers multiply by them. Layers do not change `values`.
-        given: The component of `units` that comes from the units' own values, without sines and cosines of angles.
-            Layers do not change `given`.
+        given: The part of `units` that comes from values of single units, without sines and cosines of angles. Layers
+            do not change `given`.
         waves: The sine and cosine of each unit's angle, for each set whose units have angles: `[models, *sizes, 1]`.
     """
 
@@ -46,7 +46,7 @@ class Features:
         values: For each such block, some functions of its values, `[models, *labels, functions]`, if layers multiply by
             them. Layers do not change `values`.
         odd: The features that signs change, or None if signs are canonicalized. Signs change no other features.
-        shares: The weights (shares) with which units count in means. Units of groups without shares count equally.
+        shares: The weights of units in means, called shares. Units of groups without shares have equal weights.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
@@ -70,7 +70,7 @@ class Read:
     Attributes:
         features: The features of the last layer.
         layout: The layout of the networks.
-        number: The index of the layout among the layouts for which the net has parameters.
+        number: The index of the layout, among the layouts for which the net has separate parameters.
         params: The canonical networks.
         sizes: The root mean square of each tensor over the networks on which the net was standardized.
     """
@@ -92,7 +92,7 @@ def turn(
 
 
 def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of units, broadcast to the axes of a block, where axes of other units get length one."""
+    """Return vectors of units, arranged at the axes of a block; axes of other units get length one."""
     order = sorted(range(len(end.axes)), key=lambda k: end.axes[k])
     shape = [1] * len(block.sizes)
     for axis in end.axes:
@@ -126,7 +126,7 @@ def at_units(
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Yield vectors from around nested units: of the units that contain them, and means over units inside them.
+    """Yield vectors from the surroundings of units: of the units that contain them, and means over units inside them.
 
     Yields:
         Whether the vectors belong to containing units, and the vectors themselves, which broadcast over the set.

@@ -11,10 +11,10 @@ from regauge.nets.classification import initialize
 from regauge.weightspace.row_encoder import RowEncoder, linear_layers, weight_rows
 
 TANH = 0.6276
-"""The root mean square of tanh of a standard normal variable."""
+"""The root mean square of `tanh(x)` for a standard normal variable x."""
 
 SHARE = 0.1
-"""The initial size of the output's part that depends on the code, relative to the smallest generated weights."""
+"""The initial size of the part of the output that depends on the code, relative to the smallest generated weights."""
 
 
 class RowDecoder(nn.Module):
@@ -23,8 +23,8 @@ class RowDecoder(nn.Module):
         row_r = size V tanh(A code + E e_r + c) + d_r
 
     At initialization, the products `V tanh(...)` have root mean square `size` and are nearly uncorrelated between rows.
-    The rank of the products `V tanh(...)` is at most `hidden`. The decoder is equivalent to one linear layer with bias
-    from the code to all entries, where a smaller network generates the layer's matrix.
+    The rank of the products `V tanh(...)` is at most `hidden`. The decoder is similar to one linear layer from the code
+    to all entries, but a smaller network generates the entries.
 
     References:
         Ha et al. (2017), section 3.1: weights from learned embeddings of their place.
@@ -61,12 +61,12 @@ class HyperNetwork(nn.Module):
 
     The encoder of inr2vec reads one row (w, b) for every unit. At initialization, the decoder gives a network that does
     not depend on the code. The biases of the decoder are uniformly random, with the root mean square of each tensor of
-    `like`. The component that depends on the code is initially smaller than the weights between hidden units by the
-    factor `SHARE`. Steps with one learning rate then change all tensors by similar amounts, as in ordinary training. In
-    a trial, outputs scaled to the size of each tensor did not train, because the phases of the first sines jumped.
-    Paper 003 does not specify its decoder. One linear layer from its code of 1024 to its 790,529 weights would have 810
-    million parameters. This hypernetwork has 5,159,489 parameters for the networks of the paper. The encoder has
-    3,156,480 of these parameters.
+    `like`. The part that depends on the code is initially smaller than the weights between hidden units by the factor
+    `SHARE`. Steps with one learning rate then change all tensors by similar amounts, as in ordinary training. In an
+    experiment, training failed if outputs were scaled to the size of each tensor, because the phases of the first sines
+    jumped. Paper 003 does not specify its decoder. A linear layer from its code (1024 numbers) to its 790,529 weights
+    would have 810 million parameters. For the networks of the paper, this hypernetwork has 5,159,489 parameters, of
+    which the encoder has 3,156,480.
 
     Args:
         like: An MLP whose hidden layers have equal widths. It determines the sizes of rows and the scales of weights.

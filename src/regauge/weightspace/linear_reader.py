@@ -13,11 +13,11 @@ KINDS = 2 + len(QUANTILES)
 SMALLEST = 1e-30
 """A lower bound on the size of values when statistics are computed."""
 SOFT = 0.01
-"""A constant, relative to a statistic's mean size, that is added to its size before the logarithm."""
+"""A constant that is added to the size of a statistic before the logarithm, relative to the mean size."""
 LEAST = 1e-4
-"""The share of a block's statistics below which standard deviations may be rounding errors and are not read."""
+"""Standard deviations below this share of a block's statistics may be rounding errors, and are not used."""
 FURTHEST = 5.0
-"""The number of standard deviations at which distances from the mean are clipped, to keep the outputs bounded."""
+"""Distances from the mean are clipped at this number of standard deviations, to keep the outputs bounded."""
 
 
 class LinearReader(nn.Module):
@@ -70,7 +70,7 @@ class LinearReader(nn.Module):
 def statistics_of(values: Mapping[str, Tensor]) -> Tensor:
     """Return the mean, standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
 
-    These statistics depend neither on the order of values nor explicitly on the number of units.
+    These statistics do not depend on the order of values, and do not grow with the number of units.
 
     References:
         Unterthiner et al. (2020), section 4.

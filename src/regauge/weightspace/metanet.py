@@ -86,42 +86,42 @@ class Settings:
 
 
 class Metanet(nn.Module):
-    """A network that reads other networks, and is invariant or equivariant under their symmetry by construction.
+    """A network that reads other networks, and by construction is invariant or equivariant under their symmetry.
 
         net = Metanet(symmetry, layer=MessagePassing(), head=Invariant(outputs=10), generator=generator)
         net.standardize(population)
         net(population)                       # [models, 10], the same for all networks of an orbit
 
-    The layers are equivariant to permutations. Products over the axes of invertible matrices (queries with keys)
-    replace their factors. The net first canonicalizes scales, signs and half periods. The net also canonicalizes
-    rotations whose products would be too large. If layers respect some of these parts themselves, the parts are not
-    canonicalized (`ScaleGMN`: signs; `Propagation`: signs and half periods). With an `Equivariant` head, the net maps
-    its changes of canonical networks back to the original networks. A canonical form is discontinuous where a sum that
-    decides a sign is zero. If the symmetry has translations, the net reads representatives (`Symmetry.split`).
-    Representatives include buffers, so populations must have buffers.
+    The layers are equivariant to permutations. If any invertible matrix can be inserted between two tensors, such as
+    queries and keys, the net reads their product. The net first canonicalizes scales, signs and half periods. The net
+    also canonicalizes rotations whose products would be too large. Parts that the layers respect without a canonical
+    form are not canonicalized (`ScaleGMN`: signs; `Propagation`: signs and half periods). With an `Equivariant` head,
+    the net maps its changes of canonical networks back to the original networks. The canonical form of signs is
+    discontinuous where the sum that determines a sign is zero. If the symmetry has translations, the net reads networks
+    without translations (representatives, `Symmetry.split`). To compute these, the population must include buffers.
 
     Args:
         symmetry: The symmetry of the networks, with all sizes known, or a list with the symmetries of several
-            architectures. Architectures share all parameters that do not belong to single tensors.
+            architectures. Architectures share all parameters of the net that do not belong to single tensors.
         layer: The settings of the layers: an instance of a class in `LAYERS`.
         head: The head: `Invariant`, `Equivariant` or `UnitFeatures`.
         width: The length of the vectors of units, pairs and networks.
         depth: The number of layers. A net with 0 layers reads only the outputs of networks at `probes`.
         values: The encoding of single weights.
         parts: The parts of the symmetry that the net respects: some of "permutation", "sign", "scale", "shift",
-            "linear" and "translation". "permutation" is always included; all parts are the default. `net.parts` lists
-            the parts that a net respects. A net never respects rotations after gains ("rotation").
+            "linear" and "translation". The default is all parts, and "permutation" is always included. `net.parts`
+            lists the parts that a net respects. No net respects "rotation" (rotations that depend on gains).
         readers: Axes (parameter, axis) over which parameters sum units, as `find_readers` returns them. If `readers`
-            are given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. The copies of a
-            split unit, among which its outgoing weights are divided, then count as one unit. With `readers`,
+            are given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. If a unit was
+            split into copies that divide its outgoing weights, the copies then count as one unit. With `readers`,
             translations are not respected.
         probes: Inputs on which the networks are evaluated. Activations and outputs at the probes become additional
             features. For several architectures, pass the probes of each, in the order of the symmetries. With an
             `Invariant` head, a second net reads the outputs, and the result is the mean of both nets.
         reads_moments: Whether the net also reads the moments of every tensor of the canonical networks (logarithm of
             the size, mean, extremes). The symmetry does not change the moments, but splitting a unit does.
-        conditions: The number of conditions of each network, such as a time or a class, which the net reads in addition
-            to the weights. Functions of the conditions scale and shift features before every layer.
+        conditions: The number of further inputs for each network, such as a time or a class, which the net reads in
+            addition to the weights. Functions of the conditions scale and shift features before every layer.
         is_linear: Whether the output includes a `LinearReader` of statistics of canonical networks. A linear reader
             requires an `Invariant` head. The linear reader is fitted separately. Its weight in the output is the buffer
             `linear_share`, which is zero until it is set.
@@ -277,15 +277,15 @@ class Metanet(nn.Module):
         }
 
     def reads(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
-        """Return whether the net can read a population, that is, its tensors (and its symmetry, if given) fit."""
+        """Return whether the net can read a population, that is, whether its tensors and its given symmetry fit."""
         return any(reader.fits(population, symmetry) for reader in self._readers)
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
-        """Prepare the net to read also networks with other numbers of units, with the same parameters.
+        """Prepare the net to read networks with other numbers of units as well, with the same parameters.
 
-        The maps in every layer depend on the roles of tensors, not on their sizes. Widths, numbers of heads and
-        experts, and sizes of matrices whose products are read may therefore differ. Fixed axes (inputs, classes,
-        kernels) are inputs of maps, and must keep their length. The statistics of `standardize` are kept.
+        The maps in every layer depend on the roles of tensors, not on their sizes. Therefore widths, numbers of heads
+        and experts, and sizes of matrices whose products are read may differ. Axes that no group permutes (inputs,
+        classes, kernels) must keep their length. The statistics of `standardize` are kept.
 
         Args:
             symmetry: The symmetry of the networks with other numbers of units.
@@ -338,8 +338,8 @@ class Metanet(nn.Module):
 
         With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
         weight of `read_probes` in this mean is the buffer `share`. This buffer is one half until it is set, and one at
-        depth 0. With `is_linear`, the output is a weighted mean of the result so far and of `read_linear`. The weight
-        of `read_linear` is `linear_share`.
+        depth 0. With `is_linear`, the output is the weighted mean of this result and of `read_linear`, with the weight
+        `linear_share` for the latter.
 
         Args:
             population: Networks with a leading model axis.
@@ -423,13 +423,13 @@ class Metanet(nn.Module):
         return self.linear_reader(reader.number)(values)  # type: ignore[no-any-return]
 
     def _plain_values(self, reader: Reader, population: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the values of blocks in a canonical form of everything except permutations."""
+        """Return the values of blocks after all parts of the symmetry except permutations are canonicalized."""
         if reader.plain is None:
             raise ValueError("this net has no linear reader of statistics; make it with `is_linear=True`")
         return reader.plain.read(reader.plain.canonicalize(population)[0])[0]
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[slice]:
-        """Return slices of a population whose arrays have at most `LARGEST_ARRAY` entries, where this is faster."""
+        """Return slices of a population whose arrays have at most `LARGEST_ARRAY` entries, if this is faster."""
         count = len(population[layout.parameters[0]])
         pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
         size = max(1, LARGEST_ARRAY // (2 * self.settings.width * max(1, pairs)))

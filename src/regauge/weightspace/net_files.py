@@ -97,7 +97,7 @@ def make_net(made: Mapping[str, Any], tensors: Mapping[str, Tensor], modules: Se
 
 
 def _probes(module: nn.Module, written: Mapping[str, Any], tensors: Mapping[str, Tensor], number: int) -> Probes:
-    """Return probes whose learned inputs are those in a file."""
+    """Return probes with the learned inputs from a file."""
     given = {}
     for name, value in written["arguments"]:
         keys = (f"probes.{number}.learned.{name}", f"probes.{number}.given_{name}")

@@ -1,4 +1,4 @@
-"""A reader of the networks of one architecture, which also maps changes of canonical networks back."""
+"""A reader of the networks of one architecture, which also transforms changes back from canonical networks."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from regauge.weightspace.shares import divide, find_shares
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """One architecture that a net reads; `number` is the index of the parameters for this architecture.
+    """The reader of one architecture for a net; `number` is the index of the parameters for this architecture.
 
     If there are probes, `probed` evaluates the networks on them. If `is_translated`, the reader reads representatives.
     If statistics are read, `plain` canonicalizes everything except permutations.
@@ -99,7 +99,7 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """Return the canonical networks, and the element that maps representatives to them, or None for the identity.
+        """Return the canonical networks, and the element that maps representatives to these, or None for the identity.
 
         Masks and integer structure tensors become floating-point tensors in canonical networks.
         """
@@ -134,7 +134,7 @@ class Reader:
         return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
 
     def from_given(self, population: Mapping[str, Tensor], element: Element | None) -> Element | None:
-        """Return the linear part of the element from the given networks to their canonical forms."""
+        """Return the linear part of the element that maps the given networks to their canonical forms."""
         symmetry = self.layout.symmetry
         if not (self.is_translated and chart.chart_gains(symmetry)):
             return element
@@ -182,7 +182,7 @@ def require_values(population: Mapping[str, Tensor], layout: Layout) -> None:
 
 
 def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
-    """Return an error message on how networks differ from the first layout of a net, with advice."""
+    """Return an error message that states how networks differ from the first layout of a net, with advice."""
     shapes = layout.symmetry.shapes
     missing = [name for name in layout.parameters if name not in population]
     if missing:
@@ -204,7 +204,7 @@ def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
 
 
 def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
-    """Return whether layers can respect positive scales, that is, whether messages read all values that scales change.
+    """Return whether layers can respect scales, that is, whether messages read all values that scales change.
 
     Changes along the axes of matrices consist of products, in which scales would not cancel.
     """

@@ -13,8 +13,8 @@ class RowEncoder(nn.Module):
     """An encoder from rows `[networks, rows, columns]` to codes `[networks, code]`.
 
     Four layers act on every row separately (512, 512, 1024 and 1024 units, batch normalization over the rows of all
-    networks, ReLU). One linear layer and the maximum over rows follow. The code does not depend on the order of rows,
-    so a permutation of the units of *one* layer does not change it. The code depends on the order of columns, so it is
+    networks, ReLU). One linear layer and the maximum over rows follow. The order of rows does not change the code, so
+    the code is invariant if the units of only *one* layer are permuted. The order of columns changes the code, so it is
     not invariant under general permutations of units.
 
     Args:
@@ -50,7 +50,7 @@ def linear_layers(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
     """Return the names of the weight and bias of every layer of an MLP, in order.
 
     Raises:
-        ValueError: The parameters are not those of linear layers with biases, or hidden layers differ in width.
+        ValueError: The parameters do not belong to linear layers with biases, or hidden layers differ in width.
     """
     weights = [name for name in params if name.endswith("weight")]
     pairs = [(name, f"{name.removesuffix('weight')}bias") for name in weights]

@@ -1,8 +1,8 @@
-"""Shares: weights of units with which the copies of a split unit count as one unit.
+"""Shares: weights of units, by which the copies of a split unit count as one unit.
 
 If a unit is split into two copies whose outgoing weights add up to the original weights, the function stays the same.
-Every unit gets a share that is proportional to its outgoing weights. A net divides outgoing weights by shares, and
-weights units by their shares in all means. The features of the copies then equal the features of the unit, and the
+Every unit gets a share that is proportional to its outgoing weights. A net divides outgoing weights by shares, and uses
+shares as the weights of units in all means. The features of the copies then equal the features of the unit, and the
 shares of the copies sum to the share of the unit.
 """
 
@@ -58,9 +58,9 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Return the shares of all units that have outgoing weights, computed from values of blocks.
 
-    Along the axes of receiving units, the largest magnitude counts, because copies of receiving units do not change it.
-    Along the axes of all further units that a weight reads, magnitudes are summed. A set without outgoing weights has
-    no shares.
+    Along the axes of receiving units, the largest magnitude is used, because copies of receiving units do not change
+    it. Along the axes of all further units that a weight reads, magnitudes are summed. A set without outgoing weights
+    has no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:
@@ -96,7 +96,7 @@ def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
-    """Return products of the shares of the units that a block reads, `[models, *ones]`, or None if there are none."""
+    """Return products of the shares of the units that a block reads, `[models, *ones]`; None without such units."""
     grid, made = layout.grid_of(block), None
     for axis, label in enumerate(block.labels):
         if label.reads and label.group in shares:
@@ -122,10 +122,10 @@ def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tenso
 
 
 class Terms:
-    """Factors that divide sums of n terms with random signs, which grow like sqrt(n), to bring them to size one.
+    """Factors for sums of n terms with random signs, which grow like sqrt(n); the factors give them size one.
 
-    If units are weighted by shares, all sums are means. n is then the number of units in the networks for which the
-    layer was made, because other networks may have copies of units.
+    If units are weighted by shares, all sums are means. The number n is then the number of units in the networks for
+    which the layer was made, because other networks may contain copies of units.
     """
 
     def __init__(self, layouts: Iterable[Layout]) -> None:

@@ -21,10 +21,10 @@ from regauge.weightspace.shares import find_readers
 
 @dataclass(frozen=True)
 class TemplateDecoder:
-    """Settings of a learned template network and of a metanetwork that changes it, conditioned on the vector.
+    """Settings of a decoder: a learned template network, and a metanetwork that changes it depending on the vector.
 
     Units exchange messages through the template's weights. Every weight is computed from the features of the units that
-    it connects. The number of parameters does not grow with the networks' widths, except for the template itself.
+    it connects. Apart from the template itself, the number of parameters does not grow with the networks' widths.
 
     Attributes:
         layer: The settings of the layers; see `regauge.weightspace.LAYERS`.
@@ -49,7 +49,7 @@ class TemplateDecoder:
 
 
 class Template(nn.Module):
-    """A template network and its metanetwork, which map vectors `[models, inputs]` to parameters with a model axis."""
+    """A template network and a metanetwork that together map vectors `[models, inputs]` to networks."""
 
     def __init__(
         self, symmetry: Symmetry, settings: TemplateDecoder, inputs: int, generator: torch.Generator | None
@@ -84,12 +84,12 @@ class Template(nn.Module):
             tensor.copy_(network[name])
 
     def widened(self, symmetry: Symmetry) -> "Template":
-        """Return a decoder for wider networks of the same architecture that compute the same functions.
+        """Return a decoder that generates wider networks, which compute the same functions as before.
 
         Every unit of the template is split into several copies, with about equal numbers for all units. The outgoing
-        weights of the copies sum to those of the unit. The metanetwork counts the copies as one unit. Each decoded
-        network therefore equals the one that the original decoder gives, with split units. The parameters of the
-        metanetwork stay the same. Further training of the new decoder can use all units.
+        weights of the copies sum to the weights of the unit, and the metanetwork counts the copies as one unit. Each
+        decoded network therefore equals the network that the original decoder generates, with split units. The
+        parameters of the metanetwork stay the same. Further training of the new decoder can use all units.
 
         Args:
             symmetry: The symmetry of the wider networks, with every size known.

@@ -37,7 +37,7 @@ UNITS = 12
 
 @dataclass(frozen=True)
 class Case:
-    """One architecture of the demo: a key for file names, and a function that trains it on some of the images.
+    """One architecture of the demo, with a key for file names and a function that trains it on some images.
 
     `first` is the name of the first layer's weight, which the report displays.
     """
@@ -67,11 +67,11 @@ def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
 def study(
     case: Case, networks: Sequence[Params], data: ImageData, seed: int, folder: Path, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Find and verify the symmetry, align the second network, measure losses on linear paths, and merge.
+    """Align the second of several networks to the first, measure losses on linear paths, and merge all of them.
 
-    The networks were trained from the seeds `seed`, `seed + 1` and so on. The second network is aligned to the first.
+    First, the symmetry is found and verified. The networks were trained from the seeds `seed`, `seed + 1` and so on.
     The networks, the alignment and the symmetry are written to the folder, and earlier files are replaced. The function
-    returns the values that the report prints, ready for JSON, and the tensors that the report displays.
+    returns the values in the report, ready for JSON, and the tensors that the report displays.
     """
     advance = progress(f"{case.name}: symmetry, alignment, barriers", 2 * DEMO_POINTS + len(networks) + 2)
     generator = torch.Generator().manual_seed(seed)
@@ -167,7 +167,7 @@ def run_demo(
         data: The data set: the digits of scikit-learn, or MNIST. "auto" means MNIST if MNIST is in the data folder.
         seed: The seed of the first network. The other networks have the seeds that follow.
         quick: Whether to train narrow networks for only a few steps.
-        progress: The display of the progress of each training run and each study.
+        progress: Displays the progress of each training run and of each evaluation.
 
     Returns:
         The values in the report, ready for JSON, and the tensors that the report displays.
@@ -195,8 +195,7 @@ def run_demo(
 def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
     """Return the two architectures, with training that suits the size of the data.
 
-    The widths are chosen such that linear paths between aligned networks have low loss, and linear paths between
-    unaligned networks do not.
+    With these widths, the loss on linear paths is low between aligned networks, but not between unaligned networks.
     """
     size = data.train_images.shape[-1]
     is_small = len(data.train_labels) < 10_000

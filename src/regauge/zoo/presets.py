@@ -1,4 +1,4 @@
-"""Presets for the populations in the papers. Each preset is a config; change settings with `dataclasses.replace`.
+"""Settings for the populations in the papers, called presets. Change them with `dataclasses.replace`.
 
 Each function's docstring names the settings that the paper does not specify.
 """
@@ -23,8 +23,8 @@ SMALL = (1, 16, 16, 16)
 """The channels of the CNNs in Unterthiner et al. (2020), on grayscale images."""
 TINY = Initialization(("normal",), 0.1)
 """The initialization of networks in paper 000. The text of the paper says N(0, 0.1 I), but its code samples weights
-with a standard deviation of 0.1 and sets biases to zero. The accuracies of its trained networks correspond to the
-code."""
+with a standard deviation of 0.1 and sets biases to zero. The accuracies of the paper's trained networks correspond to
+the code."""
 
 
 def mlp_architecture(*widths: int) -> Architecture:
@@ -54,7 +54,7 @@ def vit_architecture(image: int, patch: int, *, width: int, heads: int) -> Archi
 def convolutional_architecture(
     name: str, plan: Sequence[int | str], *, image: int, in_channels: int, narrow: int = 1
 ) -> Architecture:
-    """Return a convolutional architecture from its plan, with one linear layer for ten classes, without normalization.
+    """Return a convolutional architecture from a plan, with one linear layer for ten classes and no normalization.
 
     Args:
         name: The name of the architecture, in words.
@@ -155,8 +155,8 @@ def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
     """Return VGG11 with one linear layer (9 million parameters) on CIFAR-10.
 
     The paper specifies neither the training nor the initialization. The training here is the training of
-    `cifar10_cnns`. The initialization here is that of He et al., which torchvision uses for VGGs. With torch's default
-    initialization, networks with eight convolutions begin to learn late.
+    `cifar10_cnns`. The initialization here is the initialization of He et al., which torchvision uses for VGGs. With
+    torch's default initialization, networks with eight convolutions begin to learn only after many steps.
 
     References:
         Navon et al. (2024), appendix F, scaling to large networks.
@@ -168,8 +168,8 @@ def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
 def cifar10_halves(count: int = 5000, seed: int = 0) -> PopulationConfig:
     """Return CNNs like `cifar10_cnns`.
 
-    Half of the groups see 95% of classes 0-4 and 5% of the other classes, and half of the groups see the other
-    examples.
+    Half of the groups are trained on 95% of classes 0-4 and 5% of the other classes. The other groups are trained on
+    the remaining examples.
 
     References:
         Navon et al. (2024), section 6, merging networks trained on disjoint data sets.
@@ -181,9 +181,9 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
     """Return small CNNs of very different quality, because initialization, learning rate, weight decay and data vary.
 
     Learning rates are log-uniform in [5e-4, 5e-2], and weight decays in [1e-8, 1e-2]. Networks are trained on 10%, 25%,
-    50% or all of the examples. The networks of the public zoo are trained for 86 epochs with dropout and a random
-    optimizer. These networks are trained for 20,000 steps of Adam without dropout and with decoupled decay. Images are
-    grayscale as in the public zoo, so the networks have the same shapes as those of the public zoo.
+    50% or all of the examples. In the public zoo, networks are trained for 86 epochs with dropout and a random
+    optimizer. Here, they are trained for 20,000 steps of Adam, without dropout and with decoupled decay. Images are
+    grayscale, so the networks have the same shapes as in the public zoo.
 
     References:
         Unterthiner et al. (2020), section 3 and appendix.
@@ -209,8 +209,8 @@ def small_cnns_relu(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 def cnn_zoo(count: int = 400, seed: int = 0) -> PopulationConfig:
     """Return networks like `small_cnns_relu` on Fashion-MNIST, with 300 steps at batch size 64.
 
-    Training one network takes a second on one core. Each network has checkpoints at three steps. Groups of only 16
-    networks share their batches, which gives more different shares of the data.
+    Training one network takes a second on one core. Each network has checkpoints at three steps. Only 16 networks share
+    their batches, so the networks are trained on many different shares of the data.
     """
     return replace(
         small_cnns_relu(count, seed),

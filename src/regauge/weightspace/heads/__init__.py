@@ -1,8 +1,8 @@
 """Heads, which compute outputs from features.
 
-Each head has a frozen dataclass of settings, whose `build` creates a torch module.
+Each head has a frozen dataclass of settings, whose method `build` creates a torch module.
 
-The input of a built head is a `Read`. To add a head, write a file with the dataclass and the module, and add the
+The input of this module is a `Read`. To add a head, write a file with the dataclass and the module, and add the
 dataclass to `HEADS`.
 """
 

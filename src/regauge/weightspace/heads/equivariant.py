@@ -1,4 +1,4 @@
-"""The equivariant head: its output is a change of every parameter that transforms in the same way as the parameter."""
+"""The equivariant head, which outputs a change of every parameter that transforms like the parameter itself."""
 
 import math
 from collections.abc import Sequence
@@ -20,23 +20,22 @@ from regauge.weightspace.layout.writer import WrittenValues
 from regauge.weightspace.shares import divide_by, read_weights, weigh
 
 RANK = 4
-"""The number of additional directions in which tensors are changed along axes on which matrices act."""
+"""The number of further directions in which tensors are changed along axes on which matrices act."""
 
 
 @dataclass(frozen=True)
 class Equivariant:
     """A head that maps features to a change of every parameter.
 
-    Initially, the size of the change is `scale` times that of the tensor.
+    Initially, the size of the change is `scale` times the size of the tensor.
 
     The change of a weight between two units is computed from the features of this pair of units. The change of a weight
-    of one unit is computed from the features of the unit. Along an axis on which matrices act, the change is a
-    combination of the weights along this axis. The change along an axis of matrices consists of `a_i v_i` and of terms
-    for a few further directions. Such a term is `b_i` times the mean of `c_j v_j` over all `v_j` that the same matrix
-    multiplies. The coefficients `a`, `b` and `c` are computed from features. Every matrix therefore transforms the
-    change as it transforms the weights. If signs still act on weights, the change is computed from features that signs
-    change, and from the weights themselves. For angles, the sine of twice the angle is used instead of the weights.
-    Buffers are not changed.
+    of one unit is computed from the features of the unit. Along an axis on which matrices act, the change of the
+    weights `v_i` is a combination of weights along this axis. It consists of `a_i v_i`, and of a few terms of the form
+    `b_i` times the mean of `c_j v_j`, over all `v_j` that the same matrix multiplies. The coefficients `a`, `b` and `c`
+    are computed from features. Therefore every matrix transforms the change in the same way as the weights. If signs
+    still act on weights, the change is computed from features that signs change, and from the weights themselves or,
+    for angles, from the sine of twice the angle. Buffers are not changed.
 
     Attributes:
         scale: The initial size of the changes. Every tensor has its own learned size.
@@ -55,7 +54,7 @@ class Equivariant:
             raise ValueError(f"scale={self.scale} and changes={self.changes} must be positive")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return the features that the head reads from the last layer, given whether layers have features of pairs."""
+        """Return the kinds of features that the head reads from the last layer."""
         pairs = {block.name for layout in layouts for block in layout.pair_blocks}
         is_read = any(written.block.name not in pairs for layout in layouts for written in layout.writer.written)
         odd = ("odd",) if any(layout.unit_signs[name] for layout in layouts for name in layout.units) else ()
@@ -200,7 +199,7 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply a change by the shares of units that a weight reads, which divides it among copies of a unit."""
+        """Multiply a change by the shares of the units that a weight reads: copies of a unit divide the change."""
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))
@@ -232,7 +231,7 @@ class _Change:
 
 
 def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
-    """Return characters of unit features, one per end, whose product is the character of a block, or None."""
+    """Return one character of unit features for each end, whose product is the character of a block, or None."""
     wanted = layout.character(block)
     choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]
     for chosen in product(*choices):

@@ -21,9 +21,10 @@ VARIANCE = 1e-6
 class Invariant:
     """A head that computes outputs from the mean and maximum features of units and pairs, and of the network.
 
-    If units are weighted by shares, root mean squares replace the maxima.
+    If units are weighted by shares, root mean squares are used instead of maxima.
 
-    Each unit set and each block of pairs has its own linear map. An MLP maps the sum of all results to the outputs.
+    The features of each unit set, and of each block of pairs, are mapped linearly. An MLP maps the sum of all results
+    to the outputs.
 
     Attributes:
         outputs: The number of outputs for each network.
@@ -43,7 +44,7 @@ class Invariant:
             )
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return the features that the head reads from the last layer, given whether layers have features of pairs."""
+        """Return the kinds of features that the head reads from the last layer."""
         units = frozenset({"units", "positions", "network"})
         return units | {"pairs", "unwritten"} if has_pairs else units
 

@@ -1,4 +1,4 @@
-"""A head for matching units, which outputs a vector for every unit; permuting units permutes the vectors."""
+"""A head that outputs a vector for every unit, for matching units; permuted units have permuted vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from regauge.weightspace.layout.compile import Layout
 
 @dataclass(frozen=True)
 class UnitFeatures:
-    """A head that maps the features of units to vectors by one linear map for all unit sets.
+    """A head that maps the features of units to vectors, by the same linear map for all units.
 
     For each permuted group, the result has an entry `[models, (bases ...,) size, width]`.
 
@@ -29,7 +29,7 @@ class UnitFeatures:
             raise ValueError(f"width={self.width}; vectors have at least one number")
 
     def reads(self, layouts: Sequence[Layout], *, has_pairs: bool) -> frozenset[str]:
-        """Return names of the features that the head reads from the last layer: only features of units."""
+        """Return the kinds of features that the head reads from the last layer: only features of units."""
         return frozenset({"units"})
 
     def build(

@@ -1,13 +1,13 @@
-"""Layers of metanetworks. Each layer has a frozen dataclass of settings whose `build` creates a torch module.
+"""Layers of metanetworks. Each layer has a frozen dataclass of settings; its `build` creates a torch module.
 
-The inputs of a built layer are `Features` and their layout. The outputs are new `Features`:
+The inputs of this module are `Features` and their layout, and the outputs are new `Features`:
 
     layer = MessagePassing().build(Plan(layouts, width, reads=frozenset({"units", "network"}), generator=generator))
     features = layer(features, layout)
 
-`Plan.reads` lists the outputs of a layer that the next layer or the head reads. The last layer therefore computes no
-unused outputs. The names of outputs are "units", "pairs" and "network". "units" excludes sets whose units are not
-permuted ("positions"), and "pairs" excludes the blocks of `layout.unwritten` ("unwritten").
+`LayerPlan.reads` lists the outputs of a layer that the next layer or the head reads, because the last layer need not
+compute all outputs. The names of outputs are "units" (of permuted sets), "positions" (units of other sets), "pairs" (of
+written blocks), "unwritten" (pairs of the blocks in `layout.unwritten`) and "network".
 
 To add a layer, write a file with the dataclass, a `Layer`, and the module, and add the dataclass to `LAYERS`. The
 invariance tests in `tests/test_weightspace.py` cover all layers in `LAYERS`. `Layer.traits` describes the properties of

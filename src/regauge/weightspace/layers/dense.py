@@ -11,7 +11,7 @@ from regauge.core import products
 class Dense(nn.Module):
     """A linear map `x W' + b` with random weights.
 
-    At initialization, the root mean square of the outputs is `gain` times that of the inputs.
+    At initialization, the root mean square of the outputs is `gain` times the root mean square of the inputs.
 
     Args:
         inputs: Length of the inputs.
@@ -54,7 +54,7 @@ class OddNorm(nn.RMSNorm):
 
 
 class ScaledNorm(nn.Module):
-    """Division of a vector by its exact root mean square, also if it is tiny; a zero vector stays zero."""
+    """Division of a vector by its exact root mean square, even if this is tiny. A vector of zeros stays zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

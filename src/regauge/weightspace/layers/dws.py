@@ -1,4 +1,4 @@
-"""Deep weight space networks: maps between all tensors, with communication between the units of each set."""
+"""Deep weight space networks: maps between all tensors, in which the units of each set exchange features."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from regauge.weightspace.layers.reading import Pooling
 class DWS(Layer):
     """The layers of deep weight space networks, for any layout.
 
-    Every tensor is pooled once over the axes that other tensors lack. For each unit set, one map takes the pooled
+    Every tensor is pooled once over the axes that other tensors lack. For each unit set, one map leads from the pooled
     features to all tensors that have these units. In the paper, a layer has a separate map for each pair of tensors.
     The number of pairs is four times the square of the number of layers. With `sets="mean"` and `pooling="mean"`, the
-    maps are the linear ones that the paper derives. The defaults follow the paper's code: the units of a set
-    communicate by attention, and pooling takes maxima. The linear map is combined with layer normalization, SiLU and a
+    maps are the linear maps that the paper derives. The defaults follow the paper's code: the units of a set exchange
+    features by attention, and pooling computes maxima. The linear map is combined with layer normalization, SiLU and a
     residual connection. The encoder projects inputs and classes to features once, before all layers.
 
     Attributes:
@@ -25,10 +25,10 @@ class DWS(Layer):
             pooled features.
         pooling: `"max"` or `"mean"`, over the axes that other tensors lack.
         heads: The number of attention heads, which must divide the width.
-        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. Cost and number of
-            parameters then grow linearly with the number of layers of the network, not quadratically. If features are
+        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. The cost and the number of
+            parameters then grow linearly, not quadratically, with the number of layers of the network. If features are
             pooled over all units of a tensor, no other tensor reads the result. In Deep-Align, neighboring tensors also
-            read it.
+            read this result.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;

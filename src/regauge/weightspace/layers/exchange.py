@@ -1,4 +1,4 @@
-"""Permutation equivariant maps between all features of a network, with separate parameters for each tensor."""
+"""Maps between all features of a network that respect permutations, with separate parameters for each tensor."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -20,15 +20,15 @@ from regauge.weightspace.shares import Shares, log_weights
 
 Sets = Literal["mean", "attention"]
 Reads = dict[Key, list[tuple[int, ...]]]
-"""For all features, the axes that are kept each time they are read."""
+"""For each kind of features, the axes that are kept, once for each time the features are read."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Settings of an exchange of features between tensors at hubs.
+    """Settings of an exchange of features between tensors; see `hubs`.
 
     Attributes:
-        pooling: The kind of pooling over axes that a hub lacks.
+        pooling: The kind of pooling ("max" or "mean") over axes that a hub lacks.
         sets: Whether the units of a set exchange features only by pooling, or also by attention.
         heads: The number of attention heads.
         is_local: Whether a tensor's features read only features of tensors with which it has units in common.
@@ -41,10 +41,10 @@ class Exchange:
 
 
 class ExchangeLayer(nn.Module):
-    """The layer `x + L(silu(norm(x)))` for all features, where `L` consists of one map for each hub.
+    """The layer `x + L(silu(norm(x)))` for all features x, where `L` consists of one linear map for each hub.
 
-    Every feature is pooled once for each link to a hub. The results at a hub are concatenated, and one map computes the
-    outputs for all features that the hub writes. The entries of a map have variance 1 / n, where n is the number of
+    Features are pooled once for each hub that reads them. The results at a hub are concatenated, and one map computes
+    the outputs for all features that the hub writes. The entries of a map have variance 1 / n, where n is the number of
     features, at all hubs together, that an output reads. Sums therefore have the same initial size as their terms.
     """
 
@@ -118,7 +118,7 @@ class _Attention(nn.Module):
 
 
 def _reads(hubs: Sequence[Hub]) -> Reads:
-    """Return, for all features, the axes that are kept each time a hub reads them."""
+    """Return, for each kind of features, the axes that are kept each time a hub reads them."""
     reads: Reads = {}
     for link in (link for hub in hubs for link in hub.reads):
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
@@ -127,7 +127,7 @@ def _reads(hubs: Sequence[Hub]) -> Reads:
 
 
 def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[Key, int]:
-    """Return, for some features, the hub outside `sets` that reads and writes only them, without pooling."""
+    """Return, for each kind of features, the hub that reads and writes only these features, without pooling."""
     found: dict[Key, int] = {}
     for k, hub in enumerate(hubs):
         link, *others = hub.reads
@@ -148,7 +148,7 @@ def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
 
 
 def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
-    """Return a hub's output arranged at the axes of features, with length one along axes on which it is constant."""
+    """Return a hub's output at the axes of features, with length one along axes on which the output is constant."""
     first: dict[int, int] = {}
     for axis, place in enumerate(link.axes):
         if place != POOLED:
@@ -167,7 +167,7 @@ def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
 
 
 def _diagonal(one: int, other: int, target: Tensor) -> Tensor:
-    """Return a mask of the diagonal of two axes, in the shape of `target`: one where both indices agree."""
+    """Return a mask in the shape of `target`, which is one where the indices along two axes are equal."""
     shape = [1] * (target.ndim - 1)
     shape[one], shape[other] = target.shape[1 + one], target.shape[1 + other]
     return torch.eye(shape[one], dtype=target.dtype, device=target.device).reshape(*shape[: target.ndim - 2], 1)

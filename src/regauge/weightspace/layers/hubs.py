@@ -11,7 +11,7 @@ from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.layout.compile import Layout
 
 POOLED = -1
-"""A placeholder for a hub axis: the features along this axis are pooled."""
+"""The value that stands for an axis of features that has no axis of the hub: features are pooled along it."""
 
 NOTHING = Grid((), (), ())
 """The grid without axes, for hubs at which all axes are pooled."""
@@ -27,7 +27,7 @@ class HubLink:
     Attributes:
         key: The block or unit set that has the features.
         axes: For each axis of the features, the corresponding axis of the hub, or `POOLED`. If two axes correspond to
-            the same hub axis, they select the diagonal, where both belong to the same unit.
+            the same hub axis, only the diagonal is used, where both indices mean the same unit.
     """
 
     key: Key
@@ -104,9 +104,9 @@ def _kind(key: Key, layout: Layout) -> str:
 
 
 def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple[int, ...]]:
-    """Return all ways to assign feature axes to a hub's axes in which containing axes are assigned too.
+    """Return all ways to assign axes of features, together with the axes that contain them, to axes of a hub.
 
-    If a split unit counts as one unit, diagonals are left out, because they would distinguish the copies.
+    If the copies of a split unit count as one unit, diagonals are left out, because they would distinguish the copies.
     """
     choices = [
         (POOLED, *(k for k, other in enumerate(place.groups) if other == group and len(place.bases[k]) == len(own)))
@@ -131,7 +131,7 @@ def _bijections(grid: Grid, place: Grid) -> list[tuple[int, ...]]:
 
 
 def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[tuple[int, ...]]) -> bool:
-    """Return whether a link comes first among links that differ by a permutation of the hub and write the same."""
+    """Return whether a link is the first of several links that are equal up to a permutation of the hub's axes."""
     turned = [tuple(POOLED if k == POOLED else turn[k] for k in axes) for turn in turns]
     return found.index(axes) == min(found.index(other) for other in turned)
 

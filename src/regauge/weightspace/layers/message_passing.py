@@ -27,8 +27,9 @@ class MessagePassing(Layer):
 
         e <- e + MLP(e, x, y),      message to x: mean over y of (A e) * (B y) + C e
 
-    and then `x <- x + MLP(x, messages, what x is repeated within, network)`. All tensors share the maps of a layer; the
-    encoder's features distinguish the tensors. All sums are over axes of dense blocks, without scatter operations.
+    and then `x <- x + MLP(x, messages, features of the units that contain x, network)`. All tensors share the maps of a
+    layer; the encoder's features distinguish the tensors. All sums are over axes of dense blocks, without scatter
+    operations.
 
     Attributes:
         aggregation: `"mean"`, `"sum"` (divided by the root of the number of units), or `"pna"` (mean, largest, smallest
@@ -53,7 +54,7 @@ class MessagePassing(Layer):
     def traits(self) -> Traits:
         """Return the properties of the layer that determine how a net is built.
 
-        Only means can weight units by shares, because sums and maxima depend on the number of copies.
+        Units can be weighted by shares only with means, because sums and maxima depend on the number of copies.
         """
         return Traits(weighs_units=self.aggregation == "mean")
 

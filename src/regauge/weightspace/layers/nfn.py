@@ -10,7 +10,7 @@ from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits
 
 @dataclass(frozen=True)
 class NFN(Layer):
-    """A layer of linear maps as in a neural functional network for permuted hidden units (HNP), for any layout.
+    """A layer of linear maps as in neural functional networks for permuted hidden units (HNP), for any architecture.
 
     Every tensor has separate maps from every other tensor. The new features of a weight between units i and j are
     linear in the weight's own features. They are also linear in the features of the units i and j, and in pooled
@@ -22,8 +22,8 @@ class NFN(Layer):
     layer and the weights out of it. If both ends are the same set, transposes and diagonals also have separate maps.
     The linear maps are combined with layer normalization, SiLU and a residual connection.
 
-    No group permutes inputs and classes, so the encoder projects them once, instead of keeping them as channels in
-    every layer. The number of parameters grows with the square of the number of tensors that have units in common.
+    No group permutes inputs and classes. Therefore the encoder maps them to features once, and layers do not keep them
+    as channels. The number of parameters grows with the square of the number of tensors that have units in common.
 
     References:
         Zhou et al. (2023), "Permutation equivariant neural functionals", section 2 and equation 3; Zhou et al. (2024),

@@ -18,7 +18,7 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, Terms, average, weigh
 
 Heard = Mapping[str, Mapping[Character, list[Tensor]]]
-"""For each unit set and each character, the messages of that character."""
+"""For each unit set and each character, the messages with this character."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Turned:
 
 
 class OddUnits(nn.Module):
-    """The update, in one layer, of unit features that signs change.
+    """The part of a layer that updates the unit features that signs change.
 
     Messages are sums over weights times features. If units have angles, messages are multiplied by the frequency and
     added to the angles, and sine and cosine are applied, as in a sine network. Units without angles add a map of their
@@ -46,8 +46,8 @@ class OddUnits(nn.Module):
         plan: The plan of the layer.
         hidden: The width of the MLPs' hidden layers.
         reaches: For each layout, the characters of unit features before this layer.
-        is_pass: Whether features are initially sent unchanged. At initialization, layers then equal the forward pass of
-            the network that is read.
+        is_pass: Whether features are initially sent unchanged. If so, untrained layers equal the forward pass of the
+            network that is read.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:
@@ -99,7 +99,7 @@ class OddUnits(nn.Module):
     def hear(
         self, features: Features, units: Mapping[str, Tensor], layout: Layout
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
-        """Return messages that no sign changes, with the hidden width, and messages that signs change, by character."""
+        """Return messages that no sign changes, and messages that signs change, by character."""
         even: dict[str, list[Tensor]] = {name: [] for name in units}
         odd: dict[str, dict[Character, list[Tensor]]] = {
             name: {one: [] for one in known} for name, known in features.odd.units.items()
@@ -128,7 +128,7 @@ class OddUnits(nn.Module):
         return even, odd
 
     def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
-        """Update the features of a unit set by messages, before functions of invariant features multiply them."""
+        """Update the features of a unit set by messages; afterwards, functions of invariant features multiply them."""
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)
         mixed = {}
@@ -145,7 +145,7 @@ class OddUnits(nn.Module):
         return Turned(mixed, dict(zip(layout.wave_signs(name), turn(features.odd.waves[name], phases), strict=True)))
 
     def hear_turned(self, turned: "Turned") -> Iterator[Tensor]:
-        """Yield functions of the updated features that no sign changes, with the hidden width."""
+        """Yield functions of the updated features that no sign changes, as vectors of the hidden width."""
         # Squares entry by entry lose all signs; their mean over characters has one size whatever their number is.
         found = [u.square() for u in (*turned.mixed.values(), *turned.waves.values())]
         if found:

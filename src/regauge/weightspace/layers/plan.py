@@ -13,7 +13,7 @@ from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.compile import Layout
 
 ENDS = 3
-"""The number of a block's ends that have separate maps. All further ends share the last map."""
+"""The largest number of ends of a block that have separate maps. All further ends share the last map."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,13 @@ class Traits:
     """Properties of a layer that determine how a net is built.
 
     Attributes:
-        is_shared: Whether no parameter belongs to a single tensor. A built layer without such parameters works on any
-            layout.
+        is_shared: Whether all parameters are shared between tensors. If so, one layer works for any architecture.
         keeps_pairs: Whether the layer has features of pairs of units.
-        weighs_units: Whether the layer can weight units by shares. With shares, a unit that is split in two counts as
-            one. Layers with means can weight units by shares, but layers with sums or maxima cannot.
+        weighs_units: Whether the layer can weight units by shares, with which a unit that was split into two counts as
+            one. This is possible with means, but not with sums or maxima.
         channels: The number of functions of each weight between units by which the layer multiplies.
         has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.
-        respects: Parts of a symmetry, in addition to permutations, that need no canonical form before the layer.
+        respects: Parts of a symmetry, in addition to permutations, for which the layer needs no canonical form.
     """
 
     is_shared: bool = True
@@ -120,7 +119,7 @@ class Layer(ABC):
         return Traits()
 
     def reaches(self, layout: Layout, layers: int) -> Reach | None:
-        """Return the features that signs or scales change and that can be nonzero after some layers, or None."""
+        """Return which of the features that signs or scales change can be nonzero after some layers, or None."""
         return reach(layout, layers, keeps_pairs=self.traits.keeps_pairs) if self.traits.has_odd else None
 
     @abstractmethod

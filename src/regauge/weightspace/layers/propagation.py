@@ -18,15 +18,15 @@ from regauge.weightspace.shares import Terms, weigh
 
 @dataclass(frozen=True)
 class Propagation(Layer):
-    """A layer whose messages sum other units' features, multiplied by functions of the weights between both units.
+    """A layer whose messages are sums of other units' features, multiplied by functions of weights between units.
 
         message to unit i:   sum over c and j of E_ijc B_c x_j / sqrt(number of j)
 
     Here, `E_ijc` are `channels` linear functions of the encoded weight between i and j; no layer changes these
     functions. A message is therefore a product of matrices, and pairs of units have no features. A layer costs
-    `channels` times as much as a pass of the read network with `width` inputs. With one channel, which is the weight
-    itself, a layer equals one layer of the read network's forward or backward pass. After the messages, `x <- x +
-    MLP(x, messages, what x is repeated within, network)`.
+    `channels` times as much as evaluating the network that is read on `width` inputs. With one channel, which is the
+    weight itself, a layer is like one layer in a forward or backward pass of this network. After the messages, `x <- x
+    + MLP(x, messages, features of the units that contain x, network)`.
 
     If signs act on the weights, the functions of weights read absolute values. Units then have additional features `u`,
     which signs multiply by the exponents of placements:
@@ -36,15 +36,16 @@ class Propagation(Layer):
     Half periods make the biases of sine networks angles. For such an angle `a` of frequency `f`, `u` consists of `sin(a
     + f messages)` and `cos(a + f messages)`. The messages include weights from the inputs, with `width` learned inputs
     of at most one. The features of the network read sums of `u` times the weights to the outputs. The first layers can
-    therefore compute the outputs of a sine network at learned inputs, although the network is never evaluated. Units
-    without angles mix `u` and messages, times functions of `x`, and all `x` read products of two of the `u`.
+    therefore compute the outputs of a sine network at learned inputs, although the network is never evaluated. For
+    units without angles, `u` and messages are mapped linearly and multiplied by functions of `x`. All `x` read products
+    of two features `u`.
 
     Attributes:
         channels: The number of functions of each weight.
         expansion: The width of the MLP's hidden layer, as a multiple of the net's width.
         is_signed: Whether the layer respects signs and half periods by features `u`, without a canonical form.
-        is_pass: Whether the maps `B` of `u` are initialized as the identity. At initialization, layers then equal the
-            forward pass of the network that is read.
+        is_pass: Whether the maps `B` of `u` are initialized as the identity. If so, untrained layers equal the forward
+            pass of the network that is read.
 
     References:
         Related to the blocks of arXiv 2607.02166, which multiply features and weights too.
@@ -140,7 +141,7 @@ class _Layer(nn.Module):
 
 
 def _multiply(values: Tensor, sent: Tensor, block: Block, end: End, other: End) -> Tensor:
-    """Return sums over the units at one end, for the units at another end: `[models, *sizes of the end, width]`.
+    """Return, for the units at one end, sums over the units at another end: `[models, *sizes of the end, width]`.
 
     All sums are computed as one batched matrix product, because einsum would copy both factors.
     """

@@ -1,9 +1,9 @@
 """Features that signs or scales change and that can be nonzero after k layers.
 
-All features that are always zero have no maps.
+Layers have no maps for features that are always zero.
 
-Units have one such feature for every character of their values (`Layout.unit_signs`). Initially, only features with
-characters of single-unit values are nonzero. Further features become nonzero by messages or as products of two
+Units have one such feature for every character of their values (`Layout.unit_signs`). Initially, only features with the
+characters of values of single units are nonzero. Further features become nonzero by messages, or as products of two
 features. Messages sum features of other units times features of the pairs between the units.
 """
 
@@ -43,7 +43,7 @@ class Reach:
 
     Attributes:
         known: For each unit set, the characters of its inputs, including products of two.
-        crossed: The characters that are products of two other characters, with all such pairs of factors.
+        crossed: The characters that are products of two other characters, each with all pairs of factors.
         messages: For each block of pairs, the messages that its units can receive.
         made: For each unit set, the characters of its outputs.
     """
@@ -55,7 +55,7 @@ class Reach:
 
     @property
     def multiplied(self) -> frozenset[str]:
-        """The names of blocks whose features enter messages and are changed by signs or scales."""
+        """The names of blocks with features that enter messages and that signs or scales change."""
         return frozenset(name for name, found in self.messages.items() if any(one.is_block_odd for one in found))
 
 
@@ -66,8 +66,8 @@ def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
     Args:
         layout: The layout of the networks.
         layers: The number of preceding layers.
-        keeps_pairs: Whether layers also have invariant features of pairs and multiply unit features with each other.
-            Layers without pair features multiply only by values that signs change.
+        keeps_pairs: Whether layers also have invariant features of pairs, and multiply unit features with each other.
+            Other layers multiply only by values that signs change.
     """
     before = reach(layout, layers - 1, keeps_pairs=keeps_pairs).made if layers else layout.own_signs
     crossed = {name: _products(found, layout.unit_signs[name]) if keeps_pairs else {} for name, found in before.items()}

@@ -149,7 +149,7 @@ def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, 
 
 
 def _portions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Split tensors along their first axis, at the same indices, into chunks that fit the cache."""
+    """Split several tensors along their first axis into chunks that fit the cache, at the same indices."""
     step = max(1, LAYER_VALUES_AT_ONCE // max(1, tensors[0][:1].numel()))
     return zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)
 
@@ -182,7 +182,7 @@ class _Largest(torch.autograd.Function):
 
 
 class Pools:
-    """Features pooled over some of their axes, where each result is computed once, from the smallest suitable result.
+    """Features pooled over some of their axes. Each result is computed once, from the smallest suitable result.
 
     Args:
         known: Pooled features, by the axes that were kept.
@@ -213,7 +213,7 @@ class Pools:
         return torch.einsum(x, [0, *(1 + place for place in places), last], [*range(last + 1)])
 
     def over(self, kept: tuple[int, ...]) -> Tensor:
-        """Return the features pooled over all axes except `kept`, which stay in order."""
+        """Return the features pooled over all axes except `kept`; the kept axes stay in order."""
         if kept not in self.known:
             source = min((axes for axes in self.known if {*kept} <= {*axes}), key=lambda axes: self.known[axes].numel())
             away, x = _away(source, kept), self.known[source]

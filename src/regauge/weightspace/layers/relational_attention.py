@@ -20,17 +20,17 @@ from regauge.weightspace.shares import LOGARITHM_FLOOR, Shares, log_weights, wei
 
 @dataclass(frozen=True)
 class RelationalAttention(Layer):
-    """A layer in which units attend to their connections, themselves, the network, and the units around them.
+    """A layer in which units attend to connected units, themselves, the network, and units that contain them.
 
-    For a unit x and a weight with features `e` between it and a unit y:
+    For a unit x, a unit y, and the features `e` of the weight between x and y:
 
         logit = q_x k_y + (A e) k_y + q_x (B e) + c e,      message = (M e) * v_y + V e
 
     The softmax is over everything to which x attends, in several heads. Before the attention, `e <- e + MLP(e, x, y)`.
     After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only existing connections
     are computed, in dense blocks. A weight of zero also counts as a connection. In the paper, units attend to all units
-    instead. `c e` replaces the paper's product of `A e` and `B e`. Norms come before the layers, so deep nets keep
-    information about their inputs.
+    instead. `c e` replaces the paper's product of `A e` and `B e`. Norms come before the layers, which keeps
+    information about the inputs in deep nets.
 
     Attributes:
         heads: The number of attention heads.
@@ -54,7 +54,7 @@ class RelationalAttention(Layer):
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Tokens for attention: logits `[..., tokens, heads]`, values `[..., tokens, heads, head width]`."""
+    """The logits `[..., tokens, heads]` and values `[..., tokens, heads, head width]` of tokens in attention."""
 
     logits: Tensor
     values: Tensor
@@ -81,11 +81,10 @@ class _Token(nn.Module):
 
 
 class _Connection(nn.Module):
-    """The contribution of the features of weights to the attention of the units at one end of a block.
+    """The part of attention at one end of a block that depends on the features of weights.
 
-    A network has many weights but few units. Products of projected features with unit vectors are therefore computed as
-    products of the features with back-projected vectors. Likewise, sums of projected features are computed as projected
-    sums.
+    A network has many weights but few units. Therefore unit vectors, not features of weights, are multiplied by the
+    matrices of linear maps. In the same way, features are summed before a linear map is applied.
     """
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
@@ -275,12 +274,12 @@ def _split(x: Tensor, parts: int) -> Tensor:
 
 
 def _order(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block: first those of one end, in the order of its unit set, then all others."""
+    """Return the axes of a block: first the axes of one end, in the order of its unit set, then all others."""
     return (*end.axes, *(axis - 1 for axis in others(end, block)))
 
 
 def _letters(end: End, block: Block) -> tuple[str, str]:
-    """Return einsum letters for a block's axes, and for an end's axes in the order of its set, without m, y and z."""
+    """Return letters for `einsum`, without m, y and z: for the axes of a block, and for the axes of an end."""
     letters = [letter for letter in ascii_lowercase if letter not in "myz"][: len(block.sizes)]
     return "".join(letters), "".join(letters[axis] for axis in end.axes)
 

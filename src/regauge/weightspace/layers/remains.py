@@ -16,11 +16,11 @@ from regauge.weightspace.layout.characters import Character, at_end, has_scale, 
 from regauge.weightspace.layout.compile import Layout
 
 Relation = Mapping[Character, float]
-"""Exponents for feature sizes, with which no scale changes the product of powers of the sizes."""
+"""Exponents of feature sizes: with these exponents, the product of powers of the sizes does not change with scales."""
 
 
 class Remains(nn.Module):
-    """A map from vectors of some characters to invariant vectors of the hidden width.
+    """A map from vectors that signs and scales change to vectors that they do not change.
 
     Division by the size of the vectors makes the result invariant under scales. Products of two linear maps make the
     result invariant under signs.
@@ -49,7 +49,7 @@ class Remains(nn.Module):
 
 
 class UnitSizes(nn.Module):
-    """Logarithms of those products of powers of a unit's feature sizes that no scale changes."""
+    """Logarithms of products of powers of a unit's feature sizes, for products that no scale changes."""
 
     def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class UnitSizes(nn.Module):
 
 
 class PairSizes(nn.Module):
-    """Logarithms of the sizes of pair features, divided by feature sizes at their ends to be invariant under scales."""
+    """Logarithms of the sizes of pair features, divided by sizes of unit features such that no scale changes them."""
 
     def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class PairSizes(nn.Module):
 def _ends(
     layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
 ) -> list[tuple[int, Character]] | None:
-    """Return the ends of a block whose scales change its values, with characters, or None if one is not known."""
+    """Return the ends of a block whose scales change the values, with characters; None if a character is not known."""
     character = layout.signs.get(block.name, ())
     if not has_scale(character):
         return None
@@ -133,7 +133,7 @@ def log_size(u: Float[Tensor, "*units width"]) -> tuple[Float[Tensor, "*units 1"
 
 
 def _squash(sizes: Iterable[tuple[float, Tensor, Tensor]]) -> Tensor:
-    """Return a weighted sum of logarithms that grows slowly for large values, or zero if a logarithm does not exist."""
+    """Return a slowly growing function of a weighted sum of logarithms, or zero if a logarithm does not exist."""
     total: Tensor | float = 0.0
     is_there: Tensor | bool = True
     for power, size, there in sizes:

@@ -19,11 +19,11 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class ScaleGMN(Layer):
-    """Message passing that is equivariant to signs because it multiplies weights and features.
+    """Message passing that respects signs, because messages are products of weights and features.
 
-    Units and weights have invariant features, `x` and `e`. Units and weights also have features `u` and `o`, which
-    signs multiply by the exponents of their placements. With `i(u) = (A u) * (B u)`, for a weight between units x and
-    y,
+    Units have invariant features `x`, and weights have invariant features `e`. Units also have features `u`, and
+    weights features `o`, which signs multiply in the same way as values. With `i(u) = (A u) * (B u)`, for a weight
+    between units x and y,
 
         e <- e + MLP(e, x, y, i(o)),          o <- o + (W o) * f(e, x, y, i(o))
         message to x, both ways: mean over y of (F o) * (S u_y), or of (F e) * (S x_y) + C e
@@ -34,20 +34,20 @@ class ScaleGMN(Layer):
     be summed over units only if the exponents at these units cancel. Signs are their own inverses, so forward and
     backward messages use the same products.
 
-    Positive scales can be treated in the same way, as published. With scales, `i(u)` consists of the direction of `u`
-    and of log ratios of sizes that no scale changes. Backward messages use features with the exponents of outgoing
+    Positive scales can be treated in the same way, as published. `i(u)` then consists of the direction of `u`, and of
+    logarithms of ratios of sizes that no scale changes. Backward messages use features with the exponents of outgoing
     weights, beginning at the outputs. No weight is inverted, and kernels may be padded with zeros.
 
     This layer differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
-    first. The canonical form of scales, unlike that of signs, is continuous, and it shows sizes to the first layer.
-    Norms preserve the spread over networks through many layers, and `i(u)` replaces `MLP(u) + MLP(-u)`.
+    first. The canonical form of scales is continuous (unlike the canonical form of signs), and the first layer can then
+    read sizes. Norms preserve differences between networks through many layers. `i(u)` replaces `MLP(u) + MLP(-u)`.
 
     Attributes:
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
-        is_scaled: Whether the layer is also equivariant to scales by products. A canonical form is still used for
-            architectures in which no features have the exponents that messages need (squared ReLU). A canonical form is
-            also used if further canonical forms or matrices depend on scales. Nets that weight units by shares, read
-            moments or use probes also need a canonical form of scales.
+        is_scaled: Whether the layer is also equivariant to scales by products. A canonical form of scales is
+            nevertheless used in three cases. No features have the exponents that messages need (squared ReLU). Further
+            canonical forms, or matrices, depend on scales. Or the net weights units by shares, reads moments, or uses
+            probes.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.

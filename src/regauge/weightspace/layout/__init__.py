@@ -1,1 +1,1 @@
-"""Layouts, compiled from a symmetry: entries of tensors become values of units, pairs of units, or the network."""
+"""Layouts, which assign the entries of tensors to units, to pairs of units, or to the network."""

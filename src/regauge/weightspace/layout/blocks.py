@@ -24,7 +24,7 @@ class UnitSet:
 
 @dataclass(frozen=True)
 class Label:
-    """One axis of a block: the units of a group, and the exponents by which the group's families multiply the block.
+    """One axis of a block: the units of a group, and the exponents with which the group's factors multiply the block.
 
     Attributes:
         group: The name of the group.
@@ -33,7 +33,7 @@ class Label:
         parity: For each family of shifts, the exponent (0 or 1) of the sign of odd half periods.
         shift: For each family of shifts, the amount that one half period adds to the values.
         is_inverse: For groups of matrices, whether the inverse transpose acts on the axis.
-        reads: The number of times that a unit is a factor in the values. The number is one if a parameter sums over the
+        reads: The number of factors in the values that are read from a unit; one for a parameter that sums over the
             units.
     """
 
@@ -48,7 +48,7 @@ class Label:
 
 @dataclass(frozen=True)
 class End:
-    """A unit set to which a block is connected, and the block's axes that index these units.
+    """A unit set to which a block is connected, and the axes of the block that index the units of this set.
 
     Attributes:
         units: The name of the set.
@@ -98,7 +98,7 @@ class Grid:
     sizes: tuple[int, ...]
 
     def keep(self, axes: tuple[int, ...]) -> "Grid":
-        """Return a grid with only some of the axes and the axes within which they are repeated."""
+        """Return a grid with only some of the axes, and with the axes within which these are repeated."""
         bases = (tuple(axes.index(base) for base in self.bases[k]) for k in axes)
         return Grid(tuple(self.groups[k] for k in axes), tuple(bases), tuple(self.sizes[k] for k in axes))
 

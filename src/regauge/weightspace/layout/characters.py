@@ -1,7 +1,7 @@
-"""Characters: exponents by which signs and scales multiply values and features, for each axis and family.
+"""Characters: the exponents with which signs and scales multiply values and features, by axis and family.
 
-An odd number of half periods of a sine acts like a sign on further values. If half periods are not canonicalized, their
-signs count as separate families.
+A shift of a sine by an odd number of half periods acts like a sign on other values. If half periods are not
+canonicalized, these signs count as separate families.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts:
 
 
 def blank(character: Character) -> Character:
-    """Return the trivial character on the same axes, which belongs to invariant values."""
+    """Return the character of invariant values on the same axes, in which all exponents are zero."""
     return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
 
 
@@ -76,13 +76,14 @@ def find_sources(
     known: Mapping[str, Collection[Character]],
     wanted: Mapping[str, Collection[Character]],
 ) -> tuple[Character, tuple[tuple[int, Character], ...]] | None:
-    """Find features at all but one end of a block that can be multiplied with block features and summed.
+    """Find unit features at all but one end of a block that can be multiplied with the block's features and summed.
 
-    A sum over units is meaningful only if neither their signs nor their scales change its terms.
+    A sum over units is meaningful only if the signs and scales of these units do not change its terms.
 
     Args:
         block: A block with two or more ends.
-        character: The character of the block's features: the block's own, or the trivial one.
+        character: The character of the block's features: the character of its values, or the character with exponents
+            zero.
         receiver: The index of the end whose units receive the sums.
         known: For each unit set, the characters of features that may be summed in addition to invariant features.
         wanted: The characters that sums may have.

@@ -1,4 +1,4 @@
-"""A layout, compiled from a symmetry, which assigns a network's values to units."""
+"""The layout of networks with one symmetry, which assigns their values to units."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Layout:
         symmetry: The symmetry, with every size known.
         units: The unit sets, by name.
         blocks: All blocks of values, in the order of the tensors.
-        contracted: The groups of matrices whose values are replaced by products over their axes.
+        contracted: The groups of matrices on whose axes tensors are replaced by their products.
         fixed: Groups of matrices whose axes are channels. Such groups must be canonicalized before networks are read.
         pieces: The pieces into which tensors are cut, by name.
         steps: The products, each of two pieces or earlier products.
@@ -82,7 +82,7 @@ class Layout:
         return self.character_of(block.labels)
 
     def character_of(self, labels: Sequence[Label]) -> Character:
-        """Return the character of values along some axes, for all families that are not canonicalized."""
+        """Return the character of values along some axes, for all signs and scales that are not canonicalized."""
         return character_of_labels(
             labels, has_signs=self.is_signed, has_shifts=self.waves is not None, has_scales=self.is_scaled
         )
@@ -165,14 +165,14 @@ class Layout:
 
     @cached_property
     def key(self) -> str:
-        """A key that is equal for layouts that can use the same learned parameters, whatever their sizes."""
+        """A key that is equal for layouts that can use the same learned parameters, for any sizes."""
         blocks = [(b.name, b.channels, [(label.group, label.reads) for label in b.labels], b.ends) for b in self.blocks]
         sets = [(s.name, s.axes, None if s.is_permuted else s.sizes[-1]) for s in self.units.values()]
         pieces = [(name, p.channels, [label.group for label in p.labels]) for name, p in self.pieces.items()]
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
-        """Return the first property because of which another layout needs other learned parameters, or None."""
+        """Return a property because of which another layout needs other learned parameters, or None."""
         ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):
@@ -234,7 +234,7 @@ def compile_layout(
 ) -> Layout:
     """Return the layout of a symmetry, compiled once for each symmetry.
 
-    The layout excludes tensors that cannot influence the outputs, and all names but one of a tied tensor.
+    The layout excludes tensors that cannot influence the outputs. A tied tensor occurs only under one name.
 
     Args:
         symmetry: The symmetry, with all sizes known.

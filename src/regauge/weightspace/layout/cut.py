@@ -1,4 +1,4 @@
-"""The cutting of tensors along each axis into pieces on which the same groups act.
+"""The division of tensors into pieces, such that the same groups act on all entries of a piece.
 
 A piece is a complete grid of units.
 """
@@ -18,7 +18,7 @@ from regauge.weightspace.layout.blocks import Label
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Some entries of a tensor as a grid `[*labels, *fixed]`.
+    """Some entries of a tensor, arranged as a grid `[*labels, *fixed]`.
 
     Attributes:
         parameter: The name of the tensor.
@@ -79,7 +79,7 @@ class _Segment:
 
 
 def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site], read: Collection[int] = frozenset()) -> list[Piece]:
-    """Return the pieces of one tensor, a partition of its entries.
+    """Return the pieces of one tensor, which together contain every entry once.
 
     Along the axes in `read`, a layer sums over units.
     """

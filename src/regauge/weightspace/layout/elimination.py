@@ -1,4 +1,4 @@
-"""Elimination of groups of matrices from a layout: values are replaced by products, which are invariant."""
+"""Elimination of groups of matrices from a layout: values are replaced by products that no matrix changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Bases = tuple[tuple[int, ...], ...]
 """For each label of a block, the labels of the groups within which it is repeated."""
 Known = Mapping[str, tuple[Block, Bases]]
 MOST_PRODUCTS = 16
-"""The size of products, relative to their inputs, up to which a group is eliminated."""
+"""The largest size of products, relative to their inputs, for which a group is eliminated."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Product:
         left: The name of the first block or piece.
         right: The name of the second block or piece.
         equation: The `torch.einsum` equation; the model axis comes first.
-        turned: For plane rotations only, which preserve oriented areas: an axis of the right factor, counted with the
-            model axis. The two entries (x, y) along this axis are also used as (-y, x). For all other groups, `turned`
-            is None.
+        turned: For rotations of planes, an axis of the right factor, counted with the model axis; None for all other
+            groups. The two entries (x, y) along this axis are also used as (-y, x), because rotations preserve oriented
+            areas.
     """
 
     left: str
@@ -75,12 +75,12 @@ Step = Product | Reduction
 def eliminate(
     group: Group, blocks: Known, *, most: int | None
 ) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
-    """Return blocks without the axes of a matrix group, and the steps that compute them from the given blocks.
+    """Return blocks without the axes of a matrix group, and the steps that compute these from the given blocks.
 
     For a group of invertible matrices, some values are multiplied by a matrix and others by its inverse. The products
-    of the values of both kinds determine the orbit. For rotations, norms and the products of all pairs of blocks
-    determine the orbit. The result is None if products do not determine the orbit, or if the products have more than
-    `most` times as many entries. A group for which the result is None needs a canonical form.
+    of the values of both kinds determine the orbit. For rotations, the norms of blocks and the products of all pairs of
+    blocks determine the orbit. The result is None if products do not determine the orbit, or if the products have more
+    than `most` times as many entries. A group for which the result is None needs a canonical form.
     """
     places = {
         name: [k for k, label in enumerate(block.labels) if label.group == group.name]
@@ -171,7 +171,7 @@ def _multiplied(
 
 
 def _joined(left: Label, right: Label) -> Label:
-    """Return the label of a product for a group that acts on both factors: the exponents of both are added."""
+    """Return the label of a product for a group that acts on both factors, in which exponents are added."""
 
     def parity(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
         return tuple((x + y) % 2 for x, y in zip(one, other, strict=True))

@@ -1,4 +1,4 @@
-"""Angles (values to which a symmetry adds half periods), which are read through sine and cosine."""
+"""Angles, which are values to which a symmetry adds half periods. They are read as sine and cosine."""
 
 import math
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Wave:
-    """The angles of a unit set, to which sums of weights times features are added as in a sine network.
+    """The angles of a unit set. As in a sine network, sums of weights times features are added to angles.
 
     Attributes:
         sine: The name of the block of sines.

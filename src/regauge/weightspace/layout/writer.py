@@ -51,7 +51,7 @@ class WrittenValues:
         return found.flatten(1 + len(self.units) + len(self.matrices))
 
     def pool(self, values: Float[Tensor, "models *units size rank changes values"]) -> Tensor:
-        """Average over all axes but those of the matrix and its bases: `[models, *bases, size, rank, changes]`."""
+        """Average over all axes except those of the matrix and its bases: `[models, *bases, size, rank, changes]`."""
         away = tuple(1 + k for k in range(len(self.units)) if k not in self.bases)
         mean = values.mean((*away, values.ndim - 1))
         order = sorted(self.bases)

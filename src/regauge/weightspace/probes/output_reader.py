@@ -1,4 +1,4 @@
-"""A reader that predicts numbers for each network from its outputs at probes, without its weights."""
+"""A net that predicts numbers for each network from the network's outputs at probes, without reading weights."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""An architecture that can be evaluated on probes: its program and the intermediate values that are read."""
+"""The evaluation of networks on probes: the traced program, and the intermediate values that are read."""
 
 import copy
 import warnings
@@ -24,7 +24,7 @@ MOST_OUTPUTS = 2**14
 class MismatchError(ValueError):
     """An error for a module with which the networks of a symmetry cannot be evaluated on probes.
 
-    The file from which a net was loaded may still be intact.
+    If a net was loaded from a file, this error does not mean that the file is damaged.
     """
 
 
@@ -63,8 +63,8 @@ class Probed:
     ) -> "Probed":
         """Trace a module and find the intermediate values that are read.
 
-        Discovery determines which values belong to which units. A random element confirms these values numerically,
-        also in float64 if the module works in float64.
+        Discovery determines which values belong to which units. A random element checks this numerically, also in
+        float64 if the module can be evaluated in float64.
 
         Args:
             module: The module, not on the meta device.

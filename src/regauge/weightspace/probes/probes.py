@@ -24,11 +24,11 @@ PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, eq=False)
 class Probes:
-    """Inputs that a net learns and on which it evaluates networks; gradients flow through the networks to the inputs.
+    """Inputs that a net learns and on which it evaluates networks. Gradients reach them through the networks.
 
     Activations at the probes become features of units. Activations are averaged over all axes except units and probes,
     for example over pixels and tokens. Outputs become features of the network. For any module, discovery finds which
-    activations belong to which units, and a random element confirms this. Activations that belong to no unit, such as
+    activations belong to which units, and a random element checks this. Activations that belong to no unit, such as
     activations inside recurrent operators, are not used. Networks are evaluated in their canonical form, in the
     module's dtype. Activations that signs change become features that signs change, if layers have such features.
 
@@ -241,7 +241,7 @@ class ProbeEncoder(nn.Module):
 
     @torch.no_grad()
     def standardize(self, params: Mapping[str, Tensor], probed: Probed) -> None:
-        """Set the mean and deviation of every reading and of the outputs to those over networks, units and probes."""
+        """Set the means and deviations of readings and outputs, measured over networks, units and probes."""
         read, outputs = probed.run(params, self.inputs)
         for k, values in enumerate([*read, outputs]):
             self.mean[k] = values.double().mean()

@@ -15,7 +15,7 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
-"""The relative difference up to which rolled values count as equal, when the axis of the examples is sought."""
+"""The largest relative difference of equal values, in the search for the axis of the examples."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Along:
 
 
 def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
-    """Find the axis of the examples by comparing values for inputs and for rolled inputs, or return None."""
+    """Find the axis of the examples, by comparing values before and after the examples are rolled; or return None."""
     if not values.numel():
         return None
     allowed = CLOSE * float(values.abs().max())
@@ -87,7 +87,7 @@ def find_readings(
 ) -> Iterator[ProbeReading]:
     """Yield the readings of one intermediate value.
 
-    Values along the axes of matrices without a canonical form belong to no units and are left out.
+    Values on whose axes matrices act that have no canonical form belong to no units, and are left out.
     """
     try:
         pieces = cut(name, shape, sites)

@@ -45,7 +45,7 @@ def export_safetensors(
 
 
 def export_npy(store: Store, folder: str | Path, indices: Sequence[int], *, progress: Progress = no_progress) -> None:
-    """Write `weights.npy` with one row per network, `layout.csv` with each tensor's columns, and `rows.csv`.
+    """Write `weights.npy` with a row per network, `layout.csv` with the columns of each tensor, and `rows.csv`.
 
     Raises:
         ValueError: A tensor is not floating point.
@@ -91,9 +91,9 @@ def export_dwsnets(
     """Write DWSNets' folders: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
     Layer numbers increase by one in sine networks and by two in ReLU networks. Programs that read these sine networks
-    add 1/2 to the output of each network. If an exported network does not expect this, 1/2 is subtracted from its last
-    bias, so its function stays the same. The label is the column "label". The split is the column "split" or, if there
-    is no such column, the split of the store.
+    add 1/2 to the output of each network. For a network whose function does not include this 1/2, the number is
+    subtracted from the last bias, so the function stays the same. The label is the column "label". The split is the
+    column "split" or, if there is no such column, the split of the store.
 
     Raises:
         ValueError: The networks are not chains of linear layers with ReLU or with sines of frequency 30, or have no
@@ -130,7 +130,7 @@ def export_dwsnets(
 
 
 def _chain(architecture: Architecture) -> tuple[tuple[Link, ...], int, float]:
-    """Return the layers in order, the step between layer numbers, and the amount subtracted from the output."""
+    """Return the layers in order, the step between layer numbers, and the number to subtract from the output."""
     module = architecture.module()
     adds = type(module) is ImageSiren
     if adds:
@@ -174,7 +174,7 @@ def _write_matrix(
     named: Sequence[tuple[str, tuple[int, ...]]],
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Write the networks as rows of one array, without holding all of them in memory, and its layout; return the rows.
+    """Write the networks as rows of one array, without holding all in memory, and the layout; return the rows.
 
     Tensors have other names and shapes in the files, which `named` specifies.
     """

@@ -2,9 +2,9 @@
 
 Three published layouts are known by name. In two of these layouts, checkpoints belong to `seq`, a chain of linear
 layers. DWSNets' sine networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are
-zip files of state dictionaries with an extra entry "label". If the layers of a chain have consecutive numbers, each
-layer includes its sine. If the layers have every second number, ReLUs are between them. NFN's sine networks are files
-`randinit_smaller_{label}s/net{number}.pth` of `net`, and the number gives the split.
+zip files of state dictionaries with an extra entry "label". If the layers of a chain have consecutive numbers, the
+network has sines. If the layers have every second number, there are ReLUs between the layers. NFN's sine networks are
+files `randinit_smaller_{label}s/net{number}.pth` of `net`, and the number gives the split.
 """
 
 import re
@@ -27,8 +27,8 @@ DWSNETS = "**_{split}_{label}_{number}/checkpoints/model_final.pth"
 DEEP_ALIGN = "**.pth"
 NFN = "**randinit_smaller_{label}s/net{number}.pth"
 PARTS = ((45_000, "train"), (50_000, "validation"))
-"""NFN's split: for training and for validation, the first number that is no longer in this split. All networks with
-larger numbers are for testing."""
+"""The split of NFN. Networks with numbers below the first limit are for training, networks below the second limit for
+validation, and all others for testing."""
 LABEL = ("label",)
 """Entries of a file that are not parameters."""
 MOST_DIGITS = 18
@@ -90,7 +90,7 @@ def read_folder(
 
 
 def find_checkpoints(tree: Tree, template: str, what: str) -> list[dict[str, Any]]:
-    """Return a row for each file that matches a template of `read_folder`, sorted; `what` names the files in errors."""
+    """Return a row for each file that matches a template of `read_folder`, in sorted order."""
     pattern = compile_template(template)
     found = {name: fitting.groupdict() for name in tree.names if (fitting := pattern.fullmatch(name))}
     if not found:
@@ -116,7 +116,7 @@ def compile_template(template: str) -> re.Pattern[str]:
 
 
 def _number(found: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """Return rows from the matched substrings, with integers "id" and "step", in sorted order."""
+    """Return sorted rows of the matched substrings, with integers as "id" and "step"."""
     columns = {key: [fields[key] for fields in found.values()] for key in next(iter(found.values()), {})}
     readers = {key: _reader(values) for key, values in columns.items()}
     rows = {name: {key: readers[key](value) for key, value in fields.items()} for name, fields in found.items()}
@@ -170,12 +170,12 @@ def read_nfn(path: str | Path) -> Source:
 
 
 def _part(number: int) -> str:
-    """Return the part of the split to which a number of NFN's belongs."""
+    """Return the part of NFN's split to which the network with a number belongs."""
     return next((name for end, name in PARTS if number < end), "test")
 
 
 def _name_in_chain(name: str) -> str:
-    """Return the name in a chain of a tensor of NFN's networks, whose layers hold their linear maps as `linear`."""
+    """Return the name that a tensor of NFN's networks, such as `net.0.linear.weight`, has in a chain."""
     return re.sub(r"^net\.(\d+)\.(?:linear\.)?", r"seq.\1.", name)
 
 
@@ -235,7 +235,8 @@ def _read(
 ) -> Source:
     """Return the chains in the files that fit a template.
 
-    `named` maps the names of tensors to those of a chain, and `part_of` a number to its part of the split.
+    `named` maps the names of tensors to names in a chain. `part_of` maps the number of a network to its part of the
+    split.
     """
     rows = find_checkpoints(tree, template, f"files of {what} below {str(tree.path)!r}, {template!r}")
     if part_of is not None:

@@ -52,10 +52,10 @@ class Variable:
 
 
 def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> Source:
-    """Return the zoo in an unpacked folder: trajectories by "modeldir", steps in epochs, settings as "config." columns.
+    """Return the zoo in an unpacked folder. Training runs are named by "modeldir", and steps are epochs.
 
-    The activation is part of the architecture. If the zoo has several activations, select the networks to read by their
-    activation.
+    Settings are columns whose names begin with "config.". The activation is part of the architecture. If the zoo has
+    several activations, select the networks to read by their activation.
 
     Raises:
         FileNotFoundError: A file is missing.
@@ -143,7 +143,7 @@ def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
 
     Args:
         path: The file.
-        count: The number of networks. At most one row more than this number is read.
+        count: The number of networks. At most this number of rows, and one more, are read.
     """
     ids: dict[Any, int] = {}
     rows = []
@@ -225,7 +225,7 @@ def read_hdf5(
     dataset: str = "dataset",
     inputs: tuple[Any, ...] | None = None,
 ) -> Source:
-    """Read networks from rows, which have the order of the architecture's state dictionary; row k is trajectory k.
+    """Read networks from the rows of a matrix, in the order of the state dictionary; row k gets the id k.
 
     Args:
         path: The path of the HDF5 file.

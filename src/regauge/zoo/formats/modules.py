@@ -1,4 +1,4 @@
-"""Modules for the networks of public zoos, with the published names of their parameters if there are any."""
+"""Modules for the networks of public zoos, whose parameters have the published names if there are any."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -68,8 +68,8 @@ class Listed(nn.Module):
 
     Args:
         layers: Each layer is `["conv", in, out, kernel]`, `["linear", in, out]`, `["pool"]`, `["flatten"]`,
-            `["dropout"]` or the name of an activation. Dropout has no effect, because networks are evaluated in
-            evaluation mode, but it keeps its index in the list.
+            `["dropout"]` or the name of an activation. Dropout has no effect in evaluation mode, but has an index in
+            the list.
 
     References:
         Schürholt et al. (2022), Model zoos: a dataset of diverse populations of neural network models, appendix A.
@@ -253,7 +253,7 @@ def _require_heads(width: int, heads: int) -> None:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, heads: int) -> Tensor:
-    """Return the outputs of attention `[batch, token, width]`, all heads one after the other."""
+    """Return the outputs of attention `[batch, token, width]`, in which the heads are concatenated."""
     query, key, value = (one.reshape(*one.shape[:2], heads, -1).transpose(1, 2) for one in (query, key, value))
     return functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
 

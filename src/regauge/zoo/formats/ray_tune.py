@@ -153,13 +153,13 @@ def layers_of(settings: Mapping[str, Any]) -> list[list[Any]]:
 def _rows(
     tree: Tree, template: str, file: str, describe: Callable[[Mapping[str, Any]], Described]
 ) -> tuple[dict[str, Any], Described, list[dict[str, Any]]]:
-    """Return the settings of one trial, the description of the architecture, and a row for each checkpoint.
+    """Return the settings of a trial, the description of the architecture, and a row for each checkpoint.
 
     Args:
         tree: All files.
         template: The pattern that the names of checkpoints must match.
         file: The name of the files with the settings.
-        describe: A function that maps settings to what they say about the architecture.
+        describe: A function from settings to the description of the architecture.
     """
     pattern = compile_template(template)
     trials: dict[str, dict[int, str]] = {}

@@ -1,10 +1,10 @@
 """The format of the Small Transformer Zoo: one folder of networks, and a table with their settings.
 
-The networks are `{set}/{run}_{epoch}_{hits}.pt`: the run, the epoch, and the test accuracy in units of 1/10,000. The
-table `metadata/{set}.csv` lists checkpoints with the settings of their runs. `{set}` is "mnist" or "ag_news". Networks
-for images contain the embedding of patches and fixed position codes. Networks for texts contain neither: their tokens
-are word vectors that all networks share and that the zoo does not contain. Each run also has a checkpoint with its best
-test accuracy. The name of this file has no epoch, and the checkpoint is not imported.
+The files of the networks are `{set}/{run}_{epoch}_{hits}.pt`, where `hits` is the test accuracy in units of 1/10,000.
+The table `metadata/{set}.csv` lists checkpoints with the settings of their runs. `{set}` is "mnist" or "ag_news".
+Networks for images contain the embedding of patches and fixed position codes. Networks for texts contain neither: their
+tokens are word vectors that all networks share and that the zoo does not contain. Each run also has a checkpoint with
+its best test accuracy. The name of this file has no epoch, and the checkpoint is not imported.
 """
 
 import math
@@ -24,11 +24,11 @@ from regauge.zoo.formats.zoo_source import Source, Tree, naming
 NETWORK = re.compile(r"(?:(?P<place>.*)/)?(?P<set>[^/]+)/(?P<run>[^/_]+)_(?P<epoch>\d{1,9})_(?P<hits>\d{1,5})\.pt")
 BLOCK = re.compile(r"encoder\.(\d{1,9})\.")
 HITS = 10_000
-"""The number in a file name is the test accuracy times this."""
+"""The factor between the test accuracy and the number in a file name."""
 JUDGED = "75"
 """The epoch of the networks on which the paper trains and tests."""
 SEED, SHARES = 3, (("train", 0.7), ("validation", 0.15))
-"""The default seed of the paper's program, and its splits. All further networks are for testing."""
+"""The default seed of the paper's program, and the shares of its splits. All further networks are for testing."""
 HEADS = 2
 """The attention heads of the published networks, if the table does not give the number."""
 CHECKPOINT_COLUMNS = ("ckpt_epoch", "ckpt_file", "test_top1_accuracy", "test_accuracy")
@@ -40,9 +40,9 @@ TOKENS = 8
 def read_small_transformer_zoo(path: str | Path) -> Source:
     """Return the networks of MNIST-Transformers or AGNews-Transformers with settings, test accuracy and split.
 
-    The split is that of the paper's program. The program lists the networks of epoch 75 in the order of the table,
-    shuffles them with its default seed, and uses the first 70% for training and the next 15% for validation. Here, all
-    networks of a run are in the same split. Runs without a network of epoch 75 in the table have no split.
+    The split is the same as in the paper's program. The program lists the networks of epoch 75 in the order of the
+    table, shuffles them with its default seed, and uses the first 70% for training and the next 15% for validation.
+    Here, all networks of a run are in the same split. Runs without a network of epoch 75 in the table have no split.
 
     Args:
         path: The unpacked folder that contains `metadata`, or the downloaded zip file.
@@ -94,7 +94,7 @@ def read_small_transformer_zoo(path: str | Path) -> Source:
 
 
 def divide(runs: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the split of each run as a column, given the runs of the judged networks in the order of the table."""
+    """Return the split of each run as a column, given the runs of networks of epoch 75 in the order of the table."""
     shuffled = list(runs)
     random.Random(SEED).shuffle(shuffled)
     splits = dict.fromkeys(shuffled, "test")

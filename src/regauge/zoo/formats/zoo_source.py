@@ -1,4 +1,4 @@
-"""The source that an importer returns, with its files, and the import of a source into a store."""
+"""Populations from outside of regauge, as importers return them, and their import into a store."""
 
 import hashlib
 import io
@@ -89,7 +89,7 @@ class Tree:
             raise ValueError(f"{name!r} in {str(self.path)!r} is damaged ({error}); fetch it again") from error
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
-        """Return the state dictionary in a file, and other values: selected entries, and the row that `export` wrote.
+        """Return the state dictionary in a file, and other values: selected entries, and a row that `export` wrote.
 
         A file that does not end in `.safetensors` is read as a torch file, with `weights_only=True`. `beside` lists
         entries that are not parameters, such as "label". These entries may be missing.
@@ -114,7 +114,7 @@ class Tree:
 
 
 def _read_safetensors(content: bytes, label: str) -> tuple[Mapping[Any, Any], dict[str, Any]]:
-    """Return the tensors, and the row in the header; an empty row if another program wrote this header entry."""
+    """Return the tensors, and the row in the header (empty if another program wrote the header)."""
     try:
         params = safetensors.torch.load(content)
         header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -145,7 +145,7 @@ class Source:
         read: A function that maps increasing indices in `rows` to networks.
         inputs: Example inputs of the module, needed for discovering its symmetry; None if unknown.
         about: Information about the whole population, as plain JSON.
-        named_by: The column with the name of a network or its trajectory in the source, if there is one.
+        named_by: The column with the name that the source gives to a network or to its training run, if there is one.
 
     Raises:
         ValueError: Two networks have the same id and step.
@@ -233,7 +233,7 @@ def import_zoo(
 
     Raises:
         FileExistsError: The folder contains the networks of another source, another store, or other files.
-        ValueError: A network does not fit the others, or the source names networks in the store differently.
+        ValueError: A network does not fit the others, or the source has other names for networks in the store.
     """
     about = {**source.about, "path": os.path.abspath(source.path)}
     known = Store.find(folder)

@@ -17,13 +17,13 @@ from regauge.storage import Store
 from regauge.storage.store.listing import Place
 
 Compare = Callable[[Params, Params], Tensor]
-"""A picklable function that maps two populations `[n, ...]` and `[m, ...]` to one number per pair, `[n, m]`."""
+"""A picklable function from two populations, `[n, ...]` and `[m, ...]`, to one number per pair, `[n, m]`."""
 MANIFEST = "matrix.json"
 
 
 @dataclass(frozen=True)
 class CompareBlocks:
-    """Jobs (i, j) that compare blocks i <= j of networks, and write blocks of a symmetric matrix to a folder."""
+    """Jobs (i, j) that compare two blocks of networks, i <= j, and write blocks of a symmetric matrix to a folder."""
 
     store: Path
     folder: Path
@@ -94,7 +94,7 @@ def plan_comparison(
     size: int = 64,
     what: str | None = None,
 ) -> CompareBlocks:
-    """Return the jobs for a matrix, either new or from an interrupted run.
+    """Return the jobs that compute a matrix, or the rest of an interrupted computation.
 
     Args:
         store: The store, or its folder. Indices of networks refer to this store.
@@ -102,7 +102,7 @@ def plan_comparison(
         indices: The indices of the networks, in the order of rows and columns.
         compare: The comparison of two blocks: a function in a module, or a picklable object.
         size: The number of networks in a block.
-        what: A string that identifies this matrix, such as a digest of all settings. An error is raised if the folder
+        what: A string that identifies this matrix, such as a hash of all settings. An error is raised if the folder
             contains blocks of another matrix. Default: the name of the function or the `repr` of the object.
 
     Raises:

@@ -1,6 +1,6 @@
 """A driver of jobs that write files.
 
-The driver runs each job once on any executor; a repeated run does only the missing jobs.
+The driver does each job once, on any executor. If the driver is started again, it does only the missing jobs.
 
 A job is a pure function of its key. A job writes one file, which gets its final name when the file is complete. The
 files are therefore the whole state, and no locks are needed. After a crash, start the driver again with the same
@@ -65,8 +65,8 @@ def run_jobs(
         executor: The executor of the jobs. By default, jobs are done one after the other in this process. If the pool
             of the executor breaks because a worker died, another pool is opened for the missing jobs.
         share: The share of all jobs that this process does.
-        rounds: The number of consecutive pools that may break without any finished job. If no job of a round succeeds
-            although the pool did not break, no further round follows.
+        rounds: The number of consecutive pools that may break without any finished job. If the pool does not break, but
+            no job of a round succeeds, no further round follows.
         progress: The display of the number of finished jobs.
 
     Returns:
@@ -105,7 +105,7 @@ def run_jobs(
 
 
 def recorded_library(folder: str | Path) -> Library:
-    """Return the matrix product library for the jobs of a store: the chosen, the recorded, or the default library."""
+    """Return the library of matrix products for the jobs of a store: chosen by the user, recorded, or the default."""
     known = Store.find(folder)
     recorded = None if known is None else known.about.get("products")
     return chosen_library() or recorded or default_library()
@@ -152,7 +152,7 @@ def share_of(environment: Mapping[str, str] = os.environ) -> Share:
 
 
 def _submit(job: Job[K], keys: Sequence[K], executor: MakeExecutor, done: Advance) -> BaseException | None:
-    """Submit jobs and wait for all. Return the error of one job, preferably that of a broken pool."""
+    """Submit jobs and wait for all. Return the error of one job, preferably the error of a broken pool."""
     found: BaseException | None = None
     with executor() as pool:
         try:

@@ -1,4 +1,4 @@
-"""Training of a population by jobs: job i trains the networks of shard i and appends them to the store."""
+"""Training of a population by jobs. Job i trains the networks of shard i, and appends them to the store."""
 
 import math
 import secrets
@@ -30,7 +30,7 @@ from regauge.zoo.training.stack_state import SavedNetworks
 from regauge.zoo.training.trainer import require_distinct, train
 
 FOLDER = "staged"
-"""The subfolder of a store for finished stacks. Readers ignore it."""
+"""The subfolder of a store for finished stacks (networks that are trained together), which readers ignore."""
 PIECE_BYTES = 64 * 2**20
 """The largest size in bytes of a file's tensors, unless one block is larger."""
 END = "end"
@@ -48,11 +48,12 @@ core."""
 
 
 class Stage:
-    """The finished stacks of one job in a separate small store. If the job is killed, another job continues from it.
+    """The finished stacks of one job, in a small store of their own. If the job is killed, another job continues.
 
-    A stack is stored in parts. The names of the parts contain a mark of the process that trained the stack, and the
-    name of the last part marks it as last. If a process died within a stack, the stored parts of this stack are not
-    used. The reason is that each trajectory must come from one process. Another processor may round differently.
+    A stack is a set of networks that are trained together, and is stored in parts. The names of the parts identify the
+    process that trained the stack, and the last part has a special name. If a process was killed within a stack, the
+    stored parts of this stack are not used. Every network must be trained by one process, because another processor may
+    round differently.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -69,7 +70,7 @@ class Stage:
     def keep(self, ids: Sequence[int], blocks: Iterable[SavedNetworks], *, is_last: bool) -> None:
         """Store the blocks of a stack, one after another.
 
-        If the last stack consists of one part, keep this part in memory.
+        If the last stack consists of one part, it is only kept in memory.
         """
         mark = secrets.token_hex(4)
         for number, (piece, is_end) in enumerate(self._pieces(blocks)):
@@ -80,7 +81,7 @@ class Stage:
                 self._kept().append(piece.params, piece.rows, name=name)
 
     def publish(self) -> None:
-        """Write all stored networks as shards of the store; of several, `NAME` is the last after `NAME-000001` etc."""
+        """Write all stored networks as shards of the store: `NAME-000001` and so on, and `NAME` as the last shard."""
         for number, (piece, is_end) in enumerate(self._pieces(chain(self._blocks(), self.rest)), 1):
             with suppress(FileExistsError):  # another process did the same
                 name = self.name if is_end else f"{self.name}-{number:06d}"
@@ -109,7 +110,7 @@ class Stage:
         return Store.create(self.folder, self.store.architecture, storage=self.store.storage)
 
     def _pieces(self, blocks: Iterable[SavedNetworks]) -> Iterator[tuple[SavedNetworks, bool]]:
-        """Yield blocks joined up to the size limit, and whether each is the last one; at least one is yielded."""
+        """Yield blocks, joined up to the size limit, and whether each is the last one; yield at least one."""
         joined: list[SavedNetworks] = []
         size = 0
         for block in blocks:
@@ -144,12 +145,13 @@ def _end(name: str) -> int:
 class TrainShards:
     """Jobs that train shards; shard k contains the networks whose ids begin at `k * size`.
 
-    The size changes a training step only by rounding; see `train`. If a population was extended, `earlier` contains its
-    earlier counts in order. A new shard begins at each of these counts, because shards never change.
+    The size of shards changes a training step only by rounding; see `train`. If a population was extended, `earlier`
+    contains the earlier numbers of networks in order. A new shard begins at each of these numbers, because shards never
+    change.
 
     A shard is written when its last network is trained. Before that, the finished stacks of the shard are stored
     separately. If a job was killed and is repeated, it trains only the unfinished stacks. `advance` counts trained
-    networks in this process, including fractions. Worker processes display no progress.
+    networks in this process, including fractions. Worker processes do not display progress.
     """
 
     folder: Path
@@ -216,7 +218,7 @@ def train_shards(
     share: Share = WHOLE,
     progress: Progress = no_progress,
 ) -> int:
-    """Do jobs like `run_jobs`, but report the number of trained networks.
+    """Do jobs in the same way as `run_jobs`, but report the number of trained networks.
 
     The number is updated after each shard if other processes do the jobs.
     """
@@ -241,9 +243,9 @@ def plan_training(
 ) -> tuple[Store, TrainShards]:
     """Return the store of a population, new or from an interrupted run, and the jobs that fill the store.
 
-    If a store contains only the first networks of the population, it is extended to the whole population. A store can
-    be extended because network i does not depend on the number of networks. There is one exception: populations that
-    discard the worst networks of a group, if the last group is incomplete. Examples are read only if the store lacks
+    If a store contains only the first networks of the population, the missing networks are added. This is possible
+    because network i does not depend on the number of networks. The only exception is a population that discards the
+    worst networks of each group, if the last group is incomplete. Training data are read only if the store lacks
     networks.
 
     Args:
@@ -257,7 +259,7 @@ def plan_training(
 
     Raises:
         FileExistsError: The folder contains another store, more networks of this population, or other files. Or the
-            chosen matrix product library is not the library that the store records.
+            chosen library of matrix products is not the library that the store records.
         ValueError: The size is invalid, the networks in the store depend on the number of networks, or networks would
             be equal.
     """
@@ -296,7 +298,7 @@ def plan_training(
 
 
 def _count_in(about: Mapping[str, Any]) -> int:
-    """Return the number of networks that a store is planned for."""
+    """Return the number of networks that a store is to contain."""
     count: int = about.get("training", {}).get("count", 0)
     return count
 
@@ -308,7 +310,7 @@ def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) ->
 
 
 def _require_extensible(store: Store, config: PopulationConfig) -> None:
-    """Raise an error if a store has more networks than requested, or networks that depend on their number."""
+    """Raise an error if a store has more networks than requested, or if networks depend on their number."""
     count, name = _count_in(store.about), str(store.folder)
     if config.count < count:
         raise FileExistsError(
@@ -335,7 +337,7 @@ def settings_of(value: Any) -> Any:
 
 
 def _shard_size(config: PopulationConfig, examples: Examples) -> int:
-    """Return the number of networks in a shard: whole groups or equal parts of one, which share their batches."""
+    """Return the number of networks in a shard: whole groups (with common batches), or equal parts of one group."""
     size = max(1, min(SHARD, int(SHARD_WORK // _work(config, examples))))
     if size >= config.count:
         return config.count

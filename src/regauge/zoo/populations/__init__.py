@@ -1,4 +1,4 @@
-"""Populations modulo their symmetry: universes, barriers, distances, clusters and maps."""
+"""Populations up to their symmetry: common coordinates (universes), barriers, distances, clusters and maps."""
 
 from regauge.names import attach
 

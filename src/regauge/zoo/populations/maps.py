@@ -25,9 +25,9 @@ def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
     """Return the points of classical multidimensional scaling, whose inner products best fit the distances.
 
     The largest eigenvalues of the Gram matrix -1/2 J D^2 J are kept, where D are the distances and J is the centering
-    matrix. Distances of points in `dims` dimensions are reproduced exactly. If distances are those of networks in one
-    universe, the coordinates are the networks' principal components. Distances between orbits can lead to negative
-    eigenvalues, which are dropped.
+    matrix. Distances of points in `dims` dimensions are reproduced exactly. For distances between aligned networks (in
+    one universe), the coordinates are principal components. For distances between orbits, eigenvalues can be negative;
+    these are dropped.
 
     Args:
         distances: A symmetric matrix with a zero diagonal, `[networks, networks]`.

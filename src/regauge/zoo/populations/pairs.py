@@ -18,7 +18,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 BYTES, PAIRS = 32 * 2**20, 4096
-"""Limits on pairs that are compared at once: bytes of the networks on one side, and the number of pairs."""
+"""Limits on the pairs that are compared at once: the bytes of the networks on one side, and the number of pairs."""
 ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
 """Modules whose networks are evaluated one by one. Stacking makes convolutions slower on a CPU, and recurrent modules
 cannot be stacked."""
@@ -40,10 +40,9 @@ class OrbitDistances:
     For each pair, both networks are canonicalized, the second is aligned to the first, and the Euclidean distance is
     computed. This is `rg.canonical.orbit_distance` for all pairs at once. For some methods (with restarts or data), the
     optimum may depend on the direction. For such methods, each pair is aligned in both directions and the smaller
-    distance is used. Exchanging the populations therefore transposes the matrix. Up to rounding, the distance is
-    invariant when networks are transformed along their orbits, and it is zero within an orbit. Matching ends in local
-    optima. Therefore the distance is an upper bound on the distance of the orbits, and it can violate the triangle
-    inequality.
+    distance is used. Exchanging the populations therefore transposes the matrix. Up to rounding, the distance depends
+    only on the orbits of the networks, and is zero for networks of one orbit. Matching ends in local optima. Therefore
+    the distance is an upper bound on the distance of the orbits, and it can violate the triangle inequality.
 
     Attributes:
         symmetry: The symmetry of the architecture.
@@ -110,7 +109,7 @@ def require_same_architecture(first: Params, second: Params) -> None:
 
 
 def is_mutual(method: Method | None) -> bool:
-    """Return whether aligning the second network to the first gives the same pair as aligning the first to the second.
+    """Return whether the direction of alignment, from A to B or from B to A, does not matter for a method.
 
     Weight matching is symmetric, because the inverse element uses the transposed matrices.
     """
@@ -132,18 +131,18 @@ class Barriers:
     """The matrix of barriers on linear paths between the networks of one population and the networks of another.
 
     Entry (i, j) is the barrier of `rg.line`. The barrier is the largest excess of the loss over the linear
-    interpolation of the endpoint losses, and never negative. A barrier is NaN if a loss is NaN. If a symmetry is given,
-    each pair is aligned first. For methods whose optimum may depend on the direction, each pair is aligned in both
-    directions, and the better result is used. Transforming both endpoints by the same element changes no loss on the
-    path. Therefore exchanging the populations transposes the matrix. If the population is already aligned as a whole,
-    pass no symmetry.
+    interpolation of the endpoint losses, or zero if there is none. A barrier is NaN if a loss is NaN. If a symmetry is
+    given, each pair is aligned first. For methods whose optimum may depend on the direction, each pair is aligned in
+    both directions, and the better result is used. Transforming both endpoints by the same element changes no loss on
+    the path. Therefore exchanging the populations transposes the matrix. If the population is already aligned as a
+    whole, pass no symmetry.
 
     Attributes:
         task: Model, data and loss. The task's `prepare` is applied to every network on a path, including both
             endpoints.
         symmetry: The symmetry of the architecture. By default, networks are not aligned.
-        points: The number of networks on each path, including both endpoints. If there are three networks, the midpoint
-            is the only network between the endpoints, as in the paper's figure.
+        points: The number of networks on each path, including both endpoints. With three networks, only the midpoint is
+            evaluated between the endpoints, as in the paper's figure.
         method: The method that aligns pairs. Default: `WeightMatching()`, with `scales="recompute"` if the task
             prepares networks.
         seed: The seed of the method's generator.
@@ -219,9 +218,9 @@ def mean_barrier(matrix: Tensor) -> tuple[float, float]:
 def _align_both_ways(
     pairs: PairBlock, symmetry: Symmetry, method: Method | None, generator: torch.Generator | None
 ) -> tuple[Params, Params]:
-    """Align the second network of each pair to the first, or the first to the second if the objective is then larger.
+    """Align the second network of each pair to the first or, if the objective is larger, the first to the second.
 
-    Exchanging the populations exchanges the results, up to transforming both networks of a pair by the same element.
+    If the populations are exchanged, the results are exchanged, up to one common element for both networks of a pair.
     """
     there = align_pairs(pairs.first, pairs.second, symmetry, method=method, generator=generator)
     if is_mutual(method):

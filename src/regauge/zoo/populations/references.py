@@ -1,4 +1,4 @@
-"""Alignment of a store to one network: a given network, the medoid, or the mean of a universe."""
+"""Alignment of a store to one network: a given network, the medoid, or the mean of aligned networks (a universe)."""
 
 import hashlib
 from contextlib import suppress
@@ -31,12 +31,12 @@ REFERENCE = "reference.safetensors"
 
 @dataclass(frozen=True)
 class AlignShards:
-    """Jobs that align networks: job `name` aligns that shard to a reference, and appends it to another store.
+    """Jobs that align networks: job `name` aligns the shard of this name, and appends it to another store.
 
     Networks with NaN or Inf are skipped. Rows keep their columns and get more columns. The column "objective" is the
     value that the method maximizes, and "objective_before" is its value before alignment. The column "is_converged" is
-    added if the method reports it. The attributes have the meaning that they have in `plan_population`; `reference` is
-    a checkpoint, and `products` is the library of matrix products.
+    added if the method reports it. The attributes have the same meaning as in `plan_population`. `reference` is the
+    checkpoint to which networks are aligned, and `products` is the library of matrix products.
     """
 
     source: Path
@@ -113,8 +113,8 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
         store: The store, whose symmetry must be known.
         to: The id of a trajectory, whose last checkpoint is used; or the file of a checkpoint; or "medoid" or
             "universe". The medoid or universe is computed from a sample of the last checkpoints of all trajectories.
-            The mean of a universe is not a trained network, but on average its distance to the networks is smaller than
-            that of a trained network.
+            The mean of a universe is not a trained network, but on average it is closer to the networks than any
+            trained network.
         count: The sample size for the medoid or universe.
         seed: The seed of the sampling.
 
@@ -149,7 +149,7 @@ def plan_population(
     count: int = 64,
     seed: int = 0,
 ) -> tuple[Store, AlignShards]:
-    """Return the store for a population aligned to one network, and the jobs that fill the store.
+    """Return the store for a population that is aligned to one network, and the jobs that fill this store.
 
     The reference is written to the folder of the target as `reference.safetensors`, and later runs use this file. All
     networks of a target come from one source, and are aligned to one reference. If networks were added to the source,

@@ -63,7 +63,7 @@ class Fingerprints:
         return cls(store, torch.from_numpy(np.concatenate(found)))
 
     def nearest(self, params: Mapping[str, Tensor], count: int = 10) -> list[tuple[int, float]]:
-        """Return the networks whose fingerprints are nearest to that of a given network, and their distances.
+        """Return the networks whose fingerprints are nearest to a given network's fingerprint, and the distances.
 
         The Euclidean distance between fingerprints is zero if one network is a copy of the other in any gauge. The
         distance between fingerprints of similar networks is below the relative change of the parameters.

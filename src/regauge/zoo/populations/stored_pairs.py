@@ -1,4 +1,4 @@
-"""Matrices over all pairs of networks in a store, computed by resumable jobs, and the commands' results from these."""
+"""Matrices over all pairs of networks in a store, computed by jobs that can be resumed, and tables of them."""
 
 import hashlib
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ networks."""
 
 
 class PairMatrices:
-    """Pairwise matrices for networks of a store, computed by processes or a cluster and cached until `clear` is called.
+    """Matrices over pairs of networks in a store, computed by processes or a cluster, and kept until `clear` is called.
 
     Args:
         store: The store.
@@ -80,7 +80,7 @@ class PairMatrices:
         points: int = 3,
         seed: int = 0,
     ) -> dict[str, Tensor]:
-        """Return unaligned and aligned barriers between all pairs of networks, `[networks, networks]` for each title.
+        """Return barriers between all pairs of networks, unaligned and aligned: matrices `[networks, networks]`.
 
         Args:
             task: The task whose loss determines the barriers.
@@ -123,9 +123,9 @@ class PairMatrices:
         """Return the distances between all networks, `[networks, networks]`.
 
         Args:
-            by: Which distances to compute. "orbits": distances between orbits, for which each pair is aligned.
-                "universe": distances between networks aligned to the mean of their universe. "weights": distances
-                between unaligned networks.
+            by: The kind of distances. "orbits": distances between orbits, for which each pair is aligned. "universe":
+                distances between networks aligned to the mean of their universe. "weights": distances between unaligned
+                networks.
             seed: The seed of the alignment.
         """
         if by == "orbits":

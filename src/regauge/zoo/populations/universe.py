@@ -1,4 +1,4 @@
-"""A universe for a whole population: alternately, networks are aligned to their mean, and the mean is recomputed."""
+"""Common coordinates (a universe) of a population: networks are aligned to their mean, and the mean is updated."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ class Universe:
 
     Attributes:
         element: A batch of group elements, each of which transforms one network.
-        params: The transformed population, `act(element, params)`. The norm of each network is the smallest that scales
-            and matrices can give it.
+        params: The transformed population, `act(element, params)`. Each network has the smallest norm that scales and
+            matrices can produce.
         mean: The mean of the transformed networks, a single network to which other networks can be aligned.
         spread: The mean squared distance from the mean, over all parameters.
-        initial: The spread after only the scales and matrices were determined. This spread is never smaller than the
-            final spread.
+        initial: The spread before alignment, after scales and matrices were determined. The final spread is never
+            larger.
         history: The spread after the initial alignment and after each round; it never increases.
         is_converged: Whether the last round's improvement was below the tolerance.
     """
@@ -62,11 +62,12 @@ def universe(
     tolerance: float = 1e-3,
     generator: torch.Generator | None = None,
 ) -> Universe:
-    """Align a population of any size to one universe, in which all networks are close to their mean.
+    """Align the networks of a population of any size, such that all of them are close to their mean.
 
-    `align_many` uses the same algorithm for more than 16 networks. Here the population is stacked along a leading axis,
-    and the networks are not transformed back to the gauge of the first network. The spread 1/n sum_i |x_i - m|^2 of the
-    transformed networks around their mean m never increases (`regauge.alignment.methods.merge_many.gather`).
+    The common coordinates are called a universe. `align_many` uses the same algorithm for more than 16 networks. Here,
+    the population is stacked along a leading axis, and the coordinates need not be those of the first network. The
+    spread 1/n sum_i |x_i - m|^2 of the transformed networks around their mean m never increases
+    (`regauge.alignment.methods.merge_many.gather`).
 
     Positive scales and invertible matrices are determined first: they minimize the norm of every network
     (`regauge.core.balance`). After that, matrices only rotate networks.
@@ -74,10 +75,10 @@ def universe(
     Args:
         params: The population, with one leading model axis on every tensor; it is not changed.
         symmetry: The symmetry of the architecture.
-        method: The method that aligns networks; `WeightMatching()` by default. The method's setting for the scales of
-            the reference has no effect.
+        method: The method that aligns networks; `WeightMatching()` by default. The setting `scales` of the method has
+            no effect.
         rounds: The largest number of rounds.
-        tolerance: A relative improvement. If a round lowers the spread by less than this, no further round follows.
+        tolerance: The smallest relative improvement. If a round lowers the spread by less, no further round follows.
         generator: The source of randomness, for methods with restarts.
 
     Raises:

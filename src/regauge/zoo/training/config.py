@@ -1,4 +1,4 @@
-"""The configuration of a population, which determines all of its networks."""
+"""The settings of a population, which determine all of its networks."""
 
 from dataclasses import dataclass, field
 
@@ -42,7 +42,7 @@ class Fraction:
 
 @dataclass(frozen=True)
 class ClassHalves:
-    """A subset rule with two subsets of the examples: the first for even groups, the second for odd groups.
+    """A subset rule with two subsets of the examples: the first for groups with even index, the second for odd.
 
     Attributes:
         share: The share of each class in the first half of the classes that the first subset contains. For the other
@@ -86,7 +86,7 @@ Subset = Fraction | ClassHalves
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The steps at which networks are yielded, in addition to the last step.
+    """The steps, in addition to the last step, after which the networks are yielded.
 
     Attributes:
         every: The number of steps from one checkpoint to the next.
@@ -108,7 +108,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Discard:
-    """A rule that stops networks with large validation losses at some step, and yields them with a mark in their rows.
+    """A rule that stops the training of networks with large validation losses, and marks their rows.
 
     Attributes:
         step: The number of steps after which networks are stopped.
@@ -130,14 +130,14 @@ class Discard:
 
 @dataclass(frozen=True)
 class PopulationConfig(DescentConfig):
-    """Settings of a population: network i depends only on the settings and i, not on other networks of its stack.
+    """Settings of a population. Network i depends only on these settings and on i.
 
-    For each step, this independence is exact up to rounding. `train` describes the effect of rounding on long training
-    runs.
+    It does not depend on the networks that are trained at the same time, up to rounding in each step. `train` describes
+    the effect of rounding on long training runs.
 
     Consecutive ids form a group: network i belongs to group `i // group`. The networks of a group read the same batches
-    in the same order, from the same subset of the data. All other random choices are made separately for each network.
-    With `group=1`, each network has its own batches and its own subset, and training takes up to three times as long.
+    in the same order, from the same subset of the data. All other random choices are independent for each network. With
+    `group=1`, each network has its own batches and its own subset, and training takes up to three times as long.
 
     Steps, epochs, batches, optimizer and schedule are those of `DescentConfig`. Batches follow one another without
     gaps, so the last batch of one epoch may contain the beginning of the next. Optimizer settings may be distributions,
@@ -145,17 +145,17 @@ class PopulationConfig(DescentConfig):
 
     Attributes:
         architecture: The architecture of all networks.
-        data: A name in `regauge.zoo.training.SETS`; `package.module:function` of a function that returns Examples, the
-            same ones in every process; or what examples are called that are handed to `train`.
+        data: The training data: a name in `regauge.zoo.training.SETS`, or `package.module:function` for a function that
+            returns Examples, the same in every process. If examples are passed to `train`, their name.
         count: The number of networks; their ids are 0 to count - 1.
-        seed: All chance comes from here and from ids.
-        initialization: The initialization of their parameters.
-        subset: The subset of the examples; all if None.
-        copies: Networks of every signal, where networks are signals: network i learns signal `i // copies`, and begins
-            again after the last.
-        group: Consecutive ids that share batches.
-        checkpoints: Besides the end.
-        discards: When bad networks are given up.
+        seed: Seed of the population. All random numbers depend only on this seed and on the ids.
+        initialization: Initialization of the parameters of the networks.
+        subset: Rule for the subset of the examples on which a network is trained; all examples if None.
+        copies: Number of networks for every signal, if networks represent signals. Network i learns signal `i //
+            copies`; after the last signal, the first follows again.
+        group: Number of networks with consecutive ids that are trained on the same batches.
+        checkpoints: Steps after which checkpoints are stored, in addition to the last step.
+        discards: Rules by which the training of bad networks is stopped.
 
     Raises:
         ValueError: A value is invalid.

@@ -1,4 +1,4 @@
-"""Training data: examples that all networks share, or one signal per network, held in memory once."""
+"""Training data: examples that all networks share, or one signal per network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,8 +33,8 @@ class Examples:
         is_signals: Whether each network learns its own signal, at points that are the same for all networks.
         labels: The class label of each signal, `[signals]`, or None. Labels are written to rows, but are not used for
             training.
-        is_test: Whether each signal is from the test set, `[signals]`. This determines the value of the column "split",
-            which is "test" or "train". It is None if the signals are not split.
+        is_test: Whether each signal is from the test set, `[signals]`. The value of the column "split" is then "test"
+            or "train". None if the signals are not split.
 
     Raises:
         ValueError: The numbers of inputs and targets, or of signals and labels, differ. Or the targets have another
@@ -125,7 +125,7 @@ class Examples:
 
 
 def require_trainable(module: nn.Module, examples: Examples) -> None:
-    """Set a module to training mode; raise a ValueError if it cannot be trained on examples of its dtype."""
+    """Set a module to training mode; raise a ValueError if the module cannot be trained on examples of its dtype."""
     names = [name for name, _ in module.named_parameters()]
     tied = sorted({name for name, _ in module.named_parameters(remove_duplicate=False)} - set(names))
     if tied:
@@ -183,7 +183,7 @@ def image_classes(data: ImageData, mean: float, std: float) -> Examples:
 
 
 def image_signals(data: ImageData) -> Examples:
-    """Return every image with its class label, as a function from pixel centers in [-1, 1]^2, row by row, to channels.
+    """Return images as signals: functions from pixel centers in [-1, 1]^2 (row by row) to channels, with class labels.
 
     Test images are spread evenly among training images, so the first signals contain both kinds.
     """

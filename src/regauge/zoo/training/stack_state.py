@@ -1,4 +1,4 @@
-"""The state of a stack of networks in training: batches, rows, and the networks whose training is stopped."""
+"""The state of a stack (networks that are trained together): batches, rows, and the stopped networks."""
 
 import math
 from collections.abc import Sequence
@@ -96,8 +96,8 @@ class SavedNetworks(NamedTuple):
         params: Parameters and buffers, `[networks, ...]`.
         rows: Plain values for each network: "id", "step", "seed", "group", the sampled settings, "train_loss" of the
             last batch, "validation_loss", "validation_accuracy" for classes as a fraction, "is_diverged" and
-            "is_discarded". Losses of networks that diverged are None. If either mark is true, the training of the
-            network stopped at this step. A network that diverged is not marked as discarded.
+            "is_discarded". Losses of networks that diverged are None. If "is_diverged" or "is_discarded" is true, the
+            training of the network stopped at this step. A network that diverged is not marked as discarded.
         stack: The ids of all networks that are trained together.
     """
 
@@ -165,14 +165,14 @@ class Running:
         return rows
 
     def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> SavedNetworks:
-        """Return the networks that are still trained; between checkpoints, return the networks that stop now."""
+        """Return the networks that are still trained. Between checkpoints, return only those that stop at this step."""
         index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
         return SavedNetworks(params, [rows[k] for k in index], self.ids)
 
     def give_up(self, rows: Sequence[Row]) -> None:
-        """Stop networks that diverged or are discarded, and free their positions."""
+        """Stop the training of networks that diverged or are discarded, and make their positions in the stack free."""
         self.is_alive = [alive and not _is_given_up(row) for alive, row in zip(self.is_alive, rows, strict=True)]
         if not all(self.is_alive) and not self.is_fixed:
             self._compact()
@@ -196,7 +196,7 @@ class Running:
         return {k for k in found if losses[k] < math.inf}
 
     def _compact(self) -> None:
-        """Keep the trained networks, and as many stopped networks as needed to make all groups equally large."""
+        """Remove stopped networks, except those that are needed to keep all groups equally large."""
         places = range(len(self.members))
         groups = sorted({member.group for member in self.members}) if self.has_groups else [-1]
         own = {g: [k for k in places if not self.has_groups or self.members[k].group == g] for g in groups}

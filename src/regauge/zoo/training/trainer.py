@@ -25,18 +25,18 @@ from regauge.zoo.training.stack_state import Member, Running, SavedNetworks
 ACTIVATION_BYTES = 8 * 2**20
 """The size in bytes of a stack's activations, forward and backward, chosen to fit the cache."""
 CACHE_BYTES = 18 * 2**20
-"""The number of bytes that a step of a stack reads and writes: activations, parameters, gradients, moments."""
+"""The largest number of bytes that a step of a stack reads and writes: activations, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
-"""The number of bytes that a step reads and writes on devices other than the CPU, which only many networks at once
-fully use."""
+"""The largest number of bytes that a step reads and writes on other devices than the CPU. Only many networks together
+make full use of such a device."""
 MOMENTS = 2
 """The largest number of parameter-sized tensors that an optimizer keeps."""
 STACK = 512
 """The largest number of networks in a stack."""
 STACK_BY_VMAP = 64
 COMPILED_WORK = 1e12
-"""The number of multiplications above which a program is compiled. This training takes minutes on one core, of which
-compiling saves a third."""
+"""A program is compiled if training needs more multiplications than this. Such training takes minutes on one core, and
+compiling saves a third of the time."""
 COMPILED_SIZE = 50_000
 """Networks with more parameters than this are not compiled. In such networks, matrix products take most of the time,
 and compiling does not accelerate matrix products."""
@@ -59,15 +59,15 @@ def train(
     """Train a population or some of its networks.
 
     Networks are trained in stacks, on one thread. To use more cores, train different ids in different processes. A
-    network depends only on the config and the id, not on the stack, the back end and the other ids. Every step is the
-    same up to rounding, however the population is divided. In float32, rounding differences grow during training. After
-    long training, parameters therefore also depend on the stack, the library of matrix products and the processor. In
-    float64 they are equal to 1e-9 in all tests.
+    network depends only on the config and the id. For any stacks, back ends and other ids, every step is the same up to
+    rounding. In float32, rounding differences grow during training. After long training, parameters therefore also
+    depend on the stack, the library of matrix products and the processor. In float64, the differences are at most 1e-9
+    in all tests.
 
     A network that diverges does not affect other networks. At the next checkpoint or discard, a diverged network is
     yielded once, with the mark "is_diverged", and then dropped. A discarded network is yielded at the step of the
     discard, with the mark "is_discarded", and then dropped. The step of a discard need not be a checkpoint. The last
-    row of every network is therefore either the end of its training or a row with one of the two marks.
+    row of every network is therefore the end of its training, or has one of the two marks.
 
     Args:
         config: The configuration of the whole population.
@@ -113,7 +113,7 @@ def train(
 
 
 def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
-    """Return the ids of each stack: at most `size` ids, equally many from every group if groups have own batches."""
+    """Return the ids of each stack, at most `size` ids; equally many of each group if groups have own batches."""
     if size < 1:
         raise ValueError(f"a stack of {size} networks is asked for; give at least 1")
     if any(discard.worst is not None for discard in config.discards):
@@ -174,7 +174,7 @@ class _Maker:
         return Stack(self.module, params, self.config.optimizer, settings, engine)
 
     def stack_size(self) -> int:
-        """Return the number of networks that fit the cache or the device: whole groups, or equal parts of one group."""
+        """Return the number of networks in a stack, limited by cache or device: whole groups, or equal parts of one."""
         group = self.config.group
         if not isinstance(self.chain, VectorChain) or self.backend != "stacked":
             return max(group, STACK_BY_VMAP // group * group)
