@@ -1,9 +1,9 @@
-"""The action of an element on parameters: gather, multiply, rotate, shift.
+"""The action of an element on parameters: entries are permuted, multiplied, rotated and shifted.
 
-For each entry of an axis, the index of its source is its own index plus one displacement for each placement. One
-gather, whose index is a broadcast sum of displacements, therefore applies all permutations to a parameter. If the
-displacements along one axis do not depend on the index along another axis, the entries can also be gathered axis by
-axis. Gathering axis by axis needs no index tensor as large as the parameter.
+A permutation takes each entry from a source. The index of the source is the entry's own index plus one displacement for
+each placement. Therefore a single gather, whose index is a broadcast sum of displacements, applies all permutations to
+a parameter. If the displacements along one axis do not depend on the index along another axis, the entries can also be
+gathered axis by axis. Gathering axis by axis needs no index tensor as large as the parameter.
 """
 
 import math
@@ -23,7 +23,8 @@ from regauge.core.groups import Group, Placement
 from regauge.core.params import Params, require_held
 
 FLAT_LIMIT = 1 << 22
-"""The number of entries from which a batch of elements acts on a parameter axis by axis, without a flat index."""
+"""If a parameter has at least this number of entries, a batch of elements acts on it axis by axis, without a flat
+index."""
 LONGEST_SHARED_AXIS = 1 << 24
 """The longest axis on which several groups are compared index by index."""
 LONG_ROW = 8
@@ -35,7 +36,7 @@ Shorter rows are gathered entry by entry.
 
 @dataclass(frozen=True)
 class Site:
-    """A placement for a given shape of the parameter: the axis indices that it covers, and the unit that owns each.
+    """A placement for a parameter of known shape: the axis indices that it covers, and the unit of each index.
 
     The field `bases` has one pair (axis, base index) for each base of the group, that is, each group around a nested
     group. The axis in `bases` is None if the base index is read from the axis of the placement. A base index has shape
@@ -60,7 +61,7 @@ class Site:
     def is_sorted(self) -> bool:
         """Whether the axis indices of the site ascend.
 
-        Ascending indices that cover every index of an axis are the whole axis in order.
+        If ascending indices cover every index of an axis, they are the whole axis in order.
         """
         return bool((self.positions[1:] > self.positions[:-1]).all())
 
@@ -178,7 +179,7 @@ class Moves:
 
     Each table of displacements, factors or shifts acts along the last of its axes. A displacement is the index of an
     entry's source along an axis, minus the index of the entry itself. An element first multiplies entries by factors
-    and then adds shifts. Matrices replace the entries along an axis by linear combinations.
+    and then adds shifts. Matrices replace entries by linear combinations of the entries along an axis.
     """
 
     displacements: dict[tuple[int, ...], Int[Tensor, "..."]]
@@ -188,7 +189,7 @@ class Moves:
 
 
 class ReadValues:
-    """Factors, displacements and inverse matrices of an element, computed once and shared by all tensors.
+    """Factors, displacements and inverse matrices of an element, computed once for all tensors.
 
     Args:
         element: The element. The caller must not change the element while a `ReadValues` object uses it.
@@ -240,7 +241,7 @@ class ReadValues:
     def order(self, site: Site) -> Int[Tensor, " size"] | None:
         """Return the permutation of units at a placement where unit i owns only index i, or None for the identity.
 
-        `order` needs a single element, not a batch.
+        This method needs a single element, not a batch.
         """
         return self._once(site, "order", _order)
 
@@ -355,7 +356,7 @@ def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
 def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int) -> Tensor:
     """Apply an element without a batch to a tensor, axis by axis.
 
-    `_act_by_axes` needs fewer operations for each axis than `_act_one`.
+    This function needs fewer operations for each axis than `_act_one`.
     """
     given, dtype = tensor, tensor.dtype
     work = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
@@ -439,7 +440,7 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
 def _merge(
     into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
-    """Add values of a site to a sum of such values, which is kept separately for each set of axes.
+    """Add values of a site to earlier values of sites on the same axes; there is one sum for each set of axes.
 
     If `is_product`, multiply the values of a site into a product instead.
     """

@@ -27,7 +27,7 @@ JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a public function before each call.
 
-    A typical mistake, such as a missing argument, raises an error with one sentence.
+    A typical mistake, such as a missing argument, then raises an error of one sentence.
 
     Arguments with plain annotations (numbers, strings, booleans, paths, lists) are checked against the annotation.
     Arguments named in `CHECKS` must be objects of the class given there. If an argument is a sequence, each of its
@@ -115,7 +115,7 @@ def require_task(task: object) -> None:
 
 
 def require_judge(judge: object) -> None:
-    """Raise a TypeError unless the argument can evaluate networks, as a task or a function of parameters can."""
+    """Raise a TypeError unless the argument is a task, or a function that evaluates parameters."""
     if isinstance(judge, nn.Module) or not (isinstance(judge, Task) or callable(judge)):
         raise TypeError(f"the judge is {describe(judge)}, but a task or a function is expected: write {JUDGE}")
 
@@ -133,4 +133,4 @@ NEEDED = {
     "task": TASK,
     "judge": JUDGE,
 }
-"""For each required argument, an expression that error messages suggest if the argument is missing."""
+"""For each required argument, the expression that error messages suggest if this argument is missing."""

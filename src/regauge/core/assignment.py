@@ -1,4 +1,4 @@
-"""Exact linear assignment: a search for the permutation that maximizes the sum of profits."""
+"""Exact linear assignment: the permutation that maximizes a sum of profits."""
 
 import importlib
 import math
@@ -28,10 +28,10 @@ More rounds do not shorten the search for the next assignment.
 def assign(profit: Floats) -> NDArray[np.int64]:
     """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
-    First, row and column minima are subtracted from the cost `-profit`. The matrix that remains after the subtraction
-    is nonnegative and has many zeros. Subtracting a constant from a row or column changes the cost of every permutation
-    by the same amount. Therefore the optimal permutation stays the same. The profits of trained networks are
-    heavy-tailed. For heavy-tailed profits, subtracting the minima makes the search several times shorter.
+    First, row and column minima are subtracted from the cost `-profit`. The remaining matrix is nonnegative and has
+    many zeros. A constant that is subtracted from a row or column changes the cost of every permutation by the same
+    amount, so the optimal permutation stays the same. For the heavy-tailed profits of trained networks, this makes the
+    search several times shorter.
 
     Args:
         profit: The profits as a square matrix, `[n, n]`.
@@ -57,13 +57,13 @@ def assign(profit: Floats) -> NDArray[np.int64]:
 
 
 def assign_rows(profit: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return one distinct column for each of a few rows, `[rows]`, with the exactly maximal sum of profits."""
+    """Return a different column for each of a few rows, `[rows]`, such that the sum of profits is maximal."""
     return _scipy(-np.asarray(profit, dtype=np.float64))
 
 
 @dataclass(frozen=True)
 class Assignments:
-    """The solutions of many assignment problems: the column of each row, and potentials for similar problems."""
+    """The solutions of many assignment problems: the column of each row, and dual variables (potentials)."""
 
     columns: Int[Tensor, "problem target"]
     potentials: Float[Tensor, "problem source"] | None
@@ -80,15 +80,15 @@ def assign_many(
     """Solve many assignment problems of one size at once, in the dtype of the profits; see `assign`.
 
     Reductions, potentials and the optimality test are computed for all problems together, on the device of the profits.
-    Only the search for the remaining rows runs on the CPU, one problem after another. Potentials of similar problems
-    shorten the search on the CPU. By weak duality, no permutation exceeds the current columns by more than the sum of
-    the current reduced costs. If the sum of the current reduced costs is at most `slack`, the current columns are kept.
+    Only the search for the remaining rows runs on the CPU, one problem after another. Potentials (dual variables) of
+    similar problems shorten the search on the CPU. By weak duality, no permutation exceeds the current columns by more
+    than the sum of their reduced costs. If this sum is at most `slack`, the current columns are kept.
 
     Args:
         profits: The profits, in float32 or float64.
         potentials: The potentials that a previous call returned for similar problems.
         current: The columns to keep if they are optimal. Default: the identity.
-        slack: The gain up to which a better permutation is ignored and the current columns are kept. Default: 0.
+        slack: The current columns are kept unless another permutation gains more than this. Default: 0.
         is_repeated: Whether the caller will solve similar problems later and needs the potentials.
 
     Raises:
@@ -153,7 +153,7 @@ def assigning_bytes(itemsize: int) -> int:
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Return column potentials that show an assignment to be (nearly) optimal; shortest paths begin at `start`."""
+    """Return column potentials by which an assignment is (nearly) optimal; shortest paths begin at `start`."""
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
     # For costs -profit: u_i = cost(i, c_i) - v_(c_i) makes the chosen entries tight, v_j = min_i cost(i, j) - u_i keeps
@@ -175,7 +175,7 @@ def _require_finite(profits: Tensor, which: str) -> None:
 
 @cache
 def _solver() -> Solver:
-    """Return the Jonker-Volgenant solver of `lapx`. If the package `lap` has replaced `lapx`, return scipy's solver."""
+    """Return the Jonker-Volgenant solver of `lapx`, or scipy's solver if the package `lap` has replaced `lapx`."""
     try:
         lap = importlib.import_module("lap")
     except ImportError:

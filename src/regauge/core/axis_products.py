@@ -12,7 +12,8 @@ from torch import Tensor
 MULTIPLIED_AT_ONCE = 1 << 18
 """The number of entries that are multiplied at once. The multiplied entries and their products fit in a cache."""
 LONG_ROW = 8
-"""The number of entries behind each index of an axis from which products along the axis are computed in place.
+"""If each index of an axis has at least this number of consecutive entries behind it, products along the axis are
+computed without moving the axis.
 
 Otherwise, the axis is first moved to the last position.
 """

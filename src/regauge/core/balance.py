@@ -1,4 +1,4 @@
-"""Balanced networks: the networks of smallest norm on an orbit under positive scales and invertible matrices."""
+"""Balanced networks: networks of the smallest norm that positive scales and invertible matrices can produce."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +22,16 @@ from regauge.core.squared_norm import Array, Limits, SquaredNorm, Steps
 from regauge.core.symmetry import Symmetry
 
 EXACT = 1e-12, (1e-13, 1e-11)
-"""Tolerances for double precision: of the logarithms of factors, and of eigenvalues that count as zero or not."""
+"""Tolerances in double precision: for logarithms of factors, and limits below and above which eigenvalues count as zero
+or as nonzero."""
 ROUNDED = 1e-7, (1e-11, 1e-6)
-"""Tolerances for lower precision: of the logarithms of factors, and of eigenvalues that count as zero or not."""
+"""Tolerances in lower precision: for logarithms of factors, and limits below and above which eigenvalues count as zero
+or as nonzero."""
 LARGEST_LOGARITHM = 30.0
 """The largest logarithm of a factor. If the logarithm of a factor would exceed this limit, the sum of squares is
 treated as having no minimum."""
 JOINED = 1 << 20
-"""Networks with up to this many entries in total are balanced together, which takes as long as balancing one
+"""Networks with at most this number of entries in total are balanced together, which takes as long as balancing one
 network."""
 
 Exponents = tuple[tuple[int, int], ...]
@@ -37,25 +39,25 @@ Exponents = tuple[tuple[int, int], ...]
 Terms = tuple[tuple[str, Exponents], ...]
 
 LENGTH_COST = 1e-4
-"""The penalty on the length of a direction of scales, relative to the gain from each row that shrinks."""
+"""In the search for a direction of scales, the penalty on its length, relative to the gain for each row that
+shrinks."""
 Buffers = Literal["move", "keep"]
 """Whether balancing may change running statistics."""
 NEWTON_STEPS = 60
 """The largest number of Newton steps that balancing takes.
 
-If the norm of a network has no minimum, balancing would not end without this limit."""
+Without this limit, balancing would not end for networks whose norm has no minimum."""
 PRODUCTS = 500
 """The largest number of products with the Hessian in one Newton step."""
 ALL_PRODUCTS = 1500
 """The largest number of products with the Hessian in all Newton steps together.
 
-Balancing chains of 256 layers takes 1,150 products with the Hessian. With uninitialized parameters, balancing could
-need any number of products with the Hessian.
+Chains of 256 layers need 1,150 such products. Uninitialized parameters could need any number.
 """
 LONGEST_STEP = 2.0
 """The largest change of a factor's logarithm in one Newton step."""
 FAR = 0.1
-"""If a Newton step is longer than this, singular matrices first take an exact step."""
+"""If a Newton step is longer than this, groups with singular matrices first take an exact step."""
 LARGEST_SHARE, SMALLEST_SHARE = 0.25, 1e-5
 """The largest and the smallest share of the gradient that may remain after a Newton step."""
 FLOOR = 1e-14
@@ -101,9 +103,9 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
     If all incoming or all outgoing weights of a unit are zero, the norm has no minimum at finite scales. A linear term
     in the logarithm of such a unit's factor then makes the minimum finite. At the minimum, the unit's squared weights,
     each weighted by its exponent, sum to one. If all weights of a unit are zero, the factors of this unit stay one. On
-    a subspace where only one of the two Gram matrices of a linear group is nonzero, the nonzero one becomes the
-    identity. If rounding leaves the rank of a group's Gram matrices in doubt, the matrices of the group stay the
-    identity; see `balance_alike`.
+    a subspace where only one of the two Gram matrices of a linear group is nonzero, balancing makes this Gram matrix
+    the identity. If the rank of a group's Gram matrices is uncertain because of rounding, the matrices of the group
+    stay the identity; see `balance_alike`.
 
     Args:
         symmetry: The symmetry of the architecture.
@@ -111,10 +113,10 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
         buffers: How balancing treats buffers, such as running statistics. Buffers do not contribute to the norm, except
             gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a filter before batch
             normalization can grow while its gain shrinks, if the running mean grows with the filter. With "move",
-            balancing uses this freedom, and filters before batch normalization get norm one. Filters of norm one have
-            equal weight in comparisons; in training, their norm has no effect. With "keep", balancing uses only
-            combinations of scales that leave every buffer unchanged. "keep" suits networks whose running statistics are
-            recomputed, because that would undo any change of them.
+            balancing uses this freedom, and filters before batch normalization get norm one. They then have equal
+            weight in comparisons; in training, their norm has no effect. With "keep", balancing uses only combinations
+            of scales that leave every buffer unchanged. Use "keep" for networks whose running statistics will be
+            recomputed, because this would undo a change of these statistics.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -151,7 +153,7 @@ def balance_alike(
 
 
 def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
-    """Return small networks, or populations, as one population, or None if joining is impossible or gains nothing.
+    """Return small networks, or populations, as one population; None if this is impossible or not faster.
 
     Networks can be joined if their tensors have the same shapes, dtypes and devices.
     """
@@ -166,7 +168,7 @@ def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Param
 
 
 def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -> list[Balance]:
-    """Balance networks repeatedly until the same matrices stay the identity in all networks.
+    """Balance networks repeatedly, until the matrices that stay the identity are the same in all networks.
 
     Args:
         count: The number of networks.
@@ -184,7 +186,7 @@ def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -
 def balance_but(
     params: Mapping[str, Tensor], symmetry: Symmetry, buffers: Buffers, rigid: Mapping[str, Tensor]
 ) -> Balance:
-    """Balance a network or a population, and keep the matrices that `rigid` lists at the identity.
+    """Balance a network or a population, except the matrices in `rigid`, which stay the identity.
 
     The symmetry must have all sizes."""
     leads = (tuple(t.shape[: t.ndim - len(symmetry.shapes[n])]) for n, t in params.items() if n in symmetry.sites)
@@ -257,9 +259,9 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     limit while the gain grows. Buffers that grow in such a direction must therefore contribute to the norm. Which
     buffers contribute depends only on the exponents of the scales, not on the entries of the buffers. A direction is a
     vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous if no parameter
-    grows along t (`E t <= 0` for the exponents E) and some parameters shrink. Running statistics of trained
-    normalization do not grow or shrink along a dangerous direction. If balancing keeps buffers unchanged, no buffer
-    needs to contribute.
+    grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. Running statistics of trained
+    normalization neither grow nor shrink along such a direction. If balancing keeps buffers unchanged, no buffer needs
+    to contribute.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}
@@ -282,19 +284,19 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
 def minimize(
     norm: SquaredNorm, rigid: Mapping[str, Bool[np.ndarray, " batch"]], tolerance: float, limits: Limits
 ) -> None:
-    """Change the scales and matrices of a network until its norm has its minimum.
+    """Change the scales and matrices of a network until its norm is minimal.
 
-    First, each group takes one exact step, during which all other groups are fixed. The exact step also detects
-    singular matrices. Newton steps follow until the squared length of the last step is below the tolerance. The squared
-    length of a Newton step estimates the error that remains after the step.
+    First, each group takes one exact step while all other groups are fixed. The exact step also detects singular
+    matrices. Newton steps follow until the squared length of the last step is below the tolerance. The squared length
+    of a Newton step estimates the error that remains after the step.
 
     Args:
         norm: The squared norm as a function of scales and matrices, and their current values.
-        rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds a
-            network to `rigid` if its matrix may be singular, or if its norm has no minimum.
+        rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds
+            networks to `rigid` whose matrix may be singular, or whose norm has no minimum.
         tolerance: The approximate error to allow in the logarithms of the factors.
         limits: Two shares of the largest eigenvalue of a Gram matrix. Eigenvalues below the first share count as zero,
-            and eigenvalues above the second count as nonzero.
+            and eigenvalues above the second share count as nonzero.
 
     References:
         Cohen, Madry, Tsipras and Vladu (2017), Matrix scaling and balancing via box constrained Newton's method;
@@ -356,7 +358,7 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a short direction of scales along which no row grows, and as many rows as possible shrink by at least one.
+    """Return a short direction of scales in which no row grows, and most rows shrink by at least one.
 
     If no row can shrink without another row growing, return zero.
     """

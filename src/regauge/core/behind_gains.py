@@ -1,7 +1,7 @@
-"""The symmetry of representatives, whose gains are one, and its embedding into the whole symmetry.
+"""The symmetry of representatives (networks whose gains are one), and its relation to the whole symmetry.
 
-Scales and signs that change gains cannot act on representatives. Groups with a value in `behind_gains` may act on
-representatives by rotations, because only gains prevent these rotations.
+Scales and signs that change gains cannot act on representatives. Groups with a value in `behind_gains` may rotate
+representatives, because only gains prevent these rotations.
 
 Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by
 `w -> s (w + 1) - 1`. The same holds for the bias of a layer if the model multiplies by `1 + layer(x)`. Functions that
@@ -28,7 +28,7 @@ Added = float | tuple[tuple[int, int, float], ...]
 
 
 class Gained(Scaled, Protocol):
-    """A protocol for symmetries with gains and translations."""
+    """The properties of a symmetry with gains and translations, as a protocol."""
 
     @property
     def gains(self) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of the symmetry of representatives that acts on them as `element` does."""
+    """Return the element of the symmetry of representatives that acts on them in the same way as `element`."""
     linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
     for name in linear:
         if name in rotated:
@@ -206,7 +206,7 @@ def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor
 
 
 def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Return, for each gain of the named groups, whether a channel of the gain is zero: bool `[*lead]`.
+    """Return, for each gain of the named groups, whether at least one entry of the gain is zero: bool `[*lead]`.
 
     Networks in which a gain of a group is zero are not rotated along the axes of the group.
     """
@@ -272,7 +272,7 @@ def constant(added: Added, length: int) -> float | Tensor:
 
 
 def ranges_of(numbers: Tensor) -> Added:
-    """Return the constants that `constant` gave for each entry of a vector."""
+    """Return the constants from which `constant` made one number for each entry of a vector."""
     values = numbers.tolist()
     if len({*values}) == 1:
         return float(values[0])
@@ -298,7 +298,7 @@ def sums(added: Mapping[str, Added], params: Mapping[str, Tensor]) -> Params:
 def from_sums(added: Mapping[str, Added], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
     """Return the parameters, computed from sums of parameters and the constants that the model adds to them.
 
-    If a parameter in `given` has the same sum, that parameter itself is returned, without rounding.
+    If a parameter in `given` has the same sum, this parameter is returned, because it has no rounding error.
     """
     found = dict(summed)
     for name in added:

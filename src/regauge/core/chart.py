@@ -1,10 +1,10 @@
-"""The chart that describes a network as a representative and coordinates; in it, translations are additive.
+"""Splitting of networks into a representative and coordinates, in which translations are sums of vectors.
 
 First, all gains of the network are set to one. The vectors of the translation families are then subtracted one after
-another, first from weights and then from biases. No subtraction changes the result of an earlier one. The coordinates
-of a network are one vector for each translation family. The order in which vectors are added to the coordinates does
-not matter. If vectors were added to the network itself, the result could depend on their order. For example, adding to
-a LayerNorm does not commute with adding an output bias that compensates for the value bias of attention.
+another, first from weights and then from biases. A subtraction does not change the results of earlier subtractions. The
+coordinates of a network are one vector for each translation family. A translation adds vectors to these coordinates, in
+any order. If vectors were added to the network itself, the result could depend on the order. For example, adding to a
+LayerNorm does not commute with adding an output bias that compensates for the value bias of attention.
 """
 
 import math
@@ -39,7 +39,7 @@ Coordinates = Mapping[str, Tensor]
 
 
 class Charted(Gained, Protocol):
-    """A protocol for symmetries with gains, translations and tied names."""
+    """The properties of a symmetry with gains, translations and tied names, as a protocol."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
@@ -97,7 +97,7 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
 
 
 def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """Return networks whose gains have absorbed running variances, and the logarithms of the variances.
+    """Return networks in which running variances are one and gains compensate for this, and the log variances.
 
     The gains of the returned networks are not yet one.
     """
@@ -112,9 +112,9 @@ def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Pa
 class Carrier:
     """The action of an element on the coordinates of translation families, `[*batch, *shape]`.
 
-    A coordinate is written into the home of its family: a parameter whose other entries are zero. The element acts on
-    the home parameter, and the new coordinate is read from it. Gains are one in a representative. Therefore scales and
-    signs do not act on gains here. Half periods are not added to biases here.
+    Each family of translations has a home parameter. To transform a coordinate, it is written into a home parameter of
+    zeros, the element acts on this parameter, and the new coordinate is read from the result. Gains are one in a
+    representative. Therefore scales and signs do not act on gains here. Half periods are not added to biases here.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:
@@ -141,7 +141,7 @@ class Carrier:
 
 @remembered
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
-    """Return the sites where groups act on the home parameter, which holds the coordinate of a translation family.
+    """Return the sites at which groups act on the home parameter of a translation family.
 
     If a translation family has a gain, groups do not multiply along the gain's axis, because the gain compensates for
     factors.
@@ -166,7 +166,7 @@ def chart_gains(symmetry: Charted) -> tuple[str, ...]:
 
 @remembered
 def scaled_by_gains(symmetry: Charted) -> tuple[str, ...]:
-    """Return the parameters that are multiplied or divided when gains are set to one."""
+    """Return the parameters whose entries are multiplied or divided when gains are set to one."""
     places = [place for one in gain_scales(symmetry, symmetry.gains) for place in one.group.placements]
     return tuple(dict.fromkeys(place.parameter for place in places if any(place.scale) or any(place.sign)))
 
@@ -261,7 +261,7 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 def into_coordinates(
     symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
-    """Return an element that acts on representatives as `element` does, and gives networks the wanted coordinates.
+    """Return an element that acts on representatives like `element`, and gives networks the wanted coordinates.
 
     Args:
         symmetry: The whole symmetry.
@@ -292,9 +292,9 @@ def into_coordinates(
 
 @remembered
 def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
-    """Return whether a translation family adds to the bias that stands next to a gain.
+    """Return whether a translation family adds to the bias that is added after a gain.
 
-    A gain and the bias next to it scale together."""
+    Scales multiply a gain and this bias together."""
     home = family.entries.parameter
     scales = [
         {(site.group.name, site.placement.scale) for site in symmetry.sites.get(name, ())} for name in (home, gain)
@@ -305,9 +305,9 @@ def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
 def random_translation(
     symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...], *, is_stored: bool = False
 ) -> dict[str, Tensor]:
-    """Return random translation vectors as large as typical weights, valid with any running statistics.
+    """Return random translation vectors, about as large as weights, that are exact for any running statistics.
 
-    If `is_stored`, translation families that hold only with the stored running statistics are included.
+    If `is_stored`, translation families that are exact only with the stored running statistics are included.
     """
     found = {}
     for family in symmetry.translations:
@@ -357,7 +357,7 @@ def require_coordinates(symmetry: Charted, coordinates: Coordinates) -> None:
 
 
 def translate(symmetry: Charted, element: Element, params: Params, skip: Collection[str] = ()) -> Params:
-    """Apply an element's rotations and translations; its permutations, signs and scales have already acted.
+    """Apply the rotations and translations of an element, whose permutations, signs and scales have already acted.
 
     The rotations act on the representative. The translation vectors are added to the coordinates of the network.
     """

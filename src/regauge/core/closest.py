@@ -1,4 +1,4 @@
-"""The group element closest to a matrix C of inner products, computed exactly: the maximum of `<g, C>` over g."""
+"""The group element g that maximizes `<g, C>` for a matrix C of inner products, computed exactly."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ from regauge.core.groups import Group, Placement, forbid_between_classes
 from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_basis
 
 ENUMERATED_AT_ONCE = 1 << 22
-"""The largest number of entries that are enumerated at once: cost entries times sign and parity patterns."""
+"""The largest number of values that are computed at once: entries of the cost times patterns of signs and parities."""
 PULL = 1e-9
-"""The weight of a term that favors the identity among rotations, as a share of the cost's norm.
+"""The weight of a term that favors rotations near the identity, as a share of the norm of the cost.
 
-The objective loses at most the square of this share.
+This term costs at most the square of this share of the objective.
 """
 
 Character = tuple[int, ...]
@@ -92,7 +92,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Closest:
-    """The best element of a group, its objective, and dual potentials that speed up similar assignments later."""
+    """The best element of a group, its objective, and dual variables (potentials) for similar assignments."""
 
     value: Value
     objective: Float64[Tensor, "*lead"]
@@ -134,7 +134,7 @@ def closest(
         cost: The objective, or a single matrix `[..., n, n]` if all placements share one character.
         potentials: The potentials that a previous call returned for similar problems.
         current: The permutations to keep if they are optimal within `slack`.
-        slack: The gain up to which a better permutation is ignored and the current one is kept. Default: 0.
+        slack: The current permutation is kept unless another one gains more than this. Default: 0.
         is_repeated: Whether potentials should be returned.
 
     Raises:
@@ -262,11 +262,10 @@ def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor
 
 
 def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the profit of each sign pattern with its best shifts, `[pattern, ...]`, and these shifts by family.
+    """Return the profit of each sign pattern with the best shifts, `[pattern, ...]`, and these shifts by family.
 
-    For a given sign pattern, the best shift is the nearest integer of the required parity. Rounding to the nearest
-    integer is exact unless two families of shifts add to the same entries. Two families of shifts on the same entries
-    are optimized in turn, each while the other is fixed.
+    For a given sign pattern, the best shift is the nearest integer of the required parity. This is exact unless two
+    families of shifts add to the same entries. Such families are optimized in turn, each while the other is fixed.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]

@@ -1,4 +1,4 @@
-"""Text helpers for messages: numbers followed by nouns, and lists of names."""
+"""Texts for messages: numbers followed by nouns, and lists of names."""
 
 import json
 from collections.abc import Mapping, Sequence, Sized

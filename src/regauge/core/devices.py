@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def find_device(name: str, *, is_here: bool = True) -> torch.device:
-    """Return the device with the given name, and refuse devices on which nothing can be trained.
+    """Return the device with the given name; raise an error for devices on which nothing can be trained.
 
     Args:
         name: The name, in the form that `torch.device` accepts.

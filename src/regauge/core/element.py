@@ -4,7 +4,7 @@ All values of an element are indexed by target units. For bases b and unit i, `a
 
     x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
 
-A product of elements therefore first gathers the right element by the indices of the left one, and then combines both
+To multiply two elements, the right element is therefore first permuted by the left element, and then both are combined
 entry by entry.
 """
 
@@ -38,7 +38,8 @@ ALL_PARTS = (*PARTS, TRANSLATION, ROTATION)
 class Value:
     """The value of an element for one group.
 
-    In its tensors, batch axes come first, followed by one axis for each group within which this group is repeated.
+    In the tensors of a value, batch axes come first, followed by one axis for each group within which this group is
+    repeated.
 
     Attributes:
         perm: For each unit, the source unit from which it takes its entries, int64.
@@ -76,13 +77,13 @@ class Value:
     def zip(self, other: "Value", function: Callable[[Tensor, Tensor], Tensor]) -> "Value":
         """Apply a function to every pair of tensors that two values have in the same field.
 
-        If one of the two values lacks a field, the result lacks it as well.
+        A field that one of the two values lacks is also missing in the result.
         """
         theirs = dict(other.items())
         return Value(**{name: function(tensor, theirs[name]) for name, tensor in self.items() if name in theirs})
 
     def where(self, mask: Tensor, other: "Value") -> "Value":
-        """Return the entries of this value where a mask is true, and the entries of `other` elsewhere.
+        """Return entries of this value where a mask is true, and entries of `other` everywhere else.
 
         The axes of the mask are the leading axes of the values.
         """
@@ -153,7 +154,7 @@ class Element(Mapping[str, Value]):
     def order_matrix(self, group: str) -> Float[Tensor, "*lead size size"]:
         """Return the permutation of a group as a float64 matrix P for which `P @ x` is `x[order]`.
 
-        `order_matrix` raises the same errors as `order`.
+        This method raises the same errors as `order`.
         """
         return torch.nn.functional.one_hot(self.order(group), self.order(group).shape[-1]).double()
 
@@ -207,7 +208,7 @@ class Element(Mapping[str, Value]):
         return Element(values, self.batch, *added)
 
     def where(self, mask: Tensor, other: "Element") -> "Element":
-        """Return the elements of this batch where a mask is true, and the elements of `other` elsewhere.
+        """Return elements of this batch where a mask is true, and elements of `other` everywhere else.
 
         The axes of the mask are the leading axes of the batches.
         """

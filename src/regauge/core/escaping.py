@@ -1,4 +1,4 @@
-"""Text from files, escaped so that it cannot move the cursor, begin a new line, act as markup, or end a table cell."""
+"""Escaping of text from files, which then cannot move the cursor, begin a line, act as markup, or end a cell."""
 
 import json
 import re

@@ -1,6 +1,6 @@
-"""Classes of exchangeable units.
+"""Classes of exchangeable units: exchanging two units of a class does not change structure tensors, such as masks.
 
-Exchanging two units of one class leaves every structure tensor unchanged bit by bit.
+Every structure tensor then stays the same bit by bit.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -18,9 +18,8 @@ def classes_of(
 ) -> tuple[int, ...]:
     """Return the class of each unit.
 
-    Exchanging two units of one class leaves every structure tensor unchanged bit by bit. Being exchangeable is an
-    equivalence relation on the units. Exchanges in several groups can be combined, because each exchange leaves the
-    structure tensors unchanged.
+    Every structure tensor then stays the same bit by bit. Being exchangeable is an equivalence relation on the units.
+    Exchanges in several groups can be combined, because each exchange leaves the structure tensors unchanged.
 
     Args:
         group: A group that permutes units.
@@ -77,8 +76,8 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
     """Return, for each unit, numbers that no exchange of other units changes: its entries on the diagonal of all axes.
 
-    Units with different diagonal entries cannot be exchanged. Therefore most pairs of units need no comparison by
-    `_is_kept`.
+    Units with different diagonal entries cannot be exchanged. Therefore most pairs of units do not have to be compared
+    by `_is_kept`.
     """
     diagonal = tensor
     for axis, positions in places.items():

@@ -1,4 +1,4 @@
-"""Algebra of a symmetry on tensors: families of groups, chunks of tensors, unfolding, averages over groups."""
+"""Operations of a symmetry on tensors, and families of groups: inner products, averages, and entries of units."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ from regauge.core.symmetry import Symmetry
 Sites = Mapping[str, Sequence[Site]]
 Tensors = Mapping[str, Tensor]
 CHUNK = 1 << 25
-"""The size of a chunk of a tensor, counted in bytes as float32; large tensors are processed chunk by chunk."""
+"""The size in bytes (as float32) of the chunks in which large tensors are processed."""
 
 
 @dataclass(frozen=True)
@@ -218,13 +218,13 @@ def add_term(
 
 
 def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
-    """Return the average of a tensor over all elements of the groups of `sites`: the part that no element changes.
+    """Return the average of a tensor over all elements of some groups, which is the part that they do not change.
 
     The average over permutations gives all units the same entries. The average over signs or rotations is zero. The
     inner product of two averaged tensors is the expected inner product after a uniformly random element has acted.
-    Inner products of averages are therefore the part of an objective that is known before elements are chosen. If the
-    average covers a whole axis, the result has one entry for each class of units along this axis. Entries that stand
-    for a whole class are scaled to keep inner products correct. Return None if the average is zero.
+    Therefore inner products of averages are the known part of an objective before elements are chosen. If the average
+    covers a whole axis, the result has one entry for each class of units along this axis. Entries that represent a
+    whole class are scaled to keep inner products correct. If the average is zero, the result is None.
     """
     for site in sites:
         axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()

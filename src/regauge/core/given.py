@@ -29,7 +29,7 @@ WORDS: dict[Any, str] = {
 def as_params(network: Any, what: str = "the network") -> Params:
     """Return the network that a caller gave, without gradients. The returned tensors share memory with the argument.
 
-    `as_params` raises the same errors as `require_tensors`.
+    This function raises the same errors as `require_tensors`.
     """
     require_tensors(network, what)
     return {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in network.items()}
@@ -50,7 +50,7 @@ def require_tensors(network: object, what: str = "the network") -> None:
 
 
 def as_networks(networks: object) -> list[Any]:
-    """Return the networks that a caller gave as one argument.
+    """Return the networks in a list that a caller gave.
 
     Raises:
         TypeError: The networks are not a list.
@@ -233,7 +233,7 @@ def require_plain(name: str, value: object, annotation: Any) -> None:
 def given_or_seed(generator: torch.Generator | None) -> torch.Generator:
     """Return the given generator.
 
-    If the generator is None, return a new one with seed 0, which makes results reproducible.
+    If the generator is None, return a new generator with seed 0. Results are therefore reproducible.
     """
     return torch.Generator().manual_seed(0) if generator is None else generator
 

@@ -209,7 +209,7 @@ class Frozen:
 def groups_from_axes(
     axes: Mapping[str, Sequence[str | None]], kinds: Mapping[str, Kind], omegas: Mapping[str, float]
 ) -> tuple[Group, ...]:
-    """Return the groups, of unknown size, that a dictionary of axes describes; see `Symmetry.from_axes`."""
+    """Return the groups that a dictionary of axes describes, without sizes; see `Symmetry.from_axes`."""
     found: dict[str, list[Placement]] = {}
     for parameter, row in axes.items():
         for axis, text in enumerate(row):
@@ -258,7 +258,7 @@ def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
 
 
 def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
-    """Return the group with its size, read from the shapes of the parameters on which it acts."""
+    """Return the group with its size, which is determined by the shapes of the parameters on which it acts."""
     if group.size:
         return group
     sizes = {}
@@ -304,7 +304,7 @@ def forbid_between_classes(
 ) -> Float[Tensor, "*lead target source"]:
     """Lower the profits of assigning a unit to a unit of another class.
 
-    One assignment between classes then costs more than all other assignments together can gain.
+    A single assignment between classes then costs more than all other assignments together can gain.
     """
     if not group.classes:
         return profits

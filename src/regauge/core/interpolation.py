@@ -17,7 +17,7 @@ from regauge.core.params import VALUES, Params, require_same_names, require_shar
 from regauge.core.symmetry import Symmetry
 
 CONSTANT_TENSOR = 1e-10
-"""A tensor counts as constant if the differences between its units make up less than this share of its squares."""
+"""A tensor counts as constant if the differences between units are less than this share of the sum of squares."""
 
 
 def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float | Tensor = 0.5) -> Params:
@@ -32,8 +32,8 @@ def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], 
 def combine(networks: Sequence[Mapping[str, Tensor]], weights: Sequence[float | Tensor]) -> Params:
     """Return `sum_k weights[k] networks[k]`.
 
-    If one weight is one and all others are zero, the result equals the network with weight one exactly. `combine`
-    raises a ValueError that names a parameter that only one network has, or an integer tensor that differs.
+    If one weight is one and all others are zero, the result equals the network with weight one exactly. If only one
+    network has a parameter, or an integer tensor differs, a ValueError names this tensor.
     """
     used = [(network, w) for network, w in zip(networks, weights, strict=True) if isinstance(w, Tensor) or w != 0]
     if len(used) == 1 and not isinstance(used[0][1], Tensor) and used[0][1] == 1:
@@ -69,8 +69,7 @@ def mean(networks: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | Non
 def shares_of(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     """Return the weights of `count` networks, scaled to sum to one. Default: all networks have equal weights.
 
-    `shares_of` raises a ValueError if the number of weights is wrong, or if weights are negative, not finite, or all
-    zero.
+    A ValueError is raised if the number of weights is wrong, or if weights are negative, not finite, or all zero.
     """
     given = [1.0] * count if weights is None else [float(w) for w in weights]
     if len(given) != count or any(not 0 <= w < math.inf for w in given) or sum(given) <= 0:
@@ -105,9 +104,9 @@ class ExplainedTensor:
     Attributes:
         name: The name of the tensor.
         shape: The shape of the tensor.
-        before: The share of the first network's tensor that the second network's tensor explains before alignment. The
-            explained share is the squared correlation, or zero if the correlation is negative. The explained share is
-            None if one of the two tensors is the same for all units.
+        before: The share of the first network's tensor that the second network's tensor explains before alignment. This
+            share is the squared correlation, or zero if the correlation is negative. None if one of the two tensors is
+            the same for all units.
         after: The explained share after alignment, that is, after an element was applied to the second network.
         weight: The squared norm of the first network's tensor, without the average over all elements.
         squares: Three numbers: the squared distances before and after alignment, and the squared norm of the first
@@ -125,10 +124,10 @@ class ExplainedTensor:
 class ExplainedSums:
     """Sums of squares and products for one tensor of two networks, with and without the part that no element changes.
 
-    The sums contain the second network twice, as it was before alignment and as it is after. The part that no element
-    changes, such as the mean over units, contains no information about units. Networks that were trained on similar
-    data share this part. For example, gains are around one in all networks, and embeddings reflect the frequencies of
-    tokens. Correlations are computed after the part that no element changes is subtracted.
+    The sums contain the second network twice, before and after alignment. The part that no element changes, such as the
+    mean over units, contains no information about units. Networks that were trained on similar data share this part.
+    For example, gains are around one in all networks, and embeddings reflect the frequencies of tokens. Correlations
+    are computed after the part that no element changes is subtracted.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
-"""A network whose tensors are computed one at a time: a representative, or a network moved by an element.
+"""Networks whose tensors are computed one at a time: representatives, or networks transformed by an element.
 
-Only the coordinates, and the vectors that translation families add, are kept in memory. If a tensor determines vectors
-that are added to other tensors, it is read twice. Networks on disk, and large networks in memory, are transformed
-tensor by tensor in this way.
+Only the coordinates, and the vectors that translation families add, are kept in memory. A tensor that determines
+vectors for other tensors is read twice. Networks on disk, and large networks in memory, are transformed in this way.
 """
 
 import math
@@ -39,8 +38,8 @@ class LazyTensors(Mapping[str, Tensor]):
 
     Each tensor is computed on request, in a wider dtype.
 
-    The tensors include the constants that the model adds to gains, such as the 1 in `1 + weight`. `parameter` returns
-    tensors without the constants that the model adds to gains.
+    These tensors include the constants that the model adds to gains, such as the 1 in `1 + weight`. The method
+    `parameter` returns tensors without these constants.
 
     Args:
         symmetry: The symmetry. All sizes of groups must be known.
@@ -88,7 +87,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return tensor
 
     def _scale_by(self, gains: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Scale later results as if all gains were first set to one, and nonzero gains were then set to `wanted`."""
+        """Scale later results as if all gains were set to one, and afterwards all nonzero gains to `wanted`."""
         self._scaling = unit_element(self.symmetry, gains, self.symmetry.gains)
         self._gains = dict(wanted)
 

@@ -1,4 +1,4 @@
-"""Balancing by invertible matrices, which makes two Gram matrices equal, and exact integer null spaces."""
+"""Matrices that make two Gram matrices equal, for balancing, and exact null spaces of integer matrices."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 FAINT_ENTRY = 1e-100
-"""The share of a Gram matrix's largest entry below which its entries count as zero."""
+"""Entries of a Gram matrix below this share of its largest entry count as zero."""
 
 Gram = Float64[Tensor, "*lead n n"]
 
@@ -17,7 +17,7 @@ Gram = Float64[Tensor, "*lead n n"]
 def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tuple[Gram, Bool[Tensor, "*lead"]]:
     """Return the matrix A that makes `A F A'` and `A^-T G A^-1` equal and diagonal, and whether A is certain.
 
-    A is uncertain if rounding hides the rank of F or G.
+    A is uncertain if the rank of F or G cannot be determined because of rounding.
 
     F is the Gram matrix of the entries that A multiplies. G is the Gram matrix of the entries that the inverse
     transpose of A multiplies. With `F = L L'` and `L' G L = V D^2 V'`, the matrix A is `sqrt(D) V' L^-1`. A minimizes
@@ -78,7 +78,7 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
 
 
 def _flushed(gram: Gram) -> Gram:
-    """Set entries of a Gram matrix to zero if they are so small that LAPACK's eigenvalue solver would not converge.
+    """Set tiny entries of a Gram matrix to zero, with which LAPACK's eigenvalue solver would not converge.
 
     Such tiny entries arise in null spaces, where entries shrink with every step of balancing.
     """
@@ -88,7 +88,7 @@ def _flushed(gram: Gram) -> Gram:
 def _root(gram: Gram, zero: float, certain: float) -> Gram | None:
     """Return a matrix L with `gram = L L'`, which has as many columns as the rank of `gram`.
 
-    Return None if rounding leaves the rank in doubt.
+    If the rank is uncertain because of rounding, the result is None.
     """
     values, vectors = torch.linalg.eigh(gram)
     share = values / values[-1].clamp_min(torch.finfo(values.dtype).tiny)
@@ -113,7 +113,7 @@ def root_of(product: Gram, power: float = 0.5) -> Gram:
 def null_space(rows: Sequence[Sequence[int]], count: int, *, modulus: int | None = None) -> list[tuple[int, ...]]:
     """Return integer vectors that span the null space of a matrix with the given rows.
 
-    If `modulus` is given, compute modulo this prime.
+    If `modulus`, a prime, is given, the computation is modulo this number.
 
     Each returned vector has a nonzero entry at a position where all other returned vectors are zero.
     """

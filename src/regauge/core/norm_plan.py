@@ -1,4 +1,4 @@
-"""A plan for computing the squared norm of networks: parameters, sorted by the scales and matrices on them."""
+"""A plan for computing the squared norm of networks: parameters, sorted by the scales and matrices that act."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors whose sums of squares form matrices of one shape, with one scale per row and one scale per column.
+    """Tensors whose sums of squares form matrices of one shape; one scale multiplies each row and each column.
 
     Attributes:
         axes: For each tensor, the axes that become the rows of its matrix, and the axes that become the columns.
@@ -55,7 +55,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Loose:
-    """A tensor `[batch, values]` with matrices on several axes, or with scales and matrices on only part of an axis.
+    """A tensor `[batch, values]` on whose axes several matrices act, or scales and matrices on part of an axis.
 
     Attributes:
         name: The name of the tensor.
@@ -69,15 +69,15 @@ class Loose:
 
 
 class Incidence:
-    """Exponents `[row, unit]`: the change in the logarithm of a row's squares if a unit's log scale grows by one.
+    """Exponents `[row, unit]`: the growth of a row's log sum of squares if the log scale of a unit grows by one.
 
     Attributes:
         rows: The matrix of exponents, `[row, unit]`.
         columns: The transposed matrix of exponents, `[unit, row]`.
         rising: The positive exponents, transposed.
         falling: The absolute values of the negative exponents, transposed.
-        steepest: For each unit, its largest positive and its largest negative exponent over all rows. For `steepest`,
-            exponents are first multiplied by the number of units that scale the squares of their row.
+        steepest: For each unit, the largest positive and the largest negative exponent over all rows, multiplied by the
+            number of units that scale the row.
     """
 
     def __init__(self, rows: csr_array, tables: Sequence[Table]) -> None:
@@ -95,7 +95,7 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Filters:
-    """A normalizer (a scale that changes buffers): its effect on all rows, and on rows that no other scale affects."""
+    """Normalizers (scales that change buffers): their effect on all rows, and on rows that no other scale affects."""
 
     direction: Direction
     moves: Incidence
@@ -199,7 +199,7 @@ def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
 
 
 class _Rows:
-    """A growing list of rows, which are sums of squares that are scaled as a whole.
+    """A growing list of rows, which are sums of squares with one common factor.
 
     Each row is an entry of a summed tensor and has coordinates along some axes of the tensor.
     """

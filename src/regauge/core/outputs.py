@@ -1,4 +1,4 @@
-"""A wrapper that runs a model in evaluation mode and returns only the selected outputs, for comparisons."""
+"""Selection of the outputs of a model that are compared, and evaluation mode."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ Outputs = Callable[[Any], Any] | str | Sequence[str] | None
 class OutputsError(ValueError):
     """Error if the output of a model lacks a field that `outputs` selects.
 
-    `discover` must not mistake this error for a failed trace.
+    This error has a class of its own because `discover` must not report it as a failed trace.
     """
 
 

@@ -166,7 +166,7 @@ def label(k: int, what: str = "network") -> str:
 
 
 def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Convert a tensor to another dtype. `round_to` raises the same errors as `require_held`."""
+    """Convert a tensor to another dtype. The errors are the same as those of `require_held`."""
     if tensor.dtype == dtype:
         return tensor
     rounded = tensor.to(dtype)
@@ -178,7 +178,7 @@ def round_to(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
     """Convert a network that was computed from a given network to the dtypes of the given network.
 
-    `round_alike` raises the same errors as `require_held`.
+    The errors are the same as those of `require_held`.
     """
     rounded = {name: tensor.to(given[name].dtype) for name, tensor in made.items()}
     for name, tensor in rounded.items():
@@ -188,11 +188,11 @@ def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Para
 
 
 def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
-    """Raise an error if a computed tensor has more entries NaN or Inf than the tensors from which it was computed.
+    """Raise an error if a computed tensor contains more NaN or Inf than the tensors from which it was computed.
 
-    Entries that were already Inf or NaN may stay so, for example in a permuted attention mask. Any other computed entry
-    that is NaN or Inf exceeds the range of the dtype. The given tensors are read only if the computed tensor contains
-    NaN or Inf.
+    Entries that already were NaN or Inf are accepted, for example in a permuted attention mask. Any other computed
+    entry that is NaN or Inf exceeds the range of the dtype. The given tensors are read only if the computed tensor
+    contains NaN or Inf.
 
     Raises:
         ValueError: The dtype cannot represent the computed entries.
@@ -235,7 +235,7 @@ def require_movable(groups: Iterable[Group], params: Mapping[str, Tensor], buffe
 
 
 def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> None:
-    """Refuse integer or boolean tensors that differ between networks, because such tensors have no mean.
+    """Raise an error for integer or boolean tensors that differ between networks, because they have no mean.
 
     Counters, which are one integer in each network, may differ.
 
@@ -261,7 +261,7 @@ def require_shared(name: str, tensors: Sequence[Tensor], *, lead: int = 0) -> No
 def _is_finite(tensor: Tensor) -> bool:
     """Return whether all entries are finite.
 
-    If the sum of all entries is finite, all entries are finite. Computing the sum takes only one pass over the tensor.
+    If the sum of all entries is finite, all entries are finite, and the sum takes only one pass over the tensor.
     """
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return math.isfinite(tensor.sum(dtype=torch.float32 if tensor.itemsize < 4 else None))

@@ -1,4 +1,4 @@
-"""Evaluation of a model as a function of its parameters, as exact as possible, and results of numerical checks."""
+"""Evaluation of a model as a function of its parameters, as exactly as possible, and results of numerical checks."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ TOLERANCE_SINGLE = 1e-5
 TOLERANCE_FLOAT32 = 1e-4
 """The largest relative error that is allowed if a model cannot run in float64 at all."""
 ROUNDED = 4
-"""The size of the parameter errors whose effect on the outputs is tested, in rounding errors."""
+"""The size of the parameter changes whose effect on the outputs is tested, in units of the rounding error."""
 STEADY = 1e-2
 """The largest change of the outputs that small parameter errors may cause, as a share of the tolerance."""
 
@@ -51,12 +51,12 @@ def away(
     run: Callable[[Params], list[Tensor]],
     tolerance: float,
 ) -> Trial:
-    """Return parameters away from initialization where the outputs are finite and insensitive to rounding errors.
+    """Return perturbed parameters with which the outputs are finite and insensitive to rounding errors.
 
     In a chain of sines with high frequencies, every layer amplifies rounding errors if the weights are as large as in
-    other networks. A model that amplifies rounding errors strongly is evaluated at smaller weights. If rounding errors
-    are amplified at all tried weights, the weights with the smallest errors are returned. Parameters in `fixed` keep
-    the given value.
+    other networks. Such a model is evaluated with smaller weights. If rounding errors are amplified with all sizes of
+    weights that are tried, the weights with the smallest errors are returned. Parameters in `fixed` keep the given
+    value.
     """
     best: tuple[float, Trial] | None = None
     infinite: Trial | None = None
@@ -79,7 +79,7 @@ def away(
 def exact_probe(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], outputs: Outputs = None
 ) -> tuple["Probe", float]:
-    """Return a probe that is as exact as the model allows, and the relative error to allow for its rounding."""
+    """Return a copy of the model that computes as exactly as possible, and the relative error to allow for rounding."""
     single = partial(Probe, module, inputs, kwargs, outputs, dtype=torch.float32)
     try:
         probe = Probe(module, inputs, kwargs, outputs)
@@ -103,8 +103,8 @@ def first_trial(
 ) -> tuple["Probe", float, Trial] | None:
     """Return a float64 probe, the relative error to allow for its rounding, and a trial, with only one evaluation.
 
-    In most cases, `first_trial` gives the same probe and parameters as `exact_probe` and `away`. However, `first_trial`
-    does not measure how sensitive the outputs are to rounding errors. Return None if the model cannot run in float64 or
+    In most cases, this function gives the same probe and parameters as `exact_probe` and `away`. However, it does not
+    measure how sensitive the outputs are to rounding errors. The result is None if the model cannot run in float64, or
     if the outputs are not finite.
     """
     try:
@@ -203,7 +203,7 @@ def perturb(
     is_raised: bool = True,
     fixed: Mapping[str, float] | None = None,
 ) -> Params:
-    """Return parameters with random noise added, so no bias is zero, no gain is one, and no weight vanishes.
+    """Return parameters plus random noise, in which no bias or weight is zero, and no gain is one.
 
     Buffers without negative entries, such as running variances, keep their signs. Tied names stay tied. The size of the
     noise is proportional to the size of the entries. If `is_raised`, small weights are enlarged until each layer's
@@ -292,7 +292,7 @@ def _round_off(params: Params, generator: torch.Generator) -> Params:
 
 
 class _Precision(TorchFunctionMode):
-    """A mode of torch that detects results in single or half precision which depend on parameters."""
+    """A mode of torch that detects results in single or half precision that depend on parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,7 +308,7 @@ class _Precision(TorchFunctionMode):
 
 
 class InDouble(TorchFunctionMode):
-    """A context in which a model keeps results in float64 where its code would convert them to float32.
+    """A context in which results stay in float64, even if the code of the model converts them to float32.
 
     Many normalization layers convert their inputs to float32.
     """
@@ -322,7 +322,7 @@ class InDouble(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a verification: the largest relative change of an output, by all groups and by each group.
+    """The result of a verification: the largest relative change of an output by all groups, and by each group.
 
     The accepted change is 1e-9. If the model itself rounds to float32, the accepted change is 1e-5; if it cannot run in
     float64, 1e-4.
@@ -350,7 +350,7 @@ class Check:
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The groups that change the function of the network, so they are no symmetries."""
+        """The groups that change the function of the network, and therefore are not symmetries."""
         return tuple(name for name, error in self.per_group.items() if not error <= self.tolerance)
 
     def __str__(self) -> str:

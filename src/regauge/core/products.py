@@ -2,10 +2,10 @@
 
 In single precision, torch multiplies matrices with its BLAS, which is MKL on x86 processors. With the setting
 `"onednn"`, oneDNN multiplies large matrices. Torch uses oneDNN for convolutions. MKL and oneDNN round differently, and
-rounding differences grow during long training. Measuring the speed would therefore be a bad way to choose the library:
-results would depend on the measurement. The default library depends only on the processor. The environment variable
-`REGAUGE_PRODUCTS` and the function `set_library` override the default. An output that is computed in several runs
-records the library. The training of convolutional networks uses the same setting (`training/chains/image_chain.py`).
+rounding differences grow during long training. If measured speeds determined the library, results would depend on the
+measurement. Therefore the default library depends only on the processor. The environment variable `REGAUGE_PRODUCTS`
+and the function `set_library` override the default. If an output is computed in several runs, the library is recorded
+in the output. The training of convolutional networks uses the same setting (`training/chains/image_chain.py`).
 
 MKL does not use AVX-512 on processors of other makers than Intel. On an AMD EPYC, MKL reached 98 GFLOP/s with 1,024 x
 1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. On this Xeon,
@@ -27,7 +27,7 @@ Library = Literal["blas", "onednn"]
 VARIABLE = "REGAUGE_PRODUCTS"
 """The environment variable that chooses the library for matrix products."""
 LARGE_PRODUCT = 2**21
-"""The number of multiplications from which oneDNN computes one product faster, despite its fixed overhead."""
+"""The number of multiplications above which oneDNN computes one product faster, in spite of its overhead."""
 
 _chosen: Library | None = None
 _used: ContextVar[Library | None] = ContextVar("used library", default=None)
@@ -190,7 +190,7 @@ def _is_rewritten() -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether oneDNN can multiply a tensor as it lies in memory, and no function transform tracks it."""
+    """Return whether oneDNN can multiply a tensor without copying, and no function transform tracks this tensor."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""A cache for results that depend only on a symmetry. Cached results are kept as long as the symmetry exists."""
+"""A cache for results that depend only on a symmetry. Results are kept as long as the symmetry exists."""
 
 from collections.abc import Callable, Hashable
 from functools import wraps
@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Remembering(Protocol):
-    """A protocol for symmetries that store computed results."""
+    """The property of symmetries to store computed results, as a protocol."""
 
     @property
     def memory(self) -> dict[Hashable, Any]:
@@ -21,8 +21,8 @@ Given = ParamSpec("Given")
 def remembered(compute: Callable[Concatenate[Owner, Given], Result]) -> Callable[Concatenate[Owner, Given], Result]:
     """Cache the results of a function of a symmetry and hashable arguments, as long as the symmetry exists.
 
-    For small networks, finding the sites where groups act can take longer than alignment, so caching is worthwhile. All
-    callers get the same cached object, so they must not modify it.
+    For small networks, finding the sites where groups act can take longer than alignment, which is why results are
+    cached. All callers get the same object, which they must not modify.
     """
     name = f"{compute.__module__}.{compute.__qualname__}"
 

@@ -1,9 +1,8 @@
 """Subgroups of O(n): rotations that keep the vector of all ones, and rotations without reflections.
 
-Rotations that keep the vector of all ones commute with taking a mean. Every rotation that keeps the vector of all ones
-is `1 1^T / n + H^T R H`. The n - 1 rows of H are an orthonormal basis of the vectors whose sum is zero, and R is any
-rotation of these vectors. LayerNorm without gains commutes with all rotations that keep the vector of all ones. Such
-rotations change neither the mean of a vector nor the norm of its deviation from the mean.
+A rotation that keeps the vector of all ones has the form `1 1^T / n + H^T R H`. The n - 1 rows of H are an orthonormal
+basis of the vectors whose sum is zero, and R is any rotation of these vectors. Such rotations change neither the mean
+of a vector nor the norm of its deviation from the mean. Therefore LayerNorm without gains commutes with them.
 """
 
 import torch

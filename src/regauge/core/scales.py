@@ -1,4 +1,4 @@
-"""Directions of positive scales: combinations of a group's scale families that balancing treats as one family."""
+"""Directions of positive scales: combinations of a group's families of scales that balancing treats as one."""
 
 import itertools
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class ScaleSite:
 
 @dataclass(frozen=True)
 class Direction:
-    """A combination of one group's scale families that balancing treats as one, and the sites where it acts.
+    """A combination of a group's families of scales that balancing treats as one, and the sites where it acts.
 
     For a normalizer (a direction that changes buffers), `own` holds the sites whose entries no other direction scales.
     """
@@ -51,7 +51,7 @@ class Direction:
 
 @remembered
 def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Direction, ...]:
-    """Return the directions of scales for every group, which are single scale families or combinations of them.
+    """Return the directions of scales for every group, which are families of scales or combinations of them.
 
     If buffers must not change, return only combinations that leave buffers unchanged.
     """
@@ -75,9 +75,9 @@ def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
 
 @remembered
 def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
-    """Return combinations of scale families that change buffers, each with the entries that only it scales.
+    """Return combinations of scales that change buffers, each with the entries that no other combination scales.
 
-    Entries that only one such combination scales are the filters before batch normalization, one set for each layer.
+    These entries are the filters before batch normalization, one set for each layer.
     """
     result = []
     for group in symmetry.groups:
@@ -131,8 +131,8 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
     """Add and subtract combinations of scale families in a basis until no sum or difference affects fewer sites.
 
     If a scale multiplies only one tensor, such as a filter before a normalization, the norm has no minimum. A linear
-    term in the logarithm of the scale gives the norm a minimum. To add the linear term, some combination must scale
-    only this one tensor. If each combination also scaled other tensors, balancing might never end.
+    term in the logarithm of the scale gives the norm a minimum. This term requires a combination that scales only this
+    tensor. If every combination also scaled other tensors, balancing might never end.
     """
     if len(basis) < 2:
         return basis

@@ -1,11 +1,10 @@
-"""The best pattern of signs for each pair of units of a group with several families of signs.
+"""The best signs for each pair of units, for groups with several families of signs.
 
 Each family k has a sign s_k for each unit. At each placement, the units are multiplied by the product of s_k over a
-subset of the families. The product of s_k over a subset of the families is called the *character* of the subset.
-Different placements can have different characters. For one pair of units, the objective is `sum_chi chi(s) c_chi`,
-where chi runs over the characters, and it is maximized over the signs s. A character that is independent of all others
-over GF(2) contributes `|c_chi|` to the maximum. The characters that depend on one another split into independent
-components.
+subset of the families, which is called a *character*. Different placements can have different characters. For one pair
+of units, the objective is `sum_chi chi(s) c_chi`, where chi runs over the characters, and it is maximized over the
+signs s. A character that is independent of all others over GF(2) contributes `|c_chi|` to the maximum. The characters
+that depend on one another split into independent components.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 ENUMERATED = 8
-"""The number of free signs up to which a component is solved by enumeration; above it, by coordinate ascent."""
+"""The largest number of free signs of a component for enumeration; with more, coordinate ascent is used."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class SignCode:
 def _coordinate_ascent(component: _Component, own: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Flip one sign at a time until no single flip improves the objective at any entry.
 
-    The first signs are optimal if all characters outside the basis are ignored.
+    The initial signs are optimal if all characters outside of the basis are ignored.
     """
     place = dict(zip(component.members, own, strict=True))
     bits = [(place[b] < 0).long() for b in component.basis]

@@ -1,4 +1,4 @@
-"""Batches split into two parts: examples for making a choice, and examples for evaluating the choice."""
+"""Splitting of batches into examples for making a choice, and examples for evaluating the choice."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -57,7 +57,7 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
 
 
 def example_counts(batches: Iterable[Any]) -> list[int]:
-    """Return the number of examples of each batch that a split can separate: one each if batches stay whole."""
+    """Return the number of parts into which each batch can be split: its examples, or one if it stays whole."""
     found = [_count_examples(as_pair(batch)) for batch in batches]
     return [1 if None in found or size is None else size for size in found]
 

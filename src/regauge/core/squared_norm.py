@@ -21,9 +21,9 @@ Steps = Float64[np.ndarray, "batch unknown"]
 COLUMNS = 1 << 12
 """The number of columns of a matrix that are multiplied at once, to save memory."""
 NOTHING = 1e-13
-"""The share of the largest diagonal entry of two Gram matrices below which a direction counts as zero in both."""
+"""A direction counts as zero in two Gram matrices if both are below this share of the largest diagonal entry."""
 Limits = tuple[float, float]
-"""Two shares of a Gram matrix's largest eigenvalue, which classify its other eigenvalues.
+"""Two shares of the largest eigenvalue of a Gram matrix, by which the other eigenvalues are classified.
 
 Eigenvalues below the first share count as zero, and eigenvalues above the second count as nonzero.
 """
@@ -33,9 +33,9 @@ Gram = Float64[np.ndarray, "batch copies n n"]
 class SquaredNorm:
     """The squared norm of networks after all steps of scales and matrices so far.
 
-    Scales and symmetric matrices map a tensor T to `exp(L) T`, where L is a symmetric linear map. L depends linearly on
-    the matrices and on the logarithms of the scales. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and
-    the curvature `4 |L T|^2`. The curvature is never negative, so the squared norm is convex.
+    Scales and symmetric matrices map a tensor T to `exp(L) T`. The symmetric linear map L depends linearly on the
+    logarithms of scales and matrices. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and the curvature
+    `4 |L T|^2`. The curvature is never negative, so the squared norm is convex.
 
     Args:
         symmetry: The symmetry. All sizes of groups must be known.
@@ -146,7 +146,7 @@ class SquaredNorm:
     def objective(self) -> Float64[np.ndarray, " batch"]:
         """Return the squared norm plus linear terms.
 
-        Linear terms belong to units, and to singular matrices, that only scale entries up or only scale entries down.
+        There are linear terms for units and singular matrices that can only increase, or only decrease, entries.
         """
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found
@@ -154,13 +154,12 @@ class SquaredNorm:
     def _meet(self, incidence: Incidence) -> Array:
         """Return the step of scales to the minimum of an upper bound of the squared norm.
 
-        The upper bound is a sum of one function for each unit. With weights W and exponents e, such a function `sum W
-        exp(e t)` of the step t has a rising and a falling part. `sum W exp(e t)` is smallest where the slopes of its
-        rising and its falling part have equal logarithms. The difference of the two logarithms changes at most at a
-        rate that is the sum of the largest exponents of both parts. A step that divides the difference of the
-        logarithms by this rate therefore never goes too far. An entry that k units scale is bounded by the mean of k
-        terms, each with k times the exponent. If the function of a unit only rises or only falls, the unit moves until
-        its slope equals that of a linear term.
+        The upper bound is a sum of one function for each unit: `sum W exp(e t)` of the step t, with weights W and
+        exponents e. This function has a rising and a falling part, and is smallest where the slopes of both parts have
+        equal logarithms. The difference of these logarithms changes with t at most at a rate that is the sum of the
+        largest exponents of both parts. A step of the difference divided by this rate therefore never goes too far. An
+        entry that k units scale is bounded by the mean of k terms, each with k times the exponent. If the function of a
+        unit only rises or only falls, the step ends where the slope equals the slope of the linear term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0
@@ -177,7 +176,7 @@ class SquaredNorm:
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """Return the steps after which the entries that only one normalizer scales have norm one, up to a constant.
+        """Return steps after which entries that only one normalizer scales have norm one, up to a constant.
 
         A normalizer is a direction of scales that changes buffers, for example the scale of a filter before batch
         normalization.
@@ -193,7 +192,8 @@ class SquaredNorm:
         return steps
 
     def grams(self, group: str) -> tuple[Gram, Gram]:
-        """Return two Gram matrices: of entries that a group multiplies, and of entries that its inverse multiplies."""
+        """Return the Gram matrix of the entries that a group multiplies, and of the entries that its inverse
+        multiplies."""
         sums = self._alone[group].copy()
         for sign, values in self._acted_on(group):
             sums[int(sign < 0)] += values @ values.swapaxes(-1, -2)
@@ -241,13 +241,13 @@ class SquaredNorm:
     def balance(
         self, group: str, is_rigid: Bool[np.ndarray, " batch"], is_chosen: Bool[np.ndarray, " batch"], limits: Limits
     ) -> None:
-        """Take the best step of one group's matrices while all scales and other groups are fixed.
+        """Take the best step of the matrices of one group, while all scales and other groups are fixed.
 
-        Networks outside `is_chosen`, and networks in which the group is rigid, do not change. If the group acts on d
-        axes of one tensor, the step is computed as if it acted on only one of them. Its d-th root does not overshoot
-        when the group acts on all d axes. In a singular copy, some subspace may be nonzero for only one of the two Gram
-        matrices. The logarithm of the volume of such a subspace then gets a linear term. If the rank of a copy's Gram
-        matrices is in doubt, the group becomes rigid in this network.
+        Networks outside of `is_chosen`, and networks in which the group stays the identity (is rigid), do not change.
+        If the group acts on d axes of one tensor, the step is the d-th root of the best step for one axis, which does
+        not go too far. In singular copies, a subspace may be nonzero in only one of the two Gram matrices. The
+        logarithm of the volume of this subspace then gets a linear term. If the rank of a copy's Gram matrices is
+        uncertain, the group becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)
@@ -297,9 +297,10 @@ class SquaredNorm:
         return gradient * self._free, diagonal * self._free
 
     def _projectors(self, group: str) -> tuple[Array, Array]:
-        """Return projectors onto subspaces on which only one of the two Gram matrices of a copy is nonzero.
+        """Return projections to subspaces on which only one of the two Gram matrices of a copy is nonzero.
 
-        In the first projector the Gram matrix of the group is nonzero, in the second that of its inverse.
+        For the first projection, this is the Gram matrix of the group, and for the second the Gram matrix of its
+        inverse.
         """
         found = np.zeros((2, *self.found[group].shape))
         for k, copy, bases in self._single[group]:
@@ -392,7 +393,7 @@ def _beyond(gram: Array, other: Array, zero: float) -> Array:
 def _are_regular(
     grams: Float64[np.ndarray, "side batch copies n n"], certain: float
 ) -> Bool[np.ndarray, "batch copies"]:
-    """Return whether both Gram matrices of a copy have full rank: that of the group and that of its inverse."""
+    """Return whether both Gram matrices of a copy, of the group and of its inverse, have full rank."""
     values = np.linalg.eigvalsh(grams)
     found: NDArray[np.bool_] = np.all(values[..., 0] > certain * values[..., -1], axis=0)
     return found

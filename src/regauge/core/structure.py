@@ -1,8 +1,7 @@
 """Structure: tensors that a network does not learn (masks, permutations, tables) and that a symmetry does not change.
 
 Two units can be exchanged if the entries of both are equal in all structure tensors: see `regauge.core.exchangeable`.
-If two networks have different structure, alignment allows only elements that map one structure to the other: see
-`carry`.
+If two networks have different structure, alignment uses only elements that map one structure to the other: see `carry`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +68,7 @@ def carry(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 def without_structure(symmetry: Symmetry) -> Symmetry:
     """Return the symmetry without its placements on structure tensors.
 
-    The returned symmetry suits networks without structure tensors.
+    The result is a symmetry for networks without structure tensors.
     """
     held = frozenset(symmetry.structure)
     groups = tuple(
@@ -90,7 +89,7 @@ def _difference(name: str) -> str:
 def carry_pairs(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Element | None:
     """Return elements that map structures onto each other, for every pair of networks of two populations.
 
-    Return None if all structures are equal.
+    If all structures are equal, the result is None.
     """
     names = [name for name in symmetry.structure if name in a and name in b]
     if all(is_same(a[name], b[name]) for name in names):
@@ -162,7 +161,7 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Give different colors to units whose entries differ with respect to a color, until no color can be split."""
+        """Give different colors to units with different entries towards units of some color, until no color changes."""
         while True:
             signatures = {name: [color] for name, color in colors.items()}
             for name in self._names:
@@ -212,7 +211,7 @@ def _axis_colors(colors: Colors, places: Sequence[Site], axis: int, length: int)
 
 
 def _smallest_tie(colors: Colors) -> tuple[str, int] | None:
-    """Return a unit of the smallest color that several units share, and the name of its group."""
+    """Return a unit with the smallest color that several units have, and the name of the unit's group."""
     best: tuple[int, str, int] | None = None
     for name, color in colors.items():
         _, firsts, counts = np.unique(color, return_index=True, return_counts=True)

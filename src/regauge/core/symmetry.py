@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from regauge.core.compiled import CompiledElement
 
 BEHIND = " behind gains"
-"""The suffix of a group's name under which a numerical check reports the group's rotations of representatives."""
+"""The suffix of a group's name in numerical checks, for rotations that need gains of one."""
 SHOWN = 6
 """The number of groups that the one-line form of a symmetry names."""
 
 
 @dataclass(frozen=True, repr=False)
 class Symmetry:
-    """The groups of a model and the axes on which they act.
+    """The symmetry of a model: groups of transformations of its parameters, and the axes on which they act.
 
     Let g and h be elements and p parameters. Then `act(identity(), p) == p`,
     `act(g, act(h, p)) == act(compose(g, h), p)`, and `act(inverse(g), act(g, p)) == p`. The networks p and `act(g, p)`
@@ -169,7 +169,7 @@ class Symmetry:
 
     @property
     def moves_statistics(self) -> bool:
-        """Return whether scales change running statistics, which would then fit the activations of only one network."""
+        """Return whether scales change running statistics, which then depend on the choice of scales."""
         places = [place for group in self.groups for place in group.placements if any(place.scale)]
         return any(place.parameter in self.buffers for place in places)
 
@@ -284,7 +284,7 @@ class Symmetry:
     def act(self, element: Element, params: Mapping[str, Tensor], *, skip: Collection[str] = ()) -> Params:
         """Apply an element to a network.
 
-        An element never changes the function that a network computes, so the result lies on the same orbit.
+        An element never changes the function that a network computes.
 
         The action is a left action. If the element has a batch shape, each element acts on one network of a population
         (one leading model axis on every tensor). A single element acts on all networks of a population.
@@ -324,17 +324,17 @@ class Symmetry:
 
         The representative computes the same function as the network. In the representative, the entries of each
         translation family are zero or centered. A gain of the representative is one if all later layers are linear in
-        this gain. Networks that differ only by translations and gains have the same representative. Networks that
-        differ only by translations and gains have different coordinates.
+        this gain. Networks that differ only by translations and gains have the same representative, but different
+        coordinates.
 
         Args:
             params: One network, or a population (one leading model axis on every tensor). The tensors are not modified.
 
         Returns:
-            The representative and the coordinates. The representative has the dtypes of the network. However, 16-bit
-            tensors become float32 in the representative, because rounding them would change its function. The
-            coordinates map names to tensors in the next wider dtype. The coordinates are the vector that was subtracted
-            for each translation family, and the original entries of each gain.
+            The representative and the coordinates. The representative has the dtypes of the network, except that 16-bit
+            tensors become float32, because rounding would change the function. The coordinates map names to tensors in
+            the next wider dtype. The coordinates are the vector that was subtracted for each translation family, and
+            the original entries of each gain.
 
         Raises:
             KeyError: A parameter on which the symmetry acts is missing.
@@ -351,9 +351,9 @@ class Symmetry:
         return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates
 
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
-        """Return the network that has this representative and these coordinates. `join` is the inverse of `split`.
+        """Return the network with this representative and these coordinates; the inverse of `split`.
 
-        The network is an affine function of the representative. If the coordinates are equal, a linear path between two
+        For given coordinates, the network is an affine function of the representative. A linear path between two
         representatives therefore becomes a linear path between the networks. The joined network has the dtypes of the
         representative.
 
@@ -381,7 +381,7 @@ class Symmetry:
     def stored_in(self, names: Collection[str]) -> "Symmetry":
         """Return this symmetry without the translation families that change or read a parameter outside `names`.
 
-        Models recompute some tensors, for example tables of sines, and checkpoints do not store them.
+        Checkpoints do not store tensors that models recompute, such as tables of sines.
         """
         kept = tuple(
             family
@@ -410,9 +410,9 @@ class Symmetry:
         raise KeyError(f"there is no translation {name!r}; they are {[one.name for one in self.translations][:20]}")
 
     def act_(self, element: Element, params: Params) -> None:
-        """Apply an element in place, one tensor at a time. Acting in place suits models that barely fit in memory.
+        """Apply an element in place, one tensor at a time, for models that fit in memory only once.
 
-        `act_` raises the same errors as `act`.
+        The errors are the same as those of `act`.
         """
         bound = self._fit(params)
         if isinstance(element, DeferredElement):
@@ -474,7 +474,7 @@ class Symmetry:
 
     @cached_property
     def on_sums(self) -> "Symmetry":
-        """Return this symmetry in its linear form, which acts on `sums(params)` and on changes of parameters."""
+        """Return this symmetry in a linear form, which acts on `sums(params)` and on changes of parameters."""
         return replace(self, added={}) if self.added else self
 
     @cached_property
@@ -503,7 +503,7 @@ class Symmetry:
         return {name: 1 - float(self._constant(name)) for name in self.ones}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """Return this symmetry with sizes and unit classes filled in from parameters, after checking the parameters.
+        """Return this symmetry with the sizes and unit classes that parameters have, after checking the parameters.
 
         Raises:
             KeyError: A parameter on which a group acts is missing.
@@ -513,9 +513,9 @@ class Symmetry:
         return self._fit(params).given(params)
 
     def _fit(self, params: Mapping[str, Tensor]) -> "Symmetry":
-        """Return this symmetry with sizes filled in from parameters, after checking the parameters.
+        """Return this symmetry with the sizes that parameters have, after checking the parameters.
 
-        `_fit` raises the same errors as `bind`.
+        The errors are the same as those of `bind`.
         """
         if not isinstance(params, Mapping):
             require_tensors(params)  # tells what it is
@@ -615,12 +615,12 @@ class Symmetry:
         """Check the symmetry numerically: a random element must leave the module's outputs unchanged.
 
         The check runs in float64 on a copy of the module in evaluation mode. First, parameters and buffers are
-        perturbed, because many wrong groups go unnoticed if biases are zero and gains one.
+        perturbed, because many wrong groups change nothing if biases are zero and gains are one.
 
-        Next, all groups of the symmetry act together, with independent random values. A correct group keeps the
-        outputs. A wrong group therefore changes the outputs, also when it acts together with correct groups. The
-        effects of two wrong groups cancel only if their random values match. Groups with few possible values are
-        therefore also tested alone. If the outputs change, every group is tested alone.
+        Next, all groups of the symmetry act together, with independent random values. Correct groups do not change the
+        outputs, so a wrong group is detected even if it acts together with correct groups. The effects of two wrong
+        groups cancel only if their random values match by chance. Therefore groups with few possible values are also
+        tested alone. If the outputs change, every group is tested alone.
 
         Args:
             module: The model. The model must not be on the meta device.

@@ -61,7 +61,7 @@ def render(
 
 
 def name_families(group: Group) -> str:
-    """Return words for what an element of a group does, such as permutation, scale, sign or rotation."""
+    """Return words for the action of a group's elements, such as permutation, scale, sign or rotation."""
     if group.keeps_ones:
         return "rotation, ones kept"
     if group.is_proper:

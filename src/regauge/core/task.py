@@ -25,7 +25,7 @@ Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword ar
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross entropy in nats. Logits are `[..., classes]`, class labels `[...]`; label -100 is ignored.
+    """Return the mean cross entropy in nats of logits `[..., classes]`; labels `[...]` of -100 are ignored.
 
     Raises:
         ValueError: The targets are not valid class labels for these logits.
@@ -53,17 +53,17 @@ class Task:
     """The module, the batches and the criterion that evaluate networks of one architecture.
 
     Attributes:
-        module: The module that is called with the parameters of each network. The module of a task is always in
-            evaluation mode. A task does not use the parameters that are stored in its module.
+        module: The module that is called with the parameters of each network, in evaluation mode. Parameters that are
+            stored in the module are not used.
         batches: Pairs (inputs, targets). Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword
             arguments. Batches are iterated several times. Therefore pass a list of batches, a data loader, or another
             collection.
         criterion: A differentiable function of output and targets that returns the mean loss of a batch.
         outputs: The output that is compared with the targets: a field name of the module's result, or a function of the
             result. Default: the first tensor in the module's result.
-        prepare: A function that prepares an average of networks before evaluation, such as `reset_batchnorm`. The
-            networks that an average is compared with, such as the endpoints of a path, are prepared in the same way.
-            Default: averages are evaluated without preparation.
+        prepare: A function that prepares an average of networks before evaluation, such as `reset_batchnorm`. Networks
+            with which an average is compared, such as the endpoints of a path, are prepared in the same way. Default:
+            averages are evaluated without preparation.
         name: The name of the data in model cards and reports.
         has_targets: Whether the batches have targets. Without targets, the task only compares the outputs of networks,
             and reports no loss.
@@ -94,8 +94,8 @@ class Task:
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
         """Split the examples at random into two tasks: one for making a choice, and one for evaluating the choice.
 
-        Both new tasks have the `prepare` function of this task. The function `prepare` computes statistics from its own
-        data, not from one half of the examples. If the first axes of a batch's tensors differ in length, whole batches
+        Both new tasks have the `prepare` function of this task. This function computes statistics from data of its own,
+        not from one half of the examples. If the first axes of a batch's tensors differ in length, whole batches
         instead of examples are assigned at random.
 
         Args:
@@ -209,7 +209,7 @@ class _BetweenEnds:
 
 
 def between_ends(task: Task, a: Mapping[str, Tensor], b: Mapping[str, Tensor], t: float) -> Task:
-    """Return a task whose targets interpolate the outputs of two networks, so no labels are needed.
+    """Return a task that needs no labels: its targets interpolate the outputs of two networks.
 
     The targets are `(1 - t) f(a) + t f(b)`, where f(a) and f(b) are the outputs of the two networks.
     """
@@ -224,11 +224,11 @@ Judge = Task | Callable[[Params], Mapping[str, float]]
 def choose_and_judge(
     task: Task, test: Task | None = None, *, generator: torch.Generator | None = None
 ) -> tuple[Task, Task]:
-    """Return one task for making a choice and one for evaluating it: both given tasks, or halves of a single one.
+    """Return a task for making a choice and a task for evaluating it: the given tasks, or halves of one task.
 
     Args:
         task: The task whose data methods use to match, to compute statistics, or to train.
-        test: The task that evaluates the methods' result. If None, half of the examples of `task` are set aside for the
+        test: The task that evaluates the result. If None, half of the examples of `task` are held out for the
             evaluation.
         generator: The source of randomness for splitting the examples of `task`. Default: a generator with seed 0.
 

@@ -12,7 +12,7 @@ from regauge.core.typed_json import require_fields
 
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
-    """Return lines that describe translation families: parameters they change, and conditions on representatives."""
+    """Return lines that describe families of translations: changed parameters, and conditions on representatives."""
     if not families:
         return []
     rows = []

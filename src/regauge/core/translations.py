@@ -1,10 +1,10 @@
 """Translations: vectors that can be added to parameters without changing the function.
 
 A translation family adds a vector t to some entries of one parameter, the home of the family. To preserve the function,
-the family also adds images of t, which are computed from t, to other parameters. For example, if t is added to a bias,
-minus the next layer's weights times t is added to the next layer's bias. The steps that compute an image from t are
-stored as data, not as code. Therefore a symmetry with translations can be saved, and can act on networks without their
-module.
+the family also adds vectors that are computed from t, the images of t, to other parameters. For example, if t is added
+to a bias, minus the next layer's weights times t is added to the next layer's bias. The steps that compute an image
+from t are stored as data, not as code. Therefore a symmetry with translations can be saved, and can act on networks
+without their module.
 """
 
 import math
@@ -28,7 +28,7 @@ class Entries:
 
     Attributes:
         parameter: The name of the parameter. Indices count the entries of the parameter in row-major order. The name is
-            empty if the entries belong to the vector that an `ImageStep` maps.
+            empty if the entries belong to a vector, the input of an `ImageStep`.
         sizes: The shape of the array.
         strides: The number of index steps along each axis of the array. A stride of zero repeats entries along its
             axis.
@@ -177,13 +177,12 @@ class TranslationFamily:
         centered: The axes along which the added vector sums to zero, because an earlier family already adds constants.
             The last entry along each centered axis is not stored, because the other entries determine it.
         images: The vectors that are added to other parameters.
-        is_stored_only: Whether the function changes if running statistics are recomputed after the vector was added. A
-            stored-only family helps to compare networks. A stored-only family is never applied to a network that is
-            used afterwards.
-        eps: A constant if the family multiplies instead of adding, otherwise None. In a multiplying family, the home is
-            a variance, and the coordinate is the logarithm of the home plus eps. Vectors that are added to the
-            coordinate of a multiplying family are logarithms of factors. The factors multiply the home plus eps, and
-            the entries of the images.
+        is_stored_only: Whether the function changes if running statistics are recomputed after the vector was added.
+            Such a family is used to compare networks, but is never applied to a network that is used afterwards.
+        eps: None for a family that adds vectors; a constant for a family that multiplies by factors. The home of such a
+            family is a variance, and the coordinate is the logarithm of the home plus eps. Vectors that are added to
+            this coordinate are logarithms of factors. The factors multiply the home plus eps, and the entries of the
+            images.
     """
 
     name: str
@@ -212,7 +211,7 @@ class TranslationFamily:
 
     @property
     def condition(self) -> str:
-        """The condition that the home parameter of a representative satisfies, as text."""
+        """The condition for the home parameter in a representative, as text."""
         entries = self.name.split(".mean(")[0]
         if self.eps is not None:
             return f"{entries} plus eps is one"
@@ -255,7 +254,7 @@ class TranslationFamily:
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
-        """Return the vector that this family could have added to the home parameter: `[*lead, *vector_shape]`."""
+        """Return the part of the home parameter that this family may have added: `[*lead, *vector_shape]`."""
         values = self.entries.of(home, lead)
         if gains is not None:
             values = values * self._spread(gains, lead)

@@ -1,4 +1,4 @@
-"""JSON values, checked against the types of dataclass fields, and settings stored under names of their classes."""
+"""Checks of JSON values by the types of dataclass fields, and settings as JSON with the names of their classes."""
 
 import json
 import re
@@ -9,13 +9,13 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 LARGEST_INTEGER = 1 << 1023
-"""The integer from which integers may exceed the range of floating-point numbers."""
+"""Integers from this one on may exceed the range of floating-point numbers."""
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """An escaped character in JSON text that may be half of a surrogate pair."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON text, and refuse text that would lose information.
+    """Parse JSON text, and raise an error for text that would lose information.
 
     Raises:
         ValueError: The text is not JSON, not UTF-8 or nested too deeply; or an object has the same name twice; or a
@@ -49,7 +49,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def require_fields(values: Mapping[str, Any], kind: type, what: str) -> None:
     """Raise a ValueError unless values fit the annotations of a dataclass.
 
-    Where a dataclass expects a tuple, a list is accepted.
+    A list is accepted for a field that is a tuple.
     """
     for name, hint in get_type_hints(kind).items():
         if name in values and not _fits(values[name], hint):

@@ -1,4 +1,4 @@
-"""Gains that scales and signs of a symmetry can set to one, because later layers are linear in the gain."""
+"""Gains that scales and signs of a symmetry can set to one, because all later layers are linear in these gains."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,14 +14,14 @@ from regauge.core.groups import Group
 from regauge.core.remembered import Remembering, remembered
 
 ROUNDING = 1e-6
-"""The size below which singular values of a matrix of exponents count as zero.
+"""Singular values of a matrix of exponents below this number count as zero.
 
 The exponents are those of an orthonormal basis, so their size does not depend on units.
 """
 
 
 class Scaled(Remembering, Protocol):
-    """A protocol for symmetries with groups, shapes, buffers and sites."""
+    """The properties of a symmetry with groups, shapes, buffers and sites, as a protocol."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -47,7 +47,7 @@ class Scaled(Remembering, Protocol):
 
 @remembered
 def gain_scales(symmetry: Scaled, names: tuple[str, ...]) -> tuple["GainScales", ...]:
-    """Return the groups that can set some of the named gains to one, whatever nonzero values the gains have."""
+    """Return the groups that can set some of the named gains to one, for any nonzero entries of the gains."""
     found, left = [], list(names)
     for group in symmetry.groups:
         scales = GainScales.of(group, symmetry, left)
@@ -172,7 +172,7 @@ def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
 
 
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return sign families that together flip only the last gain, or an empty tuple if there are none.
+    """Return families of signs that together flip only the last gain; empty if this is impossible.
 
     The rows are the exponents of the sign families on each gain.
     """

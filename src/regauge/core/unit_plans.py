@@ -1,4 +1,4 @@
-"""Transport plans between the units of two networks, and conversion of tensors from one width to another."""
+"""Transport plans (soft correspondences) between units of two networks, and conversion of tensors by them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,8 +84,8 @@ def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
 
     If a symmetry has no such record, for example one made of `Group` objects, the axes of torch's layers are returned.
     Layers of torch sum over axis 1 of weights (out, in, ...) and over axis 0 of transposed convolutions (in, out, ...).
-    Layers do not sum over an axis of a vector or an embedding. The frozen axes of the symmetry show which parameters
-    are transposed convolutions or embeddings.
+    There is no such axis for vectors and embeddings. The frozen axes of the symmetry show which parameters are
+    transposed convolutions or embeddings.
     """
     if symmetry.readers:
         return frozenset(symmetry.readers)

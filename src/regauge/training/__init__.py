@@ -1,4 +1,4 @@
-"""Training of networks by descent, with plain and stacked parameters; schedules, optimizers and initializations."""
+"""Training of networks, one or many at once, with optimizers, learning rate schedules and initializations."""
 
 from regauge.names import attach
 

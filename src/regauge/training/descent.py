@@ -1,4 +1,4 @@
-"""Descent on a loss: the loop that all training uses.
+"""Gradient descent on a loss: the loop that all training uses.
 
 `descend` is a generator that yields the state after each step. It trains a `Program`, which consists of parameters and
 their optimizer. `PlainProgram` has the parameters of one network or any other parameters, and
@@ -28,8 +28,7 @@ B = TypeVar("B")
 B_contra = TypeVar("B_contra", contravariant=True)
 
 Loss = Callable[[Params, B], Tensor]
-"""A function from parameters and a batch to a loss, or to several losses if several independent networks are
-trained."""
+"""A function from parameters and a batch to a loss, or to one loss per network if several networks are trained."""
 Gradient = Callable[[Params, B], tuple[Tensor, Sequence[Tensor | None]]]
 """A function from parameters and a batch to the loss and the gradients. The gradient is None for parameters that do not
 affect the loss."""
@@ -61,7 +60,7 @@ class Clock:
         return self.limit is not None and self.seconds >= self.limit
 
     def pace(self, step: int, steps: int) -> int:
-        """Return the schedule position at a step, from 0 to `steps - 1`; ahead of the step if time runs out first."""
+        """Return the position in the schedule, from 0 to `steps - 1`: that of the steps or, if further, of the time."""
         if self.limit is None:
             return step
         return min(steps - 1, max(step, int(steps * self.seconds / self.limit) if self.limit else steps))
@@ -139,7 +138,7 @@ class State(NamedTuple):
 
     Attributes:
         step: The number of completed steps.
-        steps: The total number of steps, if the time suffices.
+        steps: The total number of steps, if the time limit is not reached before.
         loss: The loss before the last step; for a stack, one loss per network.
         rate: The scheduled rate of the last step. Its `factor` multiplies every learning rate.
         is_last: Whether no step follows, because all steps are completed or the time limit is reached.
@@ -192,10 +191,10 @@ def descend(
     Args:
         program: The program that is trained. Every step changes the program.
         batches: One batch for each step; the batch is read just before the step.
-        steps: The number of steps, if time suffices.
+        steps: The number of steps, if the time limit is not reached before.
         schedule: The schedule of the learning rate; constant by default.
-        clock: The clock. When its time limit is reached, no step follows the current step. By default, there is no
-            limit. The schedule follows the steps or the time, whichever is closer to its end.
+        clock: The clock. When the time limit is reached, training ends after the current step. By default, there is no
+            limit. The schedule follows the number of steps or the time, whichever is closer to its limit.
         done: The number of steps that were completed before. `batches` contains only the batches of later steps.
         on_step: A function that is called with the state after each step.
 
@@ -228,7 +227,7 @@ def minimize(
     label: str = "training",
     on_step: OnStep | None = None,
 ) -> Minimum:
-    """Minimize a loss by descent, with all steps.
+    """Minimize a loss by gradient descent, and return the final parameters and the losses.
 
     Args:
         gradient: A function for loss and gradients, such as `differentiate(loss)`.

@@ -1,4 +1,4 @@
-"""Initialization of networks, by their factory or by resampling. Each network has its own seed."""
+"""Initialization of networks, by their factory or by sampling new parameters. Each network has its own seed."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ from regauge.storage.architecture import Architecture
 from regauge.training.settings import LATER, Setting, derive_seed, draw, require_setting
 
 Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]
-"""Laws of initial parameters: "factory", or normal weights with deviation 1, sqrt(2 / fan in) (he) or sqrt(2 / (fan in
-+ fan out)) (glorot), or orthogonal weights, all with zero biases. With "isotropic", all parameters are normal with
-deviation 1."""
+"""Distributions of initial parameters. "factory": as the factory initializes the module. "isotropic": all parameters are
+normal with deviation 1. All others have zero biases, and weights that are orthogonal or normal, with deviation 1
+(normal), sqrt(2 / fan in) (he) or sqrt(2 / (fan in + fan out)) (glorot)."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Initialization:
     """The settings for initializing every network of a population.
 
     Attributes:
-        kinds: Laws of initial parameters. For each network, one of these laws is sampled.
-        scale: The factor of the sampled parameters. For `isotropic` it applies to all parameters, otherwise to the
-            weights, that is, parameters with at least two axes.
-        is_common: Whether all networks have the same initial parameters, namely those of the first network. If they are
-            the same, the networks differ only by their training.
+        kinds: Kinds of initialization. For each network, one of these kinds is sampled.
+        scale: The factor by which sampled parameters are multiplied: for `isotropic` all parameters, otherwise only
+            weights (parameters with at least two axes).
+        is_common: Whether all networks have the initial parameters of the first network. If so, networks differ only by
+            their training.
     """
 
     kinds: tuple[Kind, ...] = ("factory",)
@@ -94,7 +94,7 @@ _GLOBAL_GENERATOR = threading.Lock()
 
 
 def _draw_anew(module: nn.Module, start: Start) -> Params:
-    """Sample new parameters of a kind, except buffers and, unless the kind is isotropic, normalization scales."""
+    """Sample new parameters of the given kind; buffers and (except for "isotropic") gains of norms are not changed."""
     generator = torch.Generator().manual_seed(start.seed)
     state = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     weights = _weights(module)

@@ -29,8 +29,8 @@ class NetProgram(Generic[B]):
         optimizer: The optimizer. Its settings must be numbers, not distributions.
         seed: The seed of all random choices.
         clip: The largest norm of a gradient. Gradients with a larger norm are scaled down to this norm.
-        average: The decay of exponential moving averages of the weights. At first, the decay is (1 + steps) / (10 +
-            steps), as long as this is smaller. If None, there are no averages.
+        average: The decay of exponential moving averages of the weights; no averages if None. In the first steps, the
+            decay is (1 + steps) / (10 + steps), if this is smaller.
     """
 
     def __init__(

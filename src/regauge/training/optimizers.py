@@ -1,8 +1,8 @@
 """Optimizers that update stacked tensors: all networks in one update, with separate settings for each network.
 
-Torch's fused kernels update networks that share their settings. Torch's fused kernels also update large networks, one
-network after another. `BlockedUpdates` updates small networks with different settings. Torch's kernels, applied network
-by network, take 6 times as long for 30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
+Networks with the same settings are updated by torch's fused kernels, and so are large networks, one after another.
+Small networks with different settings are updated by `BlockedUpdates`. For these, torch's kernels, applied network by
+network, take 6 times as long for MLPs 30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
 UPDATED_AT_ONCE = 131_072
-"""The number of entries that are updated at a time. These entries stay in the cache between the operations of an
+"""The number of entries that are updated at a time, such that they stay in the cache between the operations of an
 update."""
 
 LARGE_NETWORK = 32_768
@@ -193,7 +193,7 @@ def require_numbers(optimizer: Optimizer) -> dict[str, float]:
 
 
 def set_rate(group: dict[str, Any], lr: float, rate: Rate) -> None:
-    """Set the learning rate of a `torch.optim` parameter group, and its momentum if the schedule cycles it."""
+    """Set the learning rate of a `torch.optim` parameter group and, if the schedule changes it, the momentum."""
     group["lr"] = lr * rate.factor
     if rate.momentum is not None and "betas" in group:
         group["betas"] = (rate.momentum, group["betas"][1])
@@ -255,7 +255,7 @@ class Fused:
             optimizer.step()
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters: the parameters of the networks with the indices `index`."""
+        """Continue with the given parameters of the networks with the indices `index`."""
         states = [[optimizer.state[view] for view in views] for views, optimizer, _ in self.parts]
         self.settings = {name: [values[k] for k in index.tolist()] for name, values in self.settings.items()}
         chosen = index.tolist() if self.is_split else [0]
@@ -292,7 +292,7 @@ class BlockedUpdates:
         self._cut(params, [[torch.zeros_like(p) for p in params] for _ in range(method.count_moments(settings))])
 
     def keep(self, params: Sequence[Tensor], index: Tensor) -> None:
-        """Continue with these parameters: the parameters of the networks with the indices `index`."""
+        """Continue with the given parameters of the networks with the indices `index`."""
         self.settings = {k: v[index] if isinstance(v, Tensor) else v for k, v in self.settings.items()}
         self._cut(params, [[tensor[index] for tensor in tensors] for tensors in self.states])
 

@@ -1,4 +1,4 @@
-"""Shared functions of the programs that train a stack of networks."""
+"""Functions that all programs for training a stack of networks use."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Backend = Literal["stacked", "compiled", "loop"]
 other."""
 
 PIECE_BYTES = 4 * 2**20
-"""The size in bytes of the largest hidden tensor for a batch part, if a batch may be split."""
+"""The largest size in bytes of a hidden tensor for a part of a batch, if a batch may be split."""
 
 
 Batch = tuple[Tensor, Tensor]

@@ -1,4 +1,4 @@
-"""Schedules of learning rates, and of momentum if it is cycled, like torch's schedulers."""
+"""Schedules of learning rates and momentum, like torch's schedulers."""
 
 import math
 from abc import ABC, abstractmethod

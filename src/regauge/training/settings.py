@@ -5,7 +5,8 @@ import math
 from dataclasses import dataclass
 
 LATER = "later"
-"""A mark for fields that stores of earlier versions lack. The default of such a field is not written."""
+"""A mark for fields that did not exist in earlier versions. Stores contain such a field only if it is not the
+default."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ Setting = float | Uniform | LogUniform | Choice
 
 
 def draw(setting: Setting, *key: int | str) -> float:
-    """Sample a value with a key; the key alone determines the value."""
+    """Sample a value from a setting; only the key determines which value is sampled."""
     if isinstance(setting, float | int):
         return float(setting)
     return setting.at((derive_seed(*key) >> 10) / 2**53)

@@ -1,4 +1,4 @@
-"""Training of stacks of networks: by handwritten programs for chains, by `torch.func`, or network by network.
+"""Training of stacks (many networks at once): by programs for chains, by `torch.func`, or one after the other.
 
 Recurrent networks, and CNNs that are not chains, are trained network by network.
 """
@@ -93,7 +93,7 @@ def chain_of(
 ) -> VectorChain | ImageChain | None:
     """Return the handwritten program for a chain of layers that reads vectors or images.
 
-    The result is None if the module is not a chain, or if the device is faster without the program.
+    The result is None if the module is not a chain, or if other programs are faster on this device.
     """
     if not all(tensor.requires_grad for tensor in module.parameters()):
         return None
@@ -109,7 +109,7 @@ def chain_of(
 class VmapEngine:
     """An engine for any module, by `torch.func`. Networks that share a batch are evaluated as one group.
 
-    Losses and gradients may be compiled, for stacks of one shape.
+    The computation may be compiled for stacks of one shape.
     """
 
     def __init__(self, module: nn.Module, *, is_compiled: bool) -> None:
@@ -164,7 +164,7 @@ def fit_signals(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Params:
-    """Minimize each network's mean squared error on all points. All networks are trained independently.
+    """Fit many networks, each to its own signal, by minimizing mean squared errors on all points.
 
     Args:
         module: The module of one network; its own parameters are not used.

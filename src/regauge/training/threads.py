@@ -12,22 +12,23 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 KEPT_BYTES = 31 * 2**20
-"""The size of the block whose release makes glibc keep memory. It is just below glibc's limit of 32 MiB."""
+"""The size of a block whose release makes glibc keep freed memory, just below glibc's limit of 32 MiB."""
 
 
 def keep_freed_memory() -> None:
     """Make glibc keep up to 62 MiB of freed memory; otherwise, every step would return this memory and map it again.
 
     If a separately mapped block is freed, glibc raises two thresholds to the block's size and to twice that size
-    (mallopt(3), M_MMAP_THRESHOLD). The block is never written, so it costs nothing; other allocators ignore it.
+    (mallopt(3), M_MMAP_THRESHOLD). Nothing is written to the block, so it uses no memory. With other allocators, the
+    call has no effect.
     """
     torch.empty(KEPT_BYTES, dtype=torch.uint8)
 
 
 class _Limit:
-    """The settings before the limit.
+    """The settings that were valid before the limit.
 
-    They are restored when the last block that shares the limit ends, in any thread.
+    These settings are restored when the last `with` block that shares the limit ends, in any thread.
     """
 
     def __init__(self) -> None:
@@ -41,11 +42,11 @@ _LIMIT = _Limit()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread within the block, also for imports and new processes; several threads may enter it.
+    """Limit torch to one thread within a `with` block, also for new processes. Several threads may enter the block.
 
-    The threads of a small network mostly wait for one another. If other processes are running, this waiting takes
-    processor time from them. With two threads, training took 3 to 16 times as long as with one thread. Processes for
-    different networks do not wait for one another.
+    For a small network, threads mostly wait for one another, and take processor time from other processes. In
+    measurements with other processes, training with two threads took 3 to 16 times as long as with one thread.
+    Processes that train different networks do not wait for one another.
     """
     with _LIMIT.lock:
         if not _LIMIT.blocks:

@@ -1,4 +1,4 @@
-"""Settings of training. This module does not import torch, so command-line options load fast."""
+"""Settings of training. Importing them does not import torch, so command-line options are read fast."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class TrainingConfig:
     """The settings that all kinds of training share.
 
     Attributes:
-        epochs: Passes over the examples.
+        epochs: Number of passes over the examples.
         batch: Number of examples in a step; None for all examples.
         schedule: The schedule of the learning rate.
 
@@ -62,23 +62,24 @@ class DescentConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NetTrainingConfig(TrainingConfig):
-    """Settings of training a net by AdamW, shared by all nets that are trained on networks.
+    """Settings for training a net on networks by AdamW.
 
     Attributes:
         epochs: Largest number of passes over the networks.
         batch: Number of networks in a training step.
         lr: Largest learning rate of the schedule.
         weight_decay: Weight decay of AdamW.
-        schedule: Change of the learning rate; by default it rises for a twentieth of the steps, then falls as a cosine.
-        clip: Largest norm of a gradient; longer gradients are shortened to it.
+        schedule: Schedule of the learning rate; by default, the rate rises for a twentieth of the steps and then falls
+            like a cosine.
+        clip: Largest norm of a gradient; a gradient with a larger norm is scaled down to this norm.
         patience: End the training after this number of epochs without a better validation score; None: never.
         seconds: End the training after this number of seconds of wall time and keep the best net so far; None: no
             limit. On a busy machine, fewer steps fit into this time. The learning rate follows the steps or the
             seconds, whichever are closer to their limit. A run that ends by time depends on the machine's speed.
         is_cpu_time: Whether `seconds` are CPU seconds of this process, which a busy machine does not shorten. The time
             of all threads is added up; the time of a GPU is not included.
-        average: Decay of the moving average of the weights, which is validated and kept. The first steps use the
-            smaller decay (1 + steps) / (10 + steps). 0 or None: keep the weights of the last step.
+        average: Decay of the moving average of the weights, which is used in validation and in the result. In the first
+            steps, the decay is (1 + steps) / (10 + steps), if this is smaller. 0 or None: no averages.
         device: The device on which the net is trained: cpu, cuda or another device of torch.
     """
 

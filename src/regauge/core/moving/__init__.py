@@ -1,1 +1,1 @@
-"""Random elements for the networks of a population, sampled together and applied in a few operations."""
+"""Random elements for all networks of a population, which are sampled and applied in a few operations."""

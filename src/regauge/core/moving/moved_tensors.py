@@ -14,14 +14,14 @@ from regauge.core.moving.random_draws import Draws, blank
 from regauge.core.symmetry import Symmetry
 
 Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]
-"""Tables whose sum is the row index before any move, each with the axes of the tensor that it covers."""
+"""Tables whose sum is the original index of each row, each with the axes of the tensor that it covers."""
 LONG_ROW = 4
-"""The number of entries behind an index of the last permuted axis from which whole rows are gathered."""
+"""Whole rows are gathered if each index of the last permuted axis has at least this number of entries behind it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Columns of a table of random values, broadcast over some axes of a tensor.
+    """Columns of a table of random values, each of which belongs to some axes of a tensor.
 
     If a unit moves by one position, its entries move by `step` rows in the tensor.
     """
@@ -58,7 +58,7 @@ class MovedTensor:
         return math.prod(self.shape)
 
     def unmoved(self, first: Int[Tensor, " models"]) -> Unmoved:
-        """Return tables that sum to the index of each row, as if no row moved.
+        """Return tables whose sum is the index of each row before it is moved.
 
         `first` is the index of the first row of each network.
         """

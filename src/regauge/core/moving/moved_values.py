@@ -25,7 +25,7 @@ LARGEST_PLACE = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One term for concatenated small tensors: the table column of each entry, and the step by which it moves."""
+    """One term for concatenated small tensors: for each entry, a column of the table, and a step in the tensor."""
 
     columns: Int[Tensor, "1 values"]
     steps: Int[Tensor, " values"]

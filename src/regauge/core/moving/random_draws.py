@@ -30,7 +30,7 @@ LOW = 24
 """The number of low bits that choose signs and half periods, or a scale. The bits above them permute the units."""
 
 VECTOR = 64
-"""The number of entries that a processor handles at once, or a multiple of it."""
+"""The number of entries that a processor handles at once, or a multiple of this number."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ElementRun:
     batches: tuple[tuple[int, int], ...]
 
     def networks(self, some: slice, start: int) -> Iterator[tuple[int, int]]:
-        """Yield, for each batch, the first network on which some elements act, and the number of such networks.
+        """Yield, for each batch, the first network on which these elements act, and the number of such networks.
 
         `start` is the index within the run of the first element.
         """
@@ -75,7 +75,7 @@ def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
 
 
 def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
-    """Yield slices of at most `step` elements of each run, each with the index of its first element within the run."""
+    """Yield slices of at most `step` elements of each run, with the index of the first element in the run."""
     for share in shares:
         for start in range(0, share.elements, step):
             stop = min(start + step, share.elements)
@@ -112,10 +112,10 @@ class Drawn:
 
 
 class Draws:
-    """A plan of the random numbers that an element needs for one network, computed once for a symmetry and some parts.
+    """A plan of the random numbers that a random element needs, computed once for a symmetry and some of its parts.
 
-    Each unit gets one random integer. Sorting units by the high bits of their integers permutes them. The low bits of a
-    unit's integer choose its signs and half periods together. In addition, each scale gets its own random integer.
+    Each unit gets one random integer. Units are permuted by sorting them by the high bits of their integers. The low
+    bits of a unit's integer determine its signs and half periods. In addition, each scale gets its own random integer.
 
     Attributes:
         moves: The table columns for the displacements of each permuted group.
@@ -212,7 +212,7 @@ class Draws:
         )
 
     def _rank_units(self, copies: Int[Tensor, " moves"]) -> None:
-        """Prepare the sort that permutes units within each copy of a group, or within each class of units of a copy."""
+        """Prepare the sorting that permutes units within each copy of a group, or within each class of units."""
         count = len(copies)
         column = max(1, (count - 1).bit_length())
         high = column + (int(copies.max()) if count else 0).bit_length()
@@ -276,7 +276,7 @@ class Draws:
     ) -> tuple[Array, Array, Array] | None:
         """Return the values of all kinds of factors or shifts in all states.
 
-        Also return, for each column of the table, its unit and where its values start.
+        Also return, for each column of the table, the unit of the column and the position of its first value.
         """
         made = [(kind, states(kind), units[kind[0]]) for kind in kinds]
         if not any(bool((values != values[0]).any()) for _, values, _ in made):

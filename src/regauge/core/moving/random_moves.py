@@ -17,7 +17,7 @@ from regauge.core.symmetry import Symmetry
 ROW_VALUES_AT_ONCE = 1 << 17
 """The number of entries that are gathered at once. The gathered entries fit in a cache of the processor."""
 LONG = 64
-"""The length of rows from which they are gathered by network and row.
+"""Rows of at least this length are gathered by network and row.
 
 Shorter rows are gathered from the concatenated rows of all networks.
 """

@@ -1,4 +1,4 @@
-"""Chains of layers with handwritten forward and backward passes, which store no graph and reuse memory.
+"""Chains of layers with handwritten forward and backward passes, which do not need autograd and reuse memory.
 
 `chain_steps` converts a module to a chain. `vector_chain` evaluates a whole stack of fully connected networks as one
 program, and `image_chain` evaluates stacks of convolutional networks.

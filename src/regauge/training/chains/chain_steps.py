@@ -36,8 +36,8 @@ def _sine(z: Tensor, slope: Tensor | None) -> None:
 def _elementwise(by_numpy: np.ufunc, by_torch: Callable[..., Tensor], z: Tensor, out: Tensor) -> None:
     """Apply an elementwise function. For float32 on a CPU with at most two threads, use numpy.
 
-    On one thread, numpy takes 0.3 to 0.7 of the time of torch. Numpy uses only one thread, so torch is faster with more
-    than two threads.
+    On one thread, numpy takes 0.3 to 0.7 times as long as torch. Numpy uses only one thread, so torch is faster with
+    more than two threads.
     """
     if z.dtype == torch.float32 and z.device.type == "cpu" and torch.get_num_threads() <= 2:
         # A network that diverges is no reason to warn.
@@ -101,9 +101,9 @@ MAXIMA: dict[str, Any] = {
 
 
 class Passed(NamedTuple):
-    """Tensors that a step saves from a forward pass: the input, the output, and slopes or positions of maxima.
+    """Tensors that a step saves in a forward pass: the input, the output, and slopes or positions of maxima.
 
-    Later activations may have overwritten this output, but the output of an activation itself is not overwritten.
+    A later activation may have overwritten this output in place. The output of an activation is never overwritten.
     """
 
     read: Tensor
@@ -129,7 +129,7 @@ class Step(ABC):
 
     @abstractmethod
     def backward(self, delta: Tensor, passed: Passed, params: Params, *, goes_on: bool) -> Derivatives:
-        """Return the derivatives for the input (any tensor unless `goes_on`) and for the parameters in `names`."""
+        """Return the derivatives for the input and for the parameters in `names`."""
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | No
 
 
 def _is_altered(part: nn.Module) -> bool:
-    """Return whether hooks or other attachments change a module's output in a way that a trace does not show."""
+    """Return whether hooks or similar changes of a module affect its output in a way that a trace does not show."""
     hooks = (part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks)
     return any(hooks) or "forward" in vars(part)
 
@@ -346,7 +346,7 @@ def _step(node: fx.Node, module: nn.Module) -> Step | None:
 
 
 def _makes_map(step: Step, is_map: bool) -> bool | None:
-    """Return whether a step returns images instead of vectors; None if the step cannot read its input."""
+    """Return whether the output of a step is an image instead of a vector; None if the step cannot read its input."""
     match step:
         case Linear():
             return None if is_map else False

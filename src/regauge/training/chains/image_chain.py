@@ -1,15 +1,15 @@
-"""Convolutional networks without autograd. Convolutions are computed per network, later layers for several at once.
+"""Training of convolutional networks without autograd, in which many networks share the small layers at the end.
 
 Stacked convolutions are grouped convolutions, which are slow on a CPU. Unfolded convolutions are batched products,
 which are slower than oneDNN's convolutions. Therefore convolutions and max pooling are computed network by network. The
-layers after the last convolution are small and would be mostly overhead. These small layers are computed by one program
-for as many networks as fit the cache. If the activations of a batch do not fit the cache, the batch is split, and the
-gradients of the parts are summed.
+layers after the last convolution are so small that separate calls would be mostly overhead. Therefore one program
+computes these layers for as many networks as fit the cache. If the activations of a batch do not fit the cache, the
+batch is split, and the gradients of the parts are summed.
 
 If matrix products use oneDNN (`core/products.py`), activations have oneDNN's layout from the first convolution to the
 last. This layout consists of blocks of 8 or 16 channels. Otherwise, images have channels-last layout. The two layouts
-round differently. The choice is therefore not based on measured times. The choice depends only on the steps and on the
-library, which is recorded with a run.
+round differently, so the choice must be reproducible. It does not depend on measured times, but only on the steps and
+on the library of matrix products, which is recorded with a run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ from regauge.training.programs import PIECE_BYTES, channels_last, mean_losses
 from regauge.training.threads import keep_freed_memory
 
 HELD_BYTES = 48 * 2**20
-"""The size in bytes of the activations that are held at once. It is less than the memory that `keep_freed_memory`
+"""The size in bytes of the activations that are held at once, which is less than the memory that `keep_freed_memory`
 keeps."""
 LARGEST_VALUE = 1e37
-"""A bound on activations. Activations below this bound do not overflow. This matters because the ReLU and the maxima of
-oneDNN drop NaN."""
+"""A bound on activations. Below this bound, they do not overflow. Overflow must be excluded because the ReLU and the
+maxima of oneDNN remove NaN."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class ImageChain:
     def _gradients(
         self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor], targets: Tensor, share: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean losses on a batch part, and the gradients of this part's share of the whole loss."""
+        """Return the mean losses on a part of a batch, and gradients of the share of this part in the whole loss."""
         outputs, trunks, passed = self._forward(unit, params, batches)
         # The derivative is written over the outputs, which a last activation would need.
         outputs = outputs if isinstance(self.steps[-1], Linear) else outputs.clone()
@@ -173,7 +173,7 @@ class ImageChain:
     def _forward(
         self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor]
     ) -> tuple[Tensor, list[list[Passed]], list[Passed]]:
-        """Return outputs `[networks, examples, out]`, and tensors saved by each network's steps and by shared steps."""
+        """Return outputs `[networks, examples, out]`, and the tensors that steps save for the backward pass."""
         trunks = [self._run(x, own, 0, self.cut) for own, x in zip(unit.networks, batches, strict=True)]
         ends = [passed[-1].wrote if passed else x for passed, x in zip(trunks, batches, strict=True)]
         ends = [x.to_dense() if x.is_mkldnn else x for x in ends]
@@ -202,7 +202,7 @@ class ImageChain:
 
 
 def _maxima_first(steps: Sequence[Step]) -> tuple[Step, ...]:
-    """Move max pooling before nondecreasing functions, which then have fewer values to compute.
+    """Move max pooling before nondecreasing functions, which are then computed for fewer values.
 
     The outputs are the same. The derivatives are also the same, except if a function rounds different values to the
     same value.

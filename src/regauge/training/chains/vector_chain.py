@@ -1,4 +1,4 @@
-"""Stacks of fully connected networks as one program, whose passes evaluate all networks at once."""
+"""One program for a stack of fully connected networks, which evaluates all of them at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ Judge = Callable[[Tensor], tuple[Tensor, Tensor]]
 """A function from outputs `[networks, out, examples]`, which it may overwrite, to losses `[networks]` and gradients."""
 
 THIN = 16
-"""Inputs with at most this many features are stored feature by feature, because matrix products need this layout."""
+"""Inputs with at most this number of features are stored feature by feature, the layout that matrix products need."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Link:
 
 
 def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
-    """Return the links of a chain of linear layers, each followed by a factor, an activation, both or neither.
+    """Return the links of a chain of linear layers, each with an optional factor and an optional activation.
 
     The input may be flattened first. The result is None if the chain has other steps.
     """

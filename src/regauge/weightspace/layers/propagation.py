@@ -33,12 +33,12 @@ class Propagation(Layer):
 
         message to unit i:   sum over j of w_ij B u_j
 
-    Half periods make the biases of sine networks angles. For such an angle `a` of frequency `f`, `u` consists of `sin(a
-    + f messages)` and `cos(a + f messages)`. The messages include weights from the inputs, with `width` learned inputs
-    of at most one. The features of the network read sums of `u` times the weights to the outputs. The first layers can
-    therefore compute the outputs of a sine network at learned inputs, although the network is never evaluated. For
-    units without angles, `u` and messages are mapped linearly and multiplied by functions of `x`. All `x` read products
-    of two features `u`.
+    In sine networks, half periods can be added to biases, which are therefore treated as angles. For an angle `a` of
+    frequency `f`, `u` consists of `sin(a + f messages)` and `cos(a + f messages)`. The messages include weights from
+    the inputs, with `width` learned inputs of at most one. The features of the network read sums of `u` times the
+    weights to the outputs. The first layers can therefore compute the outputs of a sine network at learned inputs,
+    although the network is never evaluated. For units without angles, `u` and messages are mapped linearly and
+    multiplied by functions of `x`. All `x` read products of two features `u`.
 
     Attributes:
         channels: The number of functions of each weight.

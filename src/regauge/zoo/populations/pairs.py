@@ -131,11 +131,11 @@ class Barriers:
     """The matrix of barriers on linear paths between the networks of one population and the networks of another.
 
     Entry (i, j) is the barrier of `rg.line`. The barrier is the largest excess of the loss over the linear
-    interpolation of the endpoint losses, or zero if there is none. A barrier is NaN if a loss is NaN. If a symmetry is
-    given, each pair is aligned first. For methods whose optimum may depend on the direction, each pair is aligned in
-    both directions, and the better result is used. Transforming both endpoints by the same element changes no loss on
-    the path. Therefore exchanging the populations transposes the matrix. If the population is already aligned as a
-    whole, pass no symmetry.
+    interpolation of the endpoint losses, but at least zero. A barrier is NaN if a loss is NaN. If a symmetry is given,
+    each pair is aligned first. For methods whose optimum may depend on the direction, each pair is aligned in both
+    directions, and the better result is used. Transforming both endpoints by the same element changes no loss on the
+    path. Therefore exchanging the populations transposes the matrix. If the population is already aligned as a whole,
+    pass no symmetry.
 
     Attributes:
         task: Model, data and loss. The task's `prepare` is applied to every network on a path, including both
