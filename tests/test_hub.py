@@ -226,16 +226,18 @@ def qwen_parts(vision: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("make", [qwen2_vl, qwen2_5_vl, qwen3_vl])
+@pytest.mark.parametrize(("make", "is_blank"), [(qwen2_vl, False), (qwen2_5_vl, False), (qwen3_vl, True)])
 def test_a_model_of_images_and_text_is_traced_whole_with_values_and_without(
-    tmp_path: Path, make: Callable[[], Any]
+    tmp_path: Path, make: Callable[[], Any], is_blank: bool
 ) -> None:
     config = make()
     config.architectures = [type(config).__name__.removesuffix("Config") + "ForConditionalGeneration"]
     config.save_pretrained(tmp_path)
-    whole, blank = (rg.open_model(tmp_path, values=values, retrace=True) for values in ("always", "never"))
-    assert blank.is_meta
-    assert blank.symmetry.groups == whole.symmetry.groups
+    whole = rg.open_model(tmp_path, values="always", retrace=True)
+    if is_blank:  # A trace of such a model takes longer than all others of this file.
+        blank = rg.open_model(tmp_path, values="never", retrace=True)
+        assert blank.is_meta
+        assert blank.symmetry.groups == whole.symmetry.groups
     names = {group.name for group in whole.symmetry.groups}
     assert any("visual" in name and ".attn.qkv" in name for name in names)
     assert any("language_model" in name and ".mlp" in name for name in names)
