@@ -431,8 +431,7 @@ class _Pull:
         return values if self.is_trivial else values[tuple(self.sources)]
 
     def units(self, values: Shaped[Tensor, "*lead size"]) -> Shaped[Tensor, "*lead size"]:
-        """Gather values `[*lead, size]` along the axes of the units and of the bases (the groups around a nested
-        group)."""
+        """Gather values `[*lead, size]` along the axes of the units and of the groups that contain this group."""
         if self.own is None:
             return self.blocks(values)
         return values[(*(source.unsqueeze(-1) for source in self.sources), self.own)]

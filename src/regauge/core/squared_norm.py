@@ -192,8 +192,7 @@ class SquaredNorm:
         return steps
 
     def grams(self, group: str) -> tuple[Gram, Gram]:
-        """Return the Gram matrix of the entries that a group multiplies, and of the entries that its inverse
-        multiplies."""
+        """Return two Gram matrices: of the entries that a group multiplies, and that its inverse multiplies."""
         sums = self._alone[group].copy()
         for sign, values in self._acted_on(group):
             sums[int(sign < 0)] += values @ values.swapaxes(-1, -2)

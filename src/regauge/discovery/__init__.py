@@ -4,14 +4,14 @@ Discovery takes the following steps. Each step is implemented in the file of the
 
 - **trace**: `torch.export` converts the module to a *program*, a flat list of operator calls in which parameters have
   names.
-- **interpret**: each call is passed to the *rule* of its operator. The rule of an operator calls methods of a *builder*
-  to record how the operator constrains axes.
+- **interpret**: each call is passed to the *rule* of its operator. The rule calls methods of a *builder*, which record
+  how the operator constrains axes.
 - **laws**: the constraints of an operator call are stored as a *record* until no later call refines its axes further.
 - **slots** (`write_out`): every record is expanded into *ties* between *slots*, index by index and block by block.
 - **solve**: the ties of each atom form equations. The solutions of the equations of an atom are the *freedom* of the
   atom.
-- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Pairs of coordinates that a rotary
-  embedding rotates are tested on random numbers.
+- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Such pairs are found by tests on random
+  numbers.
 - **emit**: freedoms are converted to named groups with placements. Every axis that stays frozen gets a reason.
 - **verify** (`regauge.core`): a random element of all groups is applied, and the outputs are compared.
 
@@ -21,18 +21,18 @@ The terms, in the order in which they appear:
   parameter influences it. A value is *uniform* along the axes on which it is constant.
 - A *layout* describes the meaning of the indices of one axis, as a row-major product of atoms.
 - An *atom* is a factor of an axis: a leaf, a product of smaller atoms, or a direct sum of layouts (a concatenation).
-- A *leaf* is an atom whose units no operator has distinguished so far. If an operator ties two axes, leaves are split,
-  cut and merged until both axes have the same structure.
-- A *unit* is one index of a leaf: a neuron, a channel, a head. A leaf of size one has a single unit.
-- An atom is *frozen* if its units cannot be permuted. Discovery is sound because every axis that no rule covers is
-  frozen.
+- A *leaf* is an atom whose units all operators so far treat alike. If an operator ties two axes, leaves are split, cut
+  and merged until both axes have the same structure.
+- A *unit* is one index of a leaf, such as a neuron, a channel or a head.
+- An atom is *frozen* if its units cannot be permuted. Every axis that no rule covers is frozen. Therefore discovery
+  never allows a transformation that changes the function.
 - A *stacked* value consists of several tensors along an axis whose indices have different meanings, such as query, key
   and value. The tensors stay separate as long as possible.
-- A value can have a *virtual* axis. The value lacks its virtual axis, but one of its own axes selects indices from it.
+- A value can have a *virtual* axis, which is not an axis of the tensor, but from which one of its axes selects indices.
   For example, if each token selects an expert, the values of the tokens have a virtual expert axis.
 - In a law, an *axis* is one axis of a value, several axes that are treated as one axis, or a range of one axis.
-- A *law* constrains the transformations of all axes that share one index of an operator. A law determines which scales,
-  signs, matrices and translations of these axes must agree. A *record* contains the laws of one operator call.
+- A *law* belongs to one index of an operator, along several axes. It determines which scales, signs, matrices and
+  translations of these axes must agree. A *record* contains the laws of one operator call.
 - A *term* is one block of an axis that is written as a sum of products: the block's first index, and its leaves with
   their strides.
 - A *slot* is one occurrence of a leaf in one term of one axis of one value.

@@ -1,4 +1,4 @@
-"""A test of whether groups can act: a random element acts on random tensors with the shapes of the parameters.
+"""A test whether groups can act on parameters: a random element acts on random tensors of the same shapes.
 
 Parameters are tested one at a time. For a large parameter, the test uses only those axes whose groups depend on one
 another. Therefore a model on the meta device needs no memory for its parameters. If groups act in the same way on
@@ -19,9 +19,9 @@ from regauge.core.symmetry import Symmetry
 LARGE_PARAMETER = 1 << 20
 """The number of entries above which a parameter is tested axis by axis."""
 LARGEST_MATRIX = 1024
-"""The size above which no random matrix is sampled, because sampling would take most of the time.
+"""The largest size of a random matrix that is sampled. Sampling larger matrices would take most of the time.
 
-Larger matrices are replaced by the identity.
+The identity is used instead of larger matrices.
 """
 RETURN_TOLERANCE = 1e-8
 """The largest relative error, in float64, after an element and then its inverse have acted on a tensor."""
@@ -112,8 +112,8 @@ class _Part:
 def _families(group: Group) -> Hashable:
     """Return the sorted exponents of a group's families, without families that do nothing on this parameter.
 
-    Because they are sorted, the order of the families has no influence. A residual stream that is read after many gains
-    has one family for each gain, and each reader needs only one.
+    The exponents are sorted because the order of the families must have no influence. A residual stream that is read
+    through many gains has one family for each gain, but most parameters depend on only one family.
     """
     places = group.placements
     if group.shifts:

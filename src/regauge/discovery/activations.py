@@ -36,11 +36,11 @@ from regauge.discovery.trace import Program
 Change = Callable[[Tensor], Tensor]
 """A function that changes a value before operators read it.
 
-Pass the same function object each time, because cached graphs are found by it."""
+Pass the same function object each time, because it is part of the key of cached graphs."""
 SELECTIONS = words("index index_select gather embedding")
 """Operators that select entries of their first operand."""
 ROUNDING = 0.25
-"""The exponent of the numerical tolerance, which is the machine epsilon to this power.
+"""The numerical tolerance is the machine epsilon to this power.
 
 Networks amplify rounding errors, but wrong placements cause errors of about one.
 """
@@ -81,10 +81,10 @@ class IntermediateValues:
         names: Sequence[str],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model as `__call__` does, but differentiably.
+        """Run the model like `__call__`, but with gradients.
 
         `torch.func.vmap` works if it supports the model's operators. If `changes` has a function for a value, all
-        operators that read the value receive its result.
+        operators that read the value get the result of the function instead.
         """
         graph = self._graph(tuple(names), tuple((changes or {}).items()))
         with leaves_as_operators(self.module):
@@ -96,9 +96,9 @@ class IntermediateValues:
         return tuple(f"%{node.name}" for node, _ in self.program.outputs)
 
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
-        """Return the names of values that layers compute from the inputs and any of the given parameters.
+        """Return the names of values that layers compute from the inputs and at least one of the given parameters.
 
-        Parameters are traced through copies, slices and selections, and through all values that no input influences.
+        Parameters are followed through copies, slices and selections, and through all values that no input influences.
         """
         reached = {f"%{node.name}" for node in _reached(self.program)}
         held: set[Node] = set()
@@ -173,7 +173,7 @@ class Activations:
     values(p, x))`.
 
     Attributes:
-        symmetry: The groups of the model's symmetry under the same names, but placed on intermediate values instead of
+        symmetry: The groups of the model's symmetry under the same names, but with intermediate values instead of
             parameters. A group that acts on no reported value has no placements.
         read: Names of the values that layers read, each listed once: operands of matrix products, convolutions,
             attention and recurrent layers, before copies and reshapes. If a group acts on none of these values, `read`
@@ -216,8 +216,9 @@ def activations(
     """Find the intermediate values on which the groups of a symmetry act, and the action of the groups on them.
 
     The module is traced again for the given inputs. Operators tie axes of intermediate values to axes of parameters.
-    Tied axes get placements from the same solution as the parameters. If the module is not on the meta device, every
-    value is also checked numerically with a random element. Values that fail the numerical check are excluded.
+    Axes of intermediate values then get placements from the same equations as the parameters. If the module is not on
+    the meta device, every value is also checked numerically with a random element. Values that fail the numerical check
+    are excluded.
 
     Args:
         module: The model. The model runs in evaluation mode and is not modified.
@@ -225,8 +226,8 @@ def activations(
         symmetry: A symmetry that `discover` found, part of such a symmetry, or a symmetry written by hand.
         example_kwargs: Keyword arguments of the model.
         outputs: The outputs that must not change, as passed to `discover`.
-        only_read: Whether to report only the values that layers read (see `Activations.read`). Layers read only a
-            fraction of all values. Checking only the values that layers read therefore takes less time and memory.
+        only_read: Whether to report only the values that layers read (see `Activations.read`). This takes less time and
+            memory, because layers read only a fraction of all values.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.
@@ -272,7 +273,7 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Return the groups, placed only on values on which placements can describe the action of all groups."""
+    """Return the groups with only those values for which placements can describe the action of all groups."""
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:

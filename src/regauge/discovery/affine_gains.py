@@ -1,7 +1,7 @@
-"""Gains written as `1 + weight`: the graph is rewritten to use the weight as the gain, and the constant is recorded.
+"""Gains of the form `1 + weight`: the graph is changed to multiply by the weight, and the constant is recorded.
 
 The gain may also be computed by a layer, as in FiLM and AdaLN, which multiply by `1 + layer(x)`. The constant is then
-taken up by the bias of the layer.
+added to the bias of the layer.
 """
 
 import operator
@@ -19,7 +19,7 @@ from regauge.discovery.operators import NORMS, PIECES, PRODUCTS, SAME, VIEWS, op
 LAYERS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
 """Layers whose third argument is a bias, and the axis of the outputs along which the bias varies."""
 MOVES = VIEWS | PIECES | words("expand expand_as")
-"""Operators whose results have the entries of their first operand, some of them repeated or left out."""
+"""Operators whose results consist of entries of the first operand; some may be repeated or left out."""
 MOST_OUTPUTS = 1 << 22
 """The largest number of outputs of a layer for which the entries of the bias are followed."""
 
@@ -60,10 +60,10 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
 
 
 def take_out_of_layers(graph: GraphModule, names: Mapping[str, str]) -> dict[str, Added]:
-    """Replace sums of a constant and the outputs of a layer by the outputs alone, and add the constant to the bias.
+    """Replace the sum of a constant and a layer's outputs by the outputs, and record the constant for the bias.
 
-    The sums may have no other use than multiplications. Each entry of the bias must take up the same constant wherever
-    the model uses it. The bias must be a parameter that the model uses once.
+    The sums may be used only in multiplications. The constant for an entry of the bias must be the same in all uses.
+    The bias must be a parameter that the model uses once.
 
     Args:
         graph: A traced program, which is modified.
@@ -134,7 +134,7 @@ def _layer_behind(node: Node) -> tuple[Node | None, float]:
 
 
 def _taken_up(layer: Node, sums: Mapping[Node, float]) -> Tensor | None:
-    """Return the constant that each entry of a layer's bias takes up, or None if its uses differ."""
+    """Return the constant to add to each entry of a layer's bias, or None if the uses of an entry differ."""
     shape, axis = shape_of(layer), LAYERS[operator_name(layer)]
     if not shape or not 0 < torch.Size(shape).numel() <= MOST_OUTPUTS:
         return None

@@ -5,9 +5,9 @@ solver finds only a common scale and a common sign for the pair. In fact, all ro
 fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not reveal on
 which axes rotary embeddings act. Models implement pairs of coordinates as halves, neighbors or complex numbers, in many
 ways. Therefore every pair of coordinates that shares a sign is tested. The test evaluates the operators from the
-parameters up to the first values that lack the axis of the pairs. The test runs in float64 with random parameters and
-the constants of the trace, before and after random rotations. All other operands of these operators are random. If a
-rotation changes none of these first values, it changes no output.
+parameters up to the first values without the axis of the pairs, in float64, before and after random rotations.
+Parameters are random, constants come from the trace, and all other operands are random. A rotation that changes none of
+these first values changes no output.
 """
 
 import math
@@ -118,7 +118,7 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Return whether random rotations at all places change no later value, while a rotation at one place does."""
+        """Return whether random rotations at all places together change no later value, although one alone does."""
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
             return False
@@ -161,7 +161,7 @@ def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequenc
 
 
 def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence[Group]) -> Hashable:
-    """Return a key of the placements of axes and groups in which numbers stand for names of parameters."""
+    """Return a key of the placements of axes and groups, in which numbers replace the names of parameters."""
     numbers = {name: k for k, name in enumerate(names)}
     own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in axes)
     sites = tuple(

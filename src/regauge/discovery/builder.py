@@ -1,4 +1,4 @@
-"""Primitives for operator rules, which tie axes and record the laws of an operator.
+"""Primitives (basic functions) for operator rules, which tie axes and record the laws of an operator.
 
 Every primitive is sound: it never allows a transformation that changes the function. A rule is sound if it composes
 primitives that together compute the same function as the operator. `movement.py` contains the primitives that record
@@ -86,7 +86,7 @@ class Builder(Movement):
         return self._pointwise(operands, shape, "mul", exponents=exponents)
 
     def joint(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
-        """Return any function of the entries that all operands have at the same index.
+        """Return the result of an arbitrary function of the entries that all operands have at the same index.
 
         An arbitrary function of entries commutes only with permutations.
         """
@@ -99,8 +99,8 @@ class Builder(Movement):
 
         The argument `along` is the law for the remaining axes, which is linear by default.
 
-        The argument `over` is "sum" (permutations do not change the result), "magnitude" (nor do signs) or "norm" (nor
-        do rotations of one axis).
+        The argument `over` states what does not change the result: "sum": permutations; "magnitude": also signs;
+        "norm": also rotations of one axis.
         """
         dims = sorted(d % x.ndim for d in dims)
         sources = [None if k in dims else k for k in range(x.ndim) if keepdim or k not in dims]
@@ -173,7 +173,7 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """The operand axes that vary along one axis of a result, with exponents, and the axis of a mask that selects."""
+    """The axes of operands that vary along one axis of a result, with exponents, and the axis of a selecting mask."""
 
     axes: tuple[Axis, ...]
     exponents: tuple[int, ...]

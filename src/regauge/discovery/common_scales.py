@@ -1,11 +1,12 @@
-"""Common scales: one positive factor for whole tensors, where no separate factor for each unit is possible.
+"""Common scales: one positive factor for a whole tensor, if separate factors for units are not possible.
 
 The solver of `solve.py` gives each unit of an axis a factor. Some operators allow only one factor for all units. For
-example, before a normalization to length one, all units may grow together, but no single unit alone. Each tensor of the
-program has one unknown: the logarithm of a factor of the whole tensor. If an axis is a direct sum, such as fused
-queries, keys and values, each of its blocks has another unknown. The laws of an operator also hold for factors that are
-constant along an axis. The laws of each operator therefore give linear equations between the unknowns. A solution is a
-new common scale if factors for single units, invertible matrices and other common scales do not contain it.
+example, before a normalization to length one, all units may be multiplied by one factor, but not by different factors.
+Each tensor of the program has one unknown: the logarithm of a factor of the whole tensor. If an axis is a direct sum,
+such as fused queries, keys and values, each of its blocks has another unknown. The laws of an operator also hold for
+factors that are constant along an axis. The laws of each operator therefore give linear equations between the unknowns.
+A solution is a new common scale if it is not a combination of factors for units, invertible matrices and other common
+scales.
 """
 
 import math
@@ -23,7 +24,7 @@ from regauge.discovery.slots import SlotBlock, Slots
 from regauge.discovery.systems import Proportions, Rational, Row, independent, null_space, quotient
 
 MOST_BLOCKS = 16
-"""The number of blocks above which an axis counts as one block."""
+"""The largest number of blocks of an axis that get separate factors. An axis with more counts as one block."""
 WHOLE = -1
 """The number that stands for "no axis" in the factor of a whole tensor."""
 Counts = tuple[int, ...]
@@ -89,7 +90,7 @@ class _Equations:
     def add(self, record: Record) -> None:
         """Add the equations that follow from the laws of one operator.
 
-        If no law with factors contains an unknown, the unknown is zero.
+        Unknowns that no law with factors contains are zero.
         """
         order: dict[Value, int] = {}
         key = []
@@ -114,7 +115,7 @@ class _Equations:
         self.unknowns.fix(*(number for number, _, _ in self._numbers(value)))
 
     def tie_unread(self, value: Value) -> None:
-        """Give blocks of a parameter that no operator reads, such as the last rows of a table, a neighbor's factor."""
+        """Give unused blocks of a parameter, such as the last rows of a table, the factor of a neighboring block."""
         counts = self.counts.get(value, ())
         numbers = _factors(counts)
         for axis, count in enumerate(counts):
@@ -215,7 +216,8 @@ class _Equations:
         return [k for k in range(count) if axis.start <= bounds[k] < stop]
 
     def _along(self, law: Law) -> list[list[tuple[Value, int, int]]]:
-        """Return the blocks that a law relates: rows with a tensor, an axis and a block for each axis of the law."""
+        """Return the blocks that a law relates, as rows; a row has a tensor, an axis and a block for each axis of the
+        law."""
         if all(len(axis.dims) == 1 for axis in law.axes):
             ranges = [self._range(axis) for axis in law.axes]
             shapes = {self._shapes(axis, found) for axis, found in zip(law.axes, ranges, strict=True)}
@@ -278,8 +280,8 @@ def _is_whole(axis: Axis) -> bool:
 def _solved(rows: Sequence[Row], sizes: Mapping[int, int]) -> dict[int, Row]:
     """Return the unknowns of equations as combinations of free unknowns.
 
-    Unknowns that stand for many tensors stay free. An unknown that occurs in one equation is eliminated first, which
-    changes no other equation.
+    Unknowns that represent many tensors stay free. Unknowns that occur in only one equation are eliminated first,
+    because this changes no other equation.
     """
     where: dict[int, set[int]] = defaultdict(set)
     for k, row in enumerate(rows):
@@ -347,7 +349,7 @@ def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collect
         return sum(name in params for name, _, _ in exponents)
 
     def shorter(exponents: Exponents, others: Sequence[Exponents]) -> Exponents:
-        """Subtract multiples of other families as long as fewer exponents remain."""
+        """Subtract multiples of other families as long as this reduces the number of nonzero exponents."""
         every = (
             {e: x for e in {**exponents, **other} if (x := exponents.get(e, 0) - factor * other.get(e, 0))}
             for other in others

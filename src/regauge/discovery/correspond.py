@@ -1,4 +1,4 @@
-"""Conversion between two descriptions of one symmetry: groups are identified by their action on parameters."""
+"""Conversion between two descriptions of one symmetry, in which equal groups may have other names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ AxisKey = tuple[str, int]
 def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return the groups of a symmetry, placed on the values on which discovery placed its own groups.
+    """Return the groups of a symmetry with placements on the values on which discovered groups have placements.
 
     A group corresponds to the discovered group that has the same units on the same parameters. The families of the
     group are expressed as combinations of the discovered families. Families act on the values by the same combinations
@@ -89,7 +89,7 @@ def _has_same_units(
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
     """Return a map from placements of `other` to placements of `group`, or None if their families differ.
 
-    Let an element of `group` have factors s, signs e and shifts k. The corresponding element of `other` has log factors
+    If an element of `group` has factors s, signs e and shifts k, the corresponding element of `other` has log factors
     `log s @ scale`, shifts `k @ shift`, and signs `e @ sign + k @ parity` modulo two.
     """
     mine, its = _tables(group, other, symmetry)
@@ -109,7 +109,8 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
         return None
 
     def translate(place: Placement) -> Placement | None:
-        """Return how the first group acts at a placement of the other group, or None if it does nothing there."""
+        """Return the placement of the first group that corresponds to a placement of the other, or None if it has no
+        effect."""
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
         result = replace(
             place,

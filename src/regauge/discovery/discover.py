@@ -48,7 +48,7 @@ KNOWN_SIZES = (
 REFUSED = (
     "stays, because what should make up for it did not on these inputs (a token that attends to nothing, for example)."
 )
-"""The message about a translation family that fails the numerical check."""
+"""The message about a family of translations that fails the numerical check."""
 VERIFY_LIMIT = 50_000_000
 """The number of parameters up to which `discover` verifies its result by default."""
 
@@ -68,10 +68,10 @@ def discover(
     """Find the transformations of a model's parameters and buffers that leave its function unchanged.
 
     The module is traced in evaluation mode with `torch.export`. Operators tie axes together, and tied axes become one
-    group. The operators that use a group's axes determine which transformations may act. An operator without a rule
-    freezes the axes of its operands and results. The result holds for the shapes, branches and outputs of this trace.
-    As a test, a random element acts on random tensors, one parameter at a time. A group that cannot act on random
-    tensors is frozen, and the reason is recorded.
+    group. The operators that use the axes of a group determine the transformations that are possible. An operator
+    without a rule freezes the axes of its operands and results. The result holds for the shapes, branches and outputs
+    of this trace. As a test, a random element acts on random tensors, one parameter at a time. A group that cannot act
+    on random tensors is frozen, and the reason is recorded.
 
     Buffers that a normalization fills, such as running means and variances, are statistics. Groups act on statistics as
     on parameters. All other buffers that influence the outputs are structure: masks, permutations, tables. No group
@@ -87,9 +87,9 @@ def discover(
         outputs: The outputs that must not change: one or several field names, or a function of the output. Default: all
             tensors in the output. Objects such as key-value caches are ignored.
         ones: The names of gains that are exactly one, and that no element of the symmetry changes. `rg.discovery.fold`
-            sets gains to one. If a residual stream is read through RMSNorm with gains of one, rotations can act on the
-            stream. If a residual stream is read through LayerNorm, the rotations must also keep the vector of ones. The
-            resulting symmetry holds only for networks in which these gains are one.
+            sets gains to one. A residual stream that is read through RMSNorm with gains of one can be rotated. With
+            LayerNorm, the rotations must also keep the vector of ones. The resulting symmetry is valid only for
+            networks in which these gains are one.
         keep: Names, or patterns such as "*.position", of further tensors that are structure. Examples are frozen
             parameters that are equal in all networks, such as tables of sines or fixed filters.
         move: Names or patterns of buffers on which groups act although no normalization fills them; "*" matches all
@@ -126,9 +126,9 @@ def discover_with_ones(
     ones: Collection[str],
     structure: tuple[str, ...],
 ) -> Symmetry:
-    """Find the symmetry for gains of one, given a program that was traced from the same module without `ones`.
+    """Find the symmetry for gains of one, given a program that was traced from the same module.
 
-    The names of structure tensors are taken from the arguments and not determined again.
+    The program was traced without `ones`. The names of structure tensors are given, not determined again.
     """
     return _discover(module, example_inputs, example_kwargs, outputs, ones, lambda *_: structure, program=program)
 
@@ -169,9 +169,9 @@ def _discover(
 
 @contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Postpone garbage collection.
+    """Return a context in which garbage is collected only rarely.
 
-    Graphs are large and long-lived, and each garbage collection would traverse all of them.
+    Graphs are large and exist for long, and each garbage collection would go through all of them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -183,7 +183,7 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
-    """Return a symmetry whose groups also record the rotations that are possible if the gains on their axes are one."""
+    """Return the symmetry, with the rotations that are possible for each group if the gains on its axes are one."""
     gains = chart_gains(symmetry) if symmetry.gains else ()
     if not gains:
         return symmetry

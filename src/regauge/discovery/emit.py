@@ -1,4 +1,4 @@
-"""Named groups with placements, made from the freedoms of atoms, and the axes that stay frozen."""
+"""Conversion of the freedoms of atoms to named groups with placements, and the list of frozen axes."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from regauge.discovery.systems import Vector
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
     """Return the groups in the order of their first parameters.
 
-    A base comes before the groups that are repeated within it.
+    A group comes before the groups that are repeated within it.
 
     If intermediate values are watched, the groups also have placements on these values.
     """
@@ -75,9 +75,9 @@ class _Emitter:
         return _can_permute(freedom) or bool(freedom.scales or freedom.signs or freedom.shifts)
 
     def _main(self, freedom: Freedom) -> list[Group]:
-        """Return groups for the permutation and for the families of scales, signs and shifts.
+        """Return the groups for the permutation, and for the families of scales, signs and shifts.
 
-        If a family depends on the units of more groups than the permutation does, it becomes a separate group.
+        A family that depends on the units of more groups than the permutation becomes a separate group.
         """
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):

@@ -1,6 +1,6 @@
-"""A test of whether entries of a tensor can be equal.
+"""A test whether entries of a tensor can be equal.
 
-If entries are equal, operators such as argmax depend on their order.
+The result of operators such as argmax depends on the order of equal entries.
 
 A ReLU makes entries zero with positive probability, and zeros are equal. A linear layer after the ReLU makes the
 entries different again. If nothing is known about a tensor, the test assumes that its entries can be equal.
@@ -20,7 +20,7 @@ INJECTIVE = SAME | words(
     "group_norm _native_batch_norm_legit_no_training native_group_norm instance_norm slice narrow split "
     "split_with_sizes chunk"
 )
-"""Operators that keep the axes, and whose results differ wherever the entries of their first operand differ."""
+"""Operators that keep the axes, and whose results are different for different entries of the first operand."""
 MOVES = VIEWS | {"mT", "select"}
 REDUCTIONS = words("sum mean var std logsumexp linalg_vector_norm amax amin")
 NONZERO = words("sigmoid exp exp2 softplus softmax _softmax _safe_softmax cosh layer_norm batch_norm embedding addmm")
@@ -93,7 +93,7 @@ class EqualEntries:
         """Return whether two blocks of an axis can have equal sums, means or extrema.
 
         The node must reduce each block to one entry, and the blocks must lie along the last axis. An earlier operator
-        may have selected the largest entries of each block. If the node does something else, return True.
+        may have selected the largest entries of each block. For any other node, the result is True.
         """
         name = operator_name(node)
         first = node.args[0] if node.args else None

@@ -1,4 +1,4 @@
-"""Evaluation of parts of a traced program in float64 on the CPU: single operators, and nodes without parameters."""
+"""Evaluation of parts of a traced program in float64: single operators, and nodes that use no parameters."""
 
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -44,7 +44,7 @@ class Constants:
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
-        """Return the first node in the graph that applies the same operator to the same constants."""
+        """Return the first node of the graph that applies the same operator to the same constants as this node."""
         if node not in self._names:
             same = node
             if node.op == "call_function":

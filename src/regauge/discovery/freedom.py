@@ -1,4 +1,4 @@
-"""The freedom of one atom (permutation, scales, signs, shifts, matrices, rotations of pairs), made consistent."""
+"""The freedom of one atom: the permutations, scales, signs, shifts, matrices and rotations that may act on it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -12,16 +12,16 @@ from regauge.discovery.slots import SlotPlace
 from regauge.discovery.systems import Vector, independent, select
 
 Family = tuple[Vector, frozenset[Atom]]
-"""The exponent at each slot, of a positive scale or (modulo two) of a sign, and the bases of the family."""
+"""The exponents of a scale, or (modulo two) of a sign, by slot, and the bases of the family."""
 
 
 @dataclass(frozen=True)
 class PairedAxis:
     """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
 
-    The two slots of a paired axis belong to the first and the second coordinate of each pair. If one leaf of the axis
-    indexes both coordinates, the two slots are the same. The field `others` contains the sizes and strides of the other
-    leaves of the block.
+    The two slots of a paired axis belong to the first and the second coordinate of each pair. If both coordinates
+    belong to one leaf of the axis, the two slots are the same. The field `others` contains the sizes and strides of the
+    other leaves of the block.
     """
 
     slots: tuple[int, int]
@@ -121,7 +121,7 @@ KINDS: tuple[tuple[Callable[[Freedom], list[Family]], int], ...] = ((attrgetter(
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases that do not exist or that have matrices, and break cycles of atoms that are bases of each other.
+    """Remove bases that do not exist or have matrices, and bases because of which atoms would contain each other.
 
     If two atoms are bases of each other, the first atom remains a base of the second.
     """
@@ -160,7 +160,7 @@ def _restrict(freedom: Freedom, keep: Callable[[frozenset[Atom]], frozenset[Atom
 
 
 def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop families of a base that are already included in the groups repeated within the base.
+    """Drop families of a base that are special cases of the groups that are repeated within this base.
 
     For example, one matrix per head includes one factor per head.
     """
@@ -180,9 +180,9 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop the family of a single unit if some larger group can multiply the same parameters by one common factor.
+    """Drop the family of a single unit if a larger group can multiply the same parameters by a common factor.
 
-    A larger group can do so if giving the same factor to all of its units has the same effect.
+    This is the case if the same factor for all units of the larger group has the same effect.
     """
 
     def whole(exponents: Vector) -> Vector | None:
@@ -212,7 +212,8 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return exponents for a base's units that multiply all units of a block equally, as the given exponents do."""
+    """Return exponents for the units of a base that have the same effect as the given exponents for all units of a
+    block."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

@@ -36,7 +36,7 @@ def writes(node: Node) -> bool:
 def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
     """Return the operator that returns, as a new tensor, what an in-place operator writes to its first operand.
 
-    Return None if replacing the in-place operator would change a result.
+    If the replacement would change a result, the result is None.
     """
     target, written = node.target, node.args[0] if node.args else None
     if not isinstance(target, OpOverload) or not isinstance(written, Node):
@@ -77,7 +77,7 @@ def _memory(node: Node) -> set[int]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Return the full batched tensor behind a tensor that `torch.vmap` presents as a single example."""
+    """Return the batched tensor, given a tensor that represents a single example within `torch.vmap`."""
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

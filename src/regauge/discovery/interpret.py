@@ -26,9 +26,9 @@ from regauge.discovery.trace import Program
 from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
-"""Low-precision dtypes, in which converting a parameter rounds it.
+"""Low-precision dtypes, to which parameters are rounded when they are converted.
 
-No scale commutes with an operator that rounds parameters to a coarser dtype.
+Scales do not commute with such rounding.
 """
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
@@ -36,7 +36,7 @@ RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, Asserti
 COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
 """Operators that return the positions of entries, sorted by size.
 
-If entries are equal, the returned positions depend on the order of the entries.
+The positions of equal entries depend on the order of the entries.
 """
 CASTS = {"_to_copy", "to", "type_as"}
 ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
@@ -50,7 +50,7 @@ REFERS = SAME | words("view_as reshape_as expand_as")
 EXPANDS = words("expand expand_as broadcast_to")
 DIVISIONS = words("div divide true_divide")
 JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
-"""Operators that write several values, or zeros, next to one another into one tensor."""
+"""Operators that write several values, or zeros, side by side into one tensor."""
 KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
 """Operators that move blocks of equal entries, perhaps together with other values."""
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
@@ -63,7 +63,7 @@ All other operators use positions as plain numbers."""
 
 @dataclass(frozen=True)
 class Summed:
-    """Two tensors whose product all later operators sum over one axis; for a square, both are the same tensor.
+    """Two tensors whose product is only used in sums over one axis; for a square, both are the same tensor.
 
     Rotations do not change a sum of squares. Matrices that act inversely on both factors do not change a sum of
     products.
@@ -249,7 +249,7 @@ class _Run:
 
         If all entries of a constant are zero, its axes can also be scaled.
 
-        Each use of such a constant gets separate axes.
+        Such a constant gets new axes for each use.
         """
         target, (args, kwargs) = node.target, operands
         name = operator_name(target)
@@ -281,7 +281,8 @@ class _Run:
             value.made = partial(make, k)
 
     def _freeze_ties(self, node: Node, call: Call) -> None:
-        """Freeze the axis along which an operator compares entries, if entries can be equal and their order matters."""
+        """Freeze an axis along which an operator compares entries, if the result depends on the order of equal
+        entries."""
         x, dim = call.x, call.arguments.get("dim", -1)
         uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
         if call.name not in COMPARES or not uses_positions or not isinstance(x, Value):
@@ -396,7 +397,7 @@ def _has_zero(tensors: list[Value], numbers: list[int | float]) -> bool:
 
 
 def _as_summed(node: Node, call: Call) -> Summed | None:
-    """Return the factors of a square or product if every use of it sums over one axis that all factors have."""
+    """Return the factors of a square or product if all of its uses are sums over an axis that all factors have."""
     values = list(call.arguments.values())
     is_square = (call.name == "pow" and len(values) > 1 and values[1] == 2) or call.name == "square"
     if not is_square and call.name not in ("mul", "multiply"):

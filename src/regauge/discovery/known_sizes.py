@@ -1,9 +1,9 @@
-"""Export of programs whose sizes follow from integer inputs, such as patch grids and lengths.
+"""Export of programs whose tensor sizes depend on integer inputs, such as patch grids and lengths.
 
-`torch.export` does not know tensor entries. It therefore stops if Python code converts a tensor to a number. If the
-tensor follows from integer inputs, and not from weights or activations, the example inputs determine the number. This
-module therefore computes every tensor that follows from integer inputs. Computed entries replace numbers that Python
-code reads from a tensor, and indices whose length depends on entries.
+`torch.export` does not compute the entries of tensors, and raises an error if Python code converts a tensor to a
+number. If the tensor depends only on integer inputs, not on weights or activations, the example inputs determine this
+number. Therefore this module computes all tensors that depend only on integer inputs. Their entries are used if Python
+code reads a number from a tensor, and for indices whose length depends on entries.
 """
 
 import functools
@@ -25,7 +25,7 @@ from regauge.discovery.operators import words
 TAKING = words("item tolist __int__ __float__ __index__")
 """Functions that read numbers from a tensor.
 
-Functions for branches are excluded, because a program with a chosen branch would hold only for these inputs.
+Functions for branches are excluded, because a program with one chosen branch would be valid only for these inputs.
 """
 OF_ANY_LENGTH = words("nonzero argwhere unique unique_consecutive repeat_interleave masked_select bincount")
 """Functions whose result has a length that depends on tensor entries."""
@@ -40,7 +40,7 @@ MARK = "regauge: sizes are those of the example inputs"
 
 
 def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram | None:
-    """Export a module whose sizes follow from integer inputs. The module may be on the meta device.
+    """Export a module whose tensor sizes depend on integer inputs. The module may be on the meta device.
 
     Returns:
         The program for the given integers, or None if it cannot be determined. There is no program if sizes depend on
@@ -82,7 +82,7 @@ def has_known_sizes(program: ExportedProgram) -> bool:
 
 
 class _Numbers(TorchFunctionMode):
-    """A mode that computes the entries of tensors that follow from integers while a program is traced."""
+    """A mode that computes, during a trace, the entries of tensors that depend only on integers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class _Numbers(TorchFunctionMode):
 
 @contextmanager
 def without_memory(module: nn.Module) -> Iterator[tuple[Tensor, ...]]:
-    """Replace a module's meta tensors for a while by zeros on the CPU that take no memory, and yield the zeros."""
+    """Return a context in which zeros on the CPU, which take no memory, replace a module's meta tensors."""
     made: dict[int, Tensor] = {}
     with ExitStack() as stack:
         for part in module.modules():

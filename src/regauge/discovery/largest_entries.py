@@ -1,4 +1,4 @@
-"""A test of whether equal entries can make the choice of the largest ones depend on their order, despite masks.
+"""A test whether the choice of the largest entries can depend on the order of equal entries, also with masks.
 
 Routers mask some experts and then choose among the experts without a mask. Masked entries are equal. However, no masked
 entry is chosen while enough unmasked entries remain.
@@ -32,7 +32,7 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 
 
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
-    """Return whether equal largest entries are only zeros of a ReLU that are written into a tensor of zeros.
+    """Return whether equal entries among the largest are only zeros of a ReLU that are written into zeros.
 
     A choice among zeros that are written into zeros has no effect. Sparse autoencoders keep their largest entries by
     writing them into zeros.
@@ -59,9 +59,9 @@ def _writes_back(node: Node, positions: Node, values: set[Node]) -> bool:
 
 
 def _filled(node: Node, dim: int) -> int | None:
-    """Return an upper bound on how many entries along an axis a node replaces by the least value.
+    """Return an upper bound on the number of entries along an axis that a node replaces by the smallest value.
 
-    Return None if the node does not mask entries.
+    If the node does not mask entries, the result is None.
     """
     name, args = operator_name(node), node.args
     if name == "masked_fill" and _is_least(args[2], args[0]) and shape_of(args[0]) == shape_of(node):
@@ -92,7 +92,7 @@ def _marked(mask: Any) -> int | None:
 
 
 def _count(node: Any) -> tuple[int, int] | None:
-    """Return how many last axes a mask of zeros and ones has, and the number of ones over these axes."""
+    """Return the number of last axes along which a mask is defined, and the number of ones over these axes."""
     if not isinstance(node, Node):
         return None
     name, args, shape = operator_name(node), node.args, shape_of(node)

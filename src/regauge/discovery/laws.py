@@ -15,7 +15,7 @@ LawOf = Callable[..., "Law"]
 
 
 class Virtual(NamedTuple):
-    """The layout of an axis that a tensor lacks.
+    """The layout of a virtual axis, which a tensor does not have.
 
     Axis `dim` of the tensor selects indices from this missing axis, by the index tensor `source`.
     """
@@ -34,14 +34,14 @@ class Value:
         shape: The sizes of the axes.
         is_fixed: Whether no parameter influences the tensor. Inputs, constants and position tables are fixed.
         is_zero: Whether all entries are zero.
-        is_norm: Whether the entries are norms. A norm is zero only if all entries under it are zero.
+        is_norm: Whether the entries are norms. A norm is zero only if all entries over which it is computed are zero.
         is_complex: Whether the tensor depends on complex parameters or buffers, on which no group acts.
         uniform: The axes along which the tensor is constant.
         index_of: If the entries are positions, the axis into which they point.
         virtual: An axis that the tensor lacks, but from which one of its axes selects indices.
         has_inputs: For a fixed tensor, whether it depends on the inputs or on an unknown value.
-        made: A function that returns a copy in which blocks of equal entries are not tied to each other. Only fixed
-            tensors with blocks of equal entries have a function `made`.
+        made: For fixed tensors with blocks of equal entries, a function that returns a copy in which these blocks are
+            not tied to each other.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Value:
 class Axis:
     """One axis of a tensor, several axes that are treated as one, or a range of one axis.
 
-    An `Axis` without axes stands for all entries of the tensor.
+    An `Axis` without axes represents all entries of the tensor.
     """
 
     value: Value
@@ -120,10 +120,10 @@ class Axis:
 class Law:
     """One index of an operator, and the constraint on transformations of all axes along which the index runs.
 
-    Each row of `scale` and `sign` lists coefficients: the axes' transformations, combined with them, must cancel. The
-    coefficients are rational numbers for logarithms of scales, and numbers modulo two for signs. Each entry of `edges`
-    ties the matrices on two axes: +1 means the same matrix, and -1 means the inverse transpose. No matrix may act on an
-    axis without an edge.
+    Each row of `scale` and `sign` is an equation: the sum of the axes' transformations, with these coefficients, is
+    zero. For scales, transformations are logarithms and coefficients are rational; for signs, both are modulo two. Each
+    entry of `edges` ties the matrices on two axes: +1 means the same matrix, and -1 means the inverse transpose. No
+    matrix may act on an axis without an edge.
 
     Attributes:
         axes: The axes along which the operator index runs.
@@ -136,11 +136,11 @@ class Law:
             position along this index.
         is_shared: Whether a single permutation must apply to all copies. The group of this axis then cannot be repeated
             within another group.
-        is_virtual: Whether the result has an axis that selects indices from this axis. The result stores an axis from
-            which it selects indices as its virtual axis.
+        is_virtual: Whether the result has an axis that selects indices from this axis, which is then the virtual axis
+            of the result.
         shift: The equations for translations of entries that are constant along all other axes. If `shift` is None, no
             translation commutes with the operator.
-        period: For a function with half period pi, such as sin: whether it is odd or even.
+        period: For a function with half period pi, such as sin, whether the function is odd or even.
     """
 
     axes: tuple[Axis, ...]
@@ -295,7 +295,7 @@ def normed(*axes: Axis) -> Law:
 def centered(*axes: Axis) -> Law:
     """Return the law of a function that depends only on the norm of deviations from the mean over this axis.
 
-    Rotations that keep the vector of ones do not change the mean or the norm of deviations from it.
+    Rotations that keep the vector of ones change neither the mean nor the norm of deviations from the mean.
     """
     return Law(axes, edges=_alike(len(axes)), is_metric=True, keeps_ones=True, is_mixing=True)
 

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
-"""The largest number of blocks into which two axes are cut if the blocks of one do not fit into those of the other.
+"""The largest number of blocks into which two axes are cut if their blocks have incompatible sizes.
 
 If more blocks are needed, both axes are frozen."""
 
 
 class Atom:
-    """A node of the union-find forest of atoms. Only the root of each tree in the forest is meaningful."""
+    """A node of the union-find forest of atoms. Only the root of each tree is an atom; other nodes refer to it."""
 
     __slots__ = ("branches", "factors", "frozen", "origins", "parent", "size")
 
@@ -85,7 +85,7 @@ def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
 def freeze(layout: Iterable[Atom], reason: str) -> None:
     """Forbid all permutations of an axis, and record the reason.
 
-    If an axis is frozen several times, the first reason is kept.
+    If an axis is frozen several times, only the first reason is recorded.
     """
     for atom in leaves(layout):
         if atom.frozen is None:
@@ -235,7 +235,7 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
     """Flatten a direct sum of direct sums into one direct sum.
 
-    Otherwise, repeated cuts would nest sums as deep as the axis is long.
+    Without this, repeated cuts would nest sums in sums, up to the length of the axis.
     """
     pending, flat = list(branches)[::-1], list[Layout]()
     while pending:
@@ -370,7 +370,7 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Tie the leaves of size one of two layouts that have equally many, because such leaves can be scaled."""
+    """Tie the leaves of size one of two layouts with equal numbers of such leaves, because they can be scaled."""
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]
     if len(units_a) == len(units_b):
@@ -386,7 +386,7 @@ def _bounds(branches: Sequence[Layout]) -> set[int]:
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
     """Cut two layouts into blocks of the greatest size that divides all blocks of both.
 
-    Cutting in this way is the last resort if blocks do not fit into each other.
+    This is only used if blocks do not fit into each other in any other way.
     """
     total = size_of(a)
     step = total

@@ -1,4 +1,4 @@
-"""The base of operator rules: functions that tie axes, record laws, freeze unknown axes and rearrange entries.
+"""The basis of operator rules: functions that tie axes, record laws, freeze unknown axes and rearrange entries.
 
 Views, permutations, slices, repetitions and concatenations rearrange entries without changing them.
 """
@@ -44,7 +44,7 @@ Moved = TypeVar("Moved", Value, Stacked)
 class Movement:
     """The state of a discovery pass: records so far, axes to split in the next pass, and unspecified orders.
 
-    Axes that no record mentions are frozen. Therefore a rule that forgets an axis is still sound.
+    Axes that no record mentions are frozen. Therefore even a rule that omits an axis allows no wrong transformation.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Movement:
     def keep_unread(self, operands: Sequence[Any], results: Sequence[Any], start: int) -> None:
         """Forbid scales of tensors that no record since `start` mentions, such as numbers without axes.
 
-        A tensor that is both operand and result was passed on unchanged.
+        Such a tensor may also be an operand that is returned unchanged.
         """
         mentioned = {axis.value for record in self.records[start:] for one in record for axis in one.axes}
         given = {x for x in operands if isinstance(x, Value)}
@@ -155,13 +155,13 @@ class Movement:
         ended: LawOf | None = law.fixed,
         reason: str | None = None,
     ) -> Value:
-        """Return the result of an operator that acts in the same way on every slice of x along the axes that it keeps.
+        """Return the result of an operator that acts in the same way on every slice of x along the kept axes.
 
         Args:
             x: The operand.
-            sources: For each axis of the result, the axis of x that it continues, or None for a new axis.
+            sources: For each axis of the result, the corresponding axis of x, or None for a new axis.
             shape: The sizes of the result's axes.
-            along: The law that relates an axis of x to the axis of the result that continues it.
+            along: The law that relates an axis of x to the corresponding axis of the result.
             ended: The law of an axis of x that the result lacks. If `ended` is None, axes of x that the result lacks
                 are frozen.
             reason: The reason for freezing new axes, and axes of x that end without a law. If `reason` is None, new
@@ -296,7 +296,7 @@ class Movement:
 
         If `is_inner`, each index of the axis is repeated in place.
 
-        A new uniform axis counts the copies and is merged with the repeated axis.
+        The copies get a new uniform axis, which is merged with the repeated axis.
         """
         new = dim + is_inner
         wide = self.expand(self.unsqueeze(x, new), [*x.shape[:new], count, *x.shape[new:]])

@@ -1,4 +1,4 @@
-"""A test of completeness: the null space of the outputs' Jacobian is compared with the discovered groups."""
+"""A test of completeness: comparison of the discovered groups with the null space of the outputs' Jacobian."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,20 +33,20 @@ PER_INPUT = 24
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """The layers in which weights or inputs may span fewer dimensions than the layer has inputs."""
 ROUNDING = 1e-13
-"""The share of the largest influence of any parameter entry below which an influence may be due to rounding."""
+"""Influences of parameter entries below this share of the largest influence may be due to rounding."""
 STEP = 1e-3
 """The step size along a one-parameter subgroup, whose tangent is computed by fourth-order differences."""
 STRENGTHS = (0.3, 0.3, 3.0)
 """The distances of the evaluation points from initialization.
 
-The returned result describes the first evaluation point. The further points show which directions are in the null space
-only at the first point.
+The result describes the first point. The other points show which directions are in the null space only at the first
+point.
 """
 LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
 RANK = "of a rank: the weights of a layer, or the values that it reads, span fewer dimensions than the layer has inputs"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
 OTHER_EPS = 1e-2
-"""The amount added to the eps of norms, which reveals null directions that exist only for one eps."""
+"""The number that is added to the eps of norms, to find null directions that exist only for one eps."""
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 
@@ -114,12 +114,12 @@ def nullity(
 
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
-    of the example. If the model raises an error on random inputs, or returns Inf or NaN, inputs of the example's size
-    are sampled. Sampled inputs of the example's size are nonnegative if the example is nonnegative. If the model fails
-    on these inputs too, integer inputs are copied from the example. The Jacobian has one column for each entry of the
-    parameters and floating-point buffers. Buffers such as running statistics are included, because groups act on them
-    and they can compensate for parameters. The symmetry is complete at the evaluation point if its tangent vectors span
-    the null space. A dead unit at the evaluation point may cause further null directions that belong to no symmetry.
+    of the example. If the model raises an error on random inputs, or returns Inf or NaN, inputs about as large as the
+    example are sampled, nonnegative if the example is nonnegative. If the model fails on these inputs too, integer
+    inputs are copied from the example. The Jacobian has one column for each entry of the parameters and floating-point
+    buffers. Buffers such as running statistics are included, because groups act on them and they can compensate for
+    parameters. The symmetry is complete at the evaluation point if its tangent vectors span the null space. A dead unit
+    at the evaluation point may cause further null directions that belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.
@@ -128,8 +128,8 @@ def nullity(
         symmetry: The symmetry to test. If None, the symmetry is discovered from the module.
         outputs: The outputs that are differentiated, as for `discover`.
         generator: The generator that samples the point and the inputs. If None, a generator with seed 0 is used.
-        tolerance: The fraction of the largest singular value below which singular values count as zero. Even if the
-            model converts tensors to float32, the Jacobian is computed in float64.
+        tolerance: Singular values below this fraction of the largest one count as zero. The Jacobian is computed in
+            float64, even if the model converts tensors to float32.
 
     Raises:
         ValueError: The module has no varied entries or more than 1500, its outputs do not depend on them, or its
@@ -230,7 +230,7 @@ def _at_point(
 
 
 def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
-    """Return how many unexplained null directions change the outputs if norms have another eps."""
+    """Return the number of unexplained null directions that change the outputs if norms have another eps."""
     if not any(True for _ in _norms_eps(probe.module)):
         return 0
     with InDouble(), _other_eps(probe.module):
@@ -315,10 +315,10 @@ class _Directions:
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """Return how many null directions another Jacobian does not map to zero, up to rounding.
+        """Return the number of null directions that another Jacobian does not map to zero, up to rounding.
 
-        Two null directions count as one if they differ by a vector of the explained subspace. The other Jacobian need
-        not map the explained subspace to zero.
+        Two null directions count as one if they differ by a vector of the explained subspace. The other Jacobian may
+        also be nonzero on the explained subspace.
         """
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
         rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))
@@ -327,7 +327,8 @@ class _Directions:
         return int((torch.linalg.svdvals(seen - left @ (left.mT @ seen)) > rounding).sum())
 
     def count_hidden(self, is_dead: Tensor) -> int:
-        """Return how many unexplained null directions, up to explained ones, change only entries in `is_dead`."""
+        """Return the number of unexplained null directions that, up to explained ones, change only entries in
+        `is_dead`."""
         rest = self.rest()
         parts = self.basis, torch.cat([self.basis, rest])
         known, whole = (int(torch.linalg.matrix_rank(part[:, ~is_dead], rtol=1e-8)) for part in parts)
@@ -341,7 +342,7 @@ class _Directions:
 
 @contextmanager
 def _other_eps(module: nn.Module) -> Iterator[None]:
-    """Change the eps of all norms for a while."""
+    """Return a context in which all norms have another eps."""
     kept = list(_norms_eps(module))
     for attributes, name, value in kept:
         attributes[name] = 4 * value + OTHER_EPS
@@ -500,7 +501,7 @@ def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, 
 def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
     """Return elements along each one-parameter subgroup of a group, one batch for each step size in `STEPS`.
 
-    Return None if the group has no continuous elements.
+    If the group has no continuous elements, the result is None.
     """
     value = bound.identity()[group.name]
     field = "matrix" if value.matrix is not None else "scale"

@@ -1,9 +1,8 @@
-"""Open orders: orders of entries that an operator does not specify, so no later operator may depend on them.
+"""Open orders: orders of entries that an operator does not specify, and on which no operator should depend.
 
-`topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. The
-selected entries form a set if every later operator treats all ranks alike and each token separately. If the selected
-entries form a set, the units that `topk` compares may be permuted. If the entries do not form a set, `topk` is treated
-as an operator without a rule.
+`topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. If every
+later operator treats all ranks alike and each token separately, the order of the selected entries has no effect. The
+units that `topk` compares may then be permuted. Otherwise, `topk` is treated as an operator without a rule.
 """
 
 from collections import Counter
@@ -67,7 +66,7 @@ def _treats_alike(record: Record, rank: Atom, tokens: set[Atom]) -> bool:
 
 
 def _runs_along(record: Record, one: Value, other: Value, token: Atom) -> bool:
-    """Return whether an operator runs over the tokens of both tensors jointly and treats each token separately."""
+    """Return whether an operator treats each token separately, with the same token in both tensors."""
     return any(not law.is_mixing and _has(law, one, token) and _has(law, other, token) for law in record)
 
 

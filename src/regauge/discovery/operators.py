@@ -1,4 +1,4 @@
-"""Operators of a traced program: their names, the operator that a node calls, and calls in the form that rules take."""
+"""Operators of a traced program: sets of their names, and calls of operators in the form that rules read."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
