@@ -216,8 +216,7 @@ class _Equations:
         return [k for k in range(count) if axis.start <= bounds[k] < stop]
 
     def _along(self, law: Law) -> list[list[tuple[Value, int, int]]]:
-        """Return the blocks that a law relates, as rows; a row has a tensor, an axis and a block for each axis of the
-        law."""
+        """Return the blocks that a law relates, as rows with a tensor, an axis and a block for each axis of the law."""
         if all(len(axis.dims) == 1 for axis in law.axes):
             ranges = [self._range(axis) for axis in law.axes]
             shapes = {self._shapes(axis, found) for axis, found in zip(law.axes, ranges, strict=True)}

@@ -109,8 +109,7 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
         return None
 
     def translate(place: Placement) -> Placement | None:
-        """Return the placement of the first group that corresponds to a placement of the other, or None if it has no
-        effect."""
+        """Return the placement of the first group for a placement of the other, or None if it has no effect there."""
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
         result = replace(
             place,

@@ -212,8 +212,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return exponents for the units of a base that have the same effect as the given exponents for all units of a
-    block."""
+    """Return exponents for the units of a base with the same effect as given exponents for all units of a block."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

@@ -281,8 +281,7 @@ class _Run:
             value.made = partial(make, k)
 
     def _freeze_ties(self, node: Node, call: Call) -> None:
-        """Freeze an axis along which an operator compares entries, if the result depends on the order of equal
-        entries."""
+        """Freeze an axis along which an operator compares entries, if the order of equal entries has an effect."""
         x, dim = call.x, call.arguments.get("dim", -1)
         uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
         if call.name not in COMPARES or not uses_positions or not isinstance(x, Value):

@@ -327,8 +327,7 @@ class _Directions:
         return int((torch.linalg.svdvals(seen - left @ (left.mT @ seen)) > rounding).sum())
 
     def count_hidden(self, is_dead: Tensor) -> int:
-        """Return the number of unexplained null directions that, up to explained ones, change only entries in
-        `is_dead`."""
+        """Return the number of unexplained null directions that change only dead entries, up to explained ones."""
         rest = self.rest()
         parts = self.basis, torch.cat([self.basis, rest])
         known, whole = (int(torch.linalg.matrix_rank(part[:, ~is_dead], rtol=1e-8)) for part in parts)

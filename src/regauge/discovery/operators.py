@@ -142,7 +142,7 @@ def single_windows(steps: Sequence[Any], space: int) -> list[bool]:
 
 
 def require_evaluation(call: Call) -> None:
-    """Raise NoRuleError if the operator is in training mode, because it then uses random numbers."""
+    """Raise NoRuleError if the operator is in training mode, in which it uses random numbers."""
     if call.get("train", call.get("training", False)):
         raise NoRuleError("chance")
 

@@ -1,4 +1,4 @@
-"""Axes of parameters along which a layer sums over units, in any layout of its weights."""
+"""Axes of parameters along which a layer sums over units, for weights in any order of axes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -16,11 +16,11 @@ def read_axes(
     aliases: Mapping[str, tuple[str, ...]],
     groups: Sequence[Group],
 ) -> tuple[tuple[str, int], ...]:
-    """Return the parameter axes on which groups act and over which operators sum products with other values.
+    """Return the axes of parameters on which groups act and over which operators sum products with other values.
 
     Before an operator sums products, other operators may rearrange, mask, scale or multiply the weights. An axis is
-    excluded if one operator sums over it while another uses it as an output axis. For example, an embedding that also
-    serves as the last layer has such axes.
+    excluded if one operator sums over it, and another operator uses it as an output axis. An example is an embedding
+    that is also the last layer.
     """
     found = _Roles(params)
     for record in records:
@@ -35,12 +35,12 @@ def read_axes(
 class _Roles:
     """Axes of tensors that depend on parameters but not on inputs.
 
-    Axes along which one operator index runs are joined into one set.
+    Axes that share an index of an operator are joined into one set.
 
     Attributes:
         parts: Pairs of an axis and the axes of another tensor into which it splits.
-        open: Axes over which a product of tensors is summed if all the tensors depend only on parameters. Any one of
-            the open axes may be chosen as the axis along which a layer reads units.
+        open: Axes over which a product is summed whose factors all depend only on parameters. Any of these axes may be
+            chosen as the axis along which a layer reads units.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:

@@ -15,16 +15,16 @@ from regauge.discovery.layout import Atom, leaves
 from regauge.discovery.trace import Program
 
 LARGEST_TRIED = 1 << 26
-"""The number of entries up to which a parameter is tested.
+"""The largest number of entries of a parameter that is tested.
 
 The weight of a linear layer is first restricted to a few inputs.
 """
 FEW = 3
-"""The number of inputs that are kept of a linear layer if only its outputs are tested."""
+"""The number of inputs of a linear layer that are kept if only its outputs are tested."""
 
 
 class Region:
-    """The operators between some parameters and the first values that no longer have a certain atom of an axis.
+    """The operators between some parameters and the first values without a certain atom of an axis.
 
     Operands from outside the region are constants with their true values, or random numbers.
     """

@@ -34,9 +34,8 @@ def register_rule(name: str, rule: Rule) -> None:
     Args:
         name: The name "namespace::operator" as in `torch.ops` ("mylib::fused_gate"), or only the operator name.
         rule: A function `rule(builder, call)` that composes the builder's primitives into the computation of the
-            operator. The rule returns one value for each tensor that the operator returns. The rule must be sound: it
-            may allow only transformations that commute with the operator. Axes that the rule does not mention are
-            frozen.
+            operator. The rule returns one value for each tensor that the operator returns. The rule may allow only
+            transformations that commute with the operator. Axes that the rule does not mention are frozen.
 
     Raises:
         TypeError: `rule` is not callable.
@@ -51,16 +50,16 @@ def register_leaf(
 ) -> None:
     """Trace every module of a class as one operator, without tracing its forward pass.
 
-    Without a rule, the parameters, inputs and outputs of the module are frozen, which is always sound. Register a
-    module class as a leaf if `torch.export` cannot trace it.
+    Use this function for module classes that `torch.export` cannot trace. Without a rule, the parameters, inputs and
+    outputs of the module are frozen, which is always correct.
 
     Args:
         kind: The class of the modules.
         rule: A function `rule(builder, call)`, where `call["inputs"]` lists the tensors that are passed to the module.
             `call` also contains the module's parameters and buffers, under their names within the module.
         results: A function `results(module, *inputs)` that returns tensors with the shapes of the module's outputs.
-            `results` is needed if the module cannot run on fake tensors. Default: the forward pass of the module is
-            run.
+            This function is needed if the module cannot run on fake tensors. By default, the forward pass of the module
+            is run.
 
     Raises:
         TypeError: `kind` is not a module class.
@@ -77,7 +76,7 @@ def registered_rules() -> dict[str, Rule]:
 
 @contextmanager
 def leaves_as_operators(module: nn.Module) -> Iterator[None]:
-    """Replace the forward pass of every registered module by one operator, within a `with` block."""
+    """Return a context in which one operator replaces the forward pass of every registered module."""
     found = [part for part in module.modules() if type(part) in _LEAVES]
     start = len(_ACTIVE)
     _ACTIVE.extend(found)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEPTH = 3
-"""The depth to which attributes of objects are followed from a module when its state is restored.
+"""The depth to which attributes of attributes of a module are followed to restore its state.
 
-Key-value caches lie at depth two.
+Key-value caches are at depth two.
 """
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 Container = MutableMapping[Any, Any] | list[Any] | set[Any] | deque[Any]
@@ -22,7 +22,7 @@ Container = MutableMapping[Any, Any] | list[Any] | set[Any] | deque[Any]
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[None]:
-    """Restore the attributes, containers, buffers and gradients of a module at the end of a `with` block.
+    """Return a context that restores the attributes, containers, buffers and gradients of a module at its end.
 
     The entries of parameters are restored only within `parameters_kept`. A copy of all parameters would double the
     memory.
@@ -40,7 +40,7 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def parameters_kept(module: nn.Module) -> Iterator[None]:
-    """Copy a parameter before an operator writes to it, and restore its entries at the end of a `with` block."""
+    """Return a context that restores the entries of parameters at its end, by copies made before operators write."""
     with _CopyOnWrite(module) as written:
         try:
             yield
@@ -50,7 +50,7 @@ def parameters_kept(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _TensorState:
-    """A tensor with its properties that can change, and with its entries if they were copied."""
+    """A tensor with those of its properties that can change, and with its entries if they were copied."""
 
     tensor: Tensor
     shown: Tensor

@@ -1,4 +1,4 @@
-"""Expanded records: every occurrence of every atom of the parameters' axes, and the ties between occurrences.
+"""Expansion of records into slots (occurrences of atoms on the axes of parameters) and ties between slots.
 
 A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of a law: the
 slots at the same position in all axes of the law.
@@ -21,9 +21,9 @@ class Tie:
     """The slots that an operator index relates at one position, one slot for each axis of the law.
 
     The companions of a slot are other atoms of the same tensor whose index is known wherever the slot's index is known.
-    A transformation of the slot may depend on the index of a companion. Each companion is stored with the number of its
-    operator index. For example, the rows and columns of `x @ x.T` have the same atom, but two different operator
-    indices.
+    A transformation of the slot may depend on the index of a companion. Each companion is stored with the number of an
+    operator index, because one atom may belong to several. For example, the rows and columns of `x @ x.T` have the same
+    atom, but different operator indices.
     """
 
     law: Law
@@ -41,7 +41,7 @@ class Tie:
 
 Companion = tuple[Atom, int]
 OWN = -1
-"""The number of the operator index to which a law itself applies.
+"""The number that represents the operator index of the law itself.
 
 If one axis selects indices from a second axis, the second axis has the smaller number."""
 
@@ -75,7 +75,7 @@ class SlotPlace:
     Attributes:
         others: The sizes and strides of the other leaves of the block.
         mates: The atoms of the other leaves of the block.
-        beside: Atoms whose index is defined for every entry to which the slot belongs.
+        beside: Atoms whose index is known for every entry to which the slot belongs.
         is_whole: Whether the block covers the whole axis.
         numel_elsewhere: The number of entries of the parameter at each index of the axis.
     """
@@ -97,7 +97,7 @@ class SlotPlace:
 
 
 SlotBlock = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
-"""The first index of a block, its leaves with more than one unit, and all its leaves with their slots.
+"""A block: its first index, its leaves with more than one unit, and all its leaves with their slots.
 
 An atom that no parameter has gets the slot -1.
 """
@@ -106,7 +106,7 @@ An atom that no parameter has gets the slot -1.
 def write_out(
     records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
 ) -> Slots:
-    """Expand all records into ties between slots. All axes must be final: no later operator may refine them.
+    """Expand all records into ties between slots. All axes must be final, that is, no later operator refines them.
 
     Watched values also get places, but they do not affect the ties.
     """
@@ -231,7 +231,7 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Tie leaves of size one that are the same in all axes of a law; for others, allow only permutations."""
+        """Tie leaves of size one that all axes of a law have; allow only permutations for all other leaves."""
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
         if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):
@@ -293,7 +293,7 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """Return the companions of each axis in a block: the remaining leaves of the block, and those in `outside`."""
+    """Return the companions of each axis in a block: other leaves of the block, and companions in `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])

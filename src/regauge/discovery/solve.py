@@ -119,7 +119,7 @@ class _AtomSolver:
         return result
 
     def _translations(self) -> tuple[Proportions, list[int]]:
-        """Return the translations of entries along this atom, and the slots where periodic functions read them."""
+        """Return the translations of entries along this atom, and the slots that periodic functions read."""
         unknowns = Proportions()
         periods: list[int] = []
         if not any(tie.law.period for tie in self.ties):

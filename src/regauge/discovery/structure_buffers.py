@@ -1,4 +1,4 @@
-"""Two kinds of buffers: statistics of normalizations, which are transformed like parameters, and structure.
+"""Classification of buffers: statistics of normalizations, which are transformed like parameters, or structure.
 
 The classification uses only the traced graph and a forward pass on the meta device. The entries of buffers are not
 read.
@@ -79,7 +79,7 @@ def structure_of(
 def find_structure(
     module: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the named buffers that are structure. If the module cannot be traced, return no names."""
+    """Return the names of those buffers that are structure; no names if the module cannot be traced."""
     unclear = [name for name in names if not isinstance(module.get_submodule(name.rpartition(".")[0]), NORMS)]
     if not unclear:
         return ()
@@ -97,12 +97,12 @@ def find_structure(
 
 
 def _is_table(program: Program, name: str) -> bool:
-    """Return whether a buffer is something other than a counter, which is an integer without axes."""
+    """Return whether a buffer is not a counter, that is, not an integer without axes."""
     return bool(program.shapes[name]) or name in program.floating
 
 
 class _Statistics:
-    """The buffers that a graph reads as running estimates of a normalization, written as one operator or as several."""
+    """The buffers that a graph reads as running estimates of a normalization, which may be several operators."""
 
     def __init__(self, program: Program) -> None:
         self._sources: dict[Node, frozenset[str]] = {}
@@ -143,7 +143,7 @@ class _Statistics:
             self._read(node)
 
     def _read(self, node: Node) -> None:
-        """Collect buffers that are running-estimate arguments, or that occur in `(buffer + eps) ** -0.5`."""
+        """Collect buffers that are arguments for running estimates, or that occur in `(buffer + eps) ** -0.5`."""
         for key in RUNNING:
             operand = _argument(node, key)
             if isinstance(operand, Node):

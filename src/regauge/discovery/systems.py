@@ -1,7 +1,7 @@
 """The linear systems that determine the scales, signs, shifts and matrices of one atom.
 
 Log-scales and shifts satisfy linear equations over the rationals. Signs satisfy linear equations over GF(2). Almost all
-equations relate only two unknowns. A union-find solves equations with two unknowns, and elimination solves the rest.
+equations relate only two unknowns. A union-find solves equations with two unknowns, and elimination solves all others.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ class Proportions:
 
     Args:
         order: An order of the unknowns. When an equation joins two roots, the later root in this order stays free. By
-            default, the root that an equation names first stays free.
+            default, the first unknown of an equation determines the free root.
         modulus: The modulus of the coefficients: 2 for signs, and 0 for rational numbers.
     """
 
@@ -127,7 +127,7 @@ class Proportions:
 def null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
     """Return a basis of the solutions of linear equations, by free unknown.
 
-    If several unknowns could be free, the later ones are.
+    If there is a choice, later unknowns are free.
     """
     order = {x: k for k, x in enumerate(unknowns)}
     pivots: dict[int, Row] = {}
@@ -163,7 +163,7 @@ def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] 
 
 
 def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], modulus: int = 0) -> Row | None:
-    """Return coefficients, by row index, with which rows add up to a target, or None if there are none."""
+    """Return coefficients, by row index, with which the rows sum to a target, or None if this is impossible."""
     last = len(rows)
     columns: dict[int, Row] = defaultdict(dict)
     for k, row in enumerate([*rows, {x: -c for x, c in target.items()}]):

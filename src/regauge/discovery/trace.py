@@ -1,4 +1,4 @@
-"""Traces of modules: flat lists of operator calls from torch.export, where parameters and buffers have names."""
+"""Traces of modules by torch.export: lists of operator calls in which parameters and buffers have names."""
 
 import logging
 import warnings
@@ -72,10 +72,10 @@ class Program:
         buffers: Names of the persistent buffers.
         origins: Names of all parameters and buffers in the checkpoint, by placeholder.
         floating: Names of the floating-point parameters and buffers.
-        added: The numbers that the model adds to parameters before it multiplies by them. The graph multiplies by the
-            parameters as if these numbers were not added.
-        has_known_sizes: Whether tensor sizes follow from integers in the example inputs, which makes the program valid
-            only for them.
+        added: The numbers that the model adds to parameters before it multiplies by them. In the graph, these additions
+            are left out.
+        has_known_sizes: Whether tensor sizes depend on integers in the example inputs. If so, the program is valid only
+            for these integers.
     """
 
     graph: GraphModule
@@ -153,7 +153,7 @@ def _decomposed(program: ExportedProgram, table: dict[Any, Any]) -> ExportedProg
 def _quiet() -> Iterator[None]:
     """Suppress warnings and logs of torch.export about its internals.
 
-    Real problems reach the user as errors instead.
+    Problems that matter to users are raised as errors.
     """
     logger = logging.getLogger("torch")
     level = logger.level
@@ -168,7 +168,7 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _no_source() -> Iterator[None]:
-    """Export without generated Python code and without the source lines of operators.
+    """Return a context in which exports contain no generated Python code and no source lines of operators.
 
     Graphs are read but never run. Generating code and source lines takes about a third of the export time.
     """
@@ -182,7 +182,7 @@ def _no_source() -> Iterator[None]:
 
 
 def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedProgram | None:
-    """Export with key-value caches switched off. Return None if there are no caches, or if an output depends on them.
+    """Export without key-value caches. Return None if there are no caches, or if an output depends on them.
 
     Writing to a cache is an in-place operation, and a program with such operations would need a second export.
     Transformer decoders use a cache if `config.use_cache` is set. If the caller passes the keyword `use_cache`, the
@@ -318,7 +318,7 @@ def _output_names(program: ExportedProgram) -> list[str]:
 def _is_mask(tensor: Tensor, node: Node) -> bool:
     """Return whether an integer tensor only multiplies other values or selects among them.
 
-    Integers that are positions are not masks, and no group can act on them.
+    Integers that are positions are not masks.
     """
     return tensor.dtype in INTEGERS and bool(tensor.ndim) and _only_masks(node)
 

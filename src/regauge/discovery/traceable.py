@@ -1,4 +1,4 @@
-"""Checks for modules that cannot be traced, and error messages that name the cause."""
+"""Checks whether modules can be traced, and error messages that name the cause if not."""
 
 import traceback
 from collections.abc import Iterator
@@ -101,7 +101,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place_of(error: BaseException) -> str:
-    """Return the last line in a traceback that belongs to the model's own code, not to torch, regauge or Python."""
+    """Return the last line in a traceback that belongs to the code of the model, not to torch, regauge or Python."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_model_code(Path(frame.filename))]
     return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 

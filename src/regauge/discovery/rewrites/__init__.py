@@ -1,1 +1,1 @@
-"""Rewrites of parameters that leave the function unchanged and reveal rotations that normalization hides."""
+"""Changes of parameters that leave the function unchanged, after which rotations are possible."""

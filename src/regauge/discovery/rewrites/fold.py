@@ -17,7 +17,7 @@ from regauge.discovery.discover import REFUSED, discover
 from regauge.discovery.rewrites.gains import fold_gains
 
 EXACT = 1e-12
-"""The fraction of a parameter's largest entry below which a coordinate counts as zero."""
+"""A coordinate counts as zero if it is below this fraction of the parameter's largest entry."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ def fold(
     Three rewrites remove redundant parameters. The rewrites use the gains and translations of the network's symmetry.
 
     - A gain is multiplied into the parameters that read its output, by the scales and signs of the symmetry. A folded
-      gain becomes one. If a gain is zero, the parameters that read its output become zero, unless something is added
-      after the gain.
+      gain becomes one. If a gain is zero, the parameters that read its output become zero, unless a bias is added after
+      the gain.
     - A bias is moved into a parameter that can absorb it, and the bias becomes zero. The bias of a LayerNorm moves into
       the layers that read it, and the bias of attention values moves into the output projection. The bias of a
       recurrent state moves into the bias of the layer's input. Biases that have no effect, such as a key bias before a
       softmax, also become zero.
-    - If a LayerNorm or softmax subtracts a mean, this mean becomes zero in the parameters that write to its input. The
-      same mean also becomes zero in parameters whose inputs sum to zero.
+    - If a LayerNorm or softmax subtracts a mean from its input, this mean is also subtracted from the parameters that
+      write to the input. Parameters whose inputs sum to zero are centered in the same way.
 
-    If gains are one, rotations can act on the residual stream of a transformer. To find these rotations, pass `ones` to
+    If gains are one, the residual stream of a transformer can be rotated. To find these rotations, pass `ones` to
     `discover`. Each rewrite is checked on the example inputs in float64. If a rewrite changes the outputs, it is
-    undone, and a note is added. The rewritten parameters fit the same architecture.
+    undone, and a note is added. The architecture stays the same.
 
     Args:
         params: One network.
@@ -140,10 +140,9 @@ class _Folding:
         self.is_careful = False
 
     def run(self) -> None:
-        """Remove translations, fold the gains, and then remove the translations that gains of zero had blocked.
+        """Remove translations, fold the gains, and remove the translations that were impossible before.
 
-        Translations are removed before gains are folded. Otherwise, a bias that is added after a gain of zero could
-        block the folding.
+        Translations are removed first, because a bias that is added after a gain of zero could prevent folding.
         """
         self._check("translations", self._take_out)
         self._check("gains", self._fold)

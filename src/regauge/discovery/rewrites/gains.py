@@ -50,10 +50,10 @@ def fold_gains(
 ) -> tuple[Params, tuple[str, ...], dict[str, str]]:
     """Set gains to one by the scales and signs of the symmetry.
 
-    If an entry of a gain is zero, no scale can set it to one. Instead, the parameter entries that read this zero gain
-    become zero. Such a fold of a zero gain requires that the scale's other parameters, such as the bias after the gain,
-    are zero at this entry. If two gains share one scale, only the first gain is folded. The network must be passed in
-    the form of `symmetry.sums`, and the symmetry must be an `on_sums` symmetry.
+    If an entry of a gain is zero, no scale can set it to one. Instead, the parameter entries that read this entry
+    become zero. This requires that the other parameters that the scale multiplies, such as the bias after the gain, are
+    zero at this entry. If two gains share one scale, only the first gain is folded. Pass the network as
+    `symmetry.sums(params)`, and the symmetry as `symmetry.on_sums`.
 
     Returns:
         The network, the gains that are now exactly one, and the remaining gains, each with the reason.
@@ -87,8 +87,8 @@ def unit_gains(
 ) -> tuple[Element, tuple[str, ...], dict[str, str]]:
     """Return the scales and signs that set gains to one.
 
-    The result depends only on the gains, so it suits networks of any size. Unlike `fold_gains`, this function does not
-    change gains that have a zero entry.
+    Only the gains are read, so the network may have any size. Unlike `fold_gains`, this function does not change gains
+    that have a zero entry.
 
     Returns:
         The element, the gains that it sets to one (up to rounding), and the remaining gains, each with the reason.
@@ -204,7 +204,7 @@ class _Family:
         return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
-        """Return sign families that together flip one gain and no fixed gain, or an empty set if there are none."""
+        """Return families of signs that together flip one gain and no fixed gain; empty if this is impossible."""
         gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]
         families = [dict(enumerate(flips)) for flips in zip(*gains, strict=True)]
         return frozenset(combination(families, {len(fixed): 1}, modulus=2) or ())

@@ -1,8 +1,8 @@
 """The table of rules for operators of a traced program.
 
 A rule receives the builder and the call of the operator. The rule returns one value for each tensor that the operator
-returns. A rule composes primitives of the builder, and each primitive is sound. To add a rule, write a function in the
-file for its topic, add the function to the RULES of this file, and add a case to `tests/rule_cases.py`.
+returns. A rule composes primitives of the builder, which never allow a wrong transformation. To add a rule, write a
+function in the file for its topic, add the function to the RULES of this file, and add a case to `tests/rule_cases.py`.
 """
 
 from regauge.discovery.operators import Rule

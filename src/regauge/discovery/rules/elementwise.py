@@ -212,7 +212,7 @@ def _times(b: Builder, x: Any, factor: Any) -> Any:
 
 
 LARGEST_LOWER_BOUND = 1e-6
-"""The largest lower bound on norms that counts as a guard against division by zero.
+"""The largest lower bound on norms that is treated as a protection against division by zero.
 
 Nonzero norms are assumed to exceed this bound."""
 SIGN = law.entrywise((0, 1), (1, 1))

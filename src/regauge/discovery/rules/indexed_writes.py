@@ -22,9 +22,9 @@ REDUCED: dict[str | None, LawOf] = {
     "prod": law.fixed,
     "multiply": law.fixed,
 }
-"""The law along the remaining axes for each way to combine entries that are written to the same position.
+"""The law along the remaining axes, for each way of combining entries at the same position.
 
-The number of factors of a product at one position is unknown.
+Products have no entry, because the number of factors at a position is unknown.
 """
 
 

@@ -1,4 +1,4 @@
-"""Lookups: embeddings, gathers, and indices that point into an axis on which a permutation may act."""
+"""Lookups: embeddings, gathers, and positions along an axis that may be permuted."""
 
 from typing import Any
 
@@ -88,8 +88,8 @@ def gather(b: Builder, call: Call) -> Value:
 def scatter(b: Builder, call: Call) -> Value:
     """Write a source to positions along one axis of a tensor, if the positions point into this axis.
 
-    Covered cases are a source written to zeros, and a number written among other entries. In all other cases, the
-    positions count as plain numbers, and the axis is frozen.
+    The positions may be permuted if a source is written to zeros, or a number is written into other entries. In all
+    other cases, positions are treated as numbers, and the axis is frozen.
     """
     base, positions = call["self"], call["index"]
     if not isinstance(positions, Value) or positions.index_of is None:
@@ -126,7 +126,7 @@ def scatter(b: Builder, call: Call) -> Value:
 
 
 def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
-    """Return whether positions along an axis have an unspecified order, which also implies that they are distinct.
+    """Return whether positions along an axis have an unspecified order, and are therefore distinct.
 
     If the positions and the written values are permuted together, the result of the write stays the same.
     """

@@ -1,4 +1,4 @@
-"""Layers expanded into products: attention, and recurrent layers as two steps with tied states."""
+"""Rules for attention, as products, and for recurrent layers, as two steps with tied states."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from regauge.discovery.rules.norms import normalize
 Cell = Callable[[Builder, Value, Sequence[Value], Sequence[Any]], list[Value]]
 """One step of a recurrent layer: a function that maps the input, the state and the weights to the next state.
 
-The weights are those of the input and the state, their biases, and (for some LSTMs) the output projection.
+The weights are the weights of the input and of the state, their biases, and (for some LSTMs) an output projection.
 """
 
 
@@ -93,7 +93,7 @@ def _two_steps(
 
 
 def _initial(b: Builder, states: Any, index: int) -> Value:
-    """Return the initial state of one recurrent layer. The usual initial state, zeros, ties nothing together."""
+    """Return the initial state of one recurrent layer. The usual initial state (zeros) ties no axes."""
     if isinstance(states, Value) and states.is_zero:
         return b.use(Value.fixed(states.shape[1:], is_zero=True))
     return as_value(b, b.select(as_value(b, states), 0, index))

@@ -78,7 +78,7 @@ def inner(b: Builder, call: Call) -> Value:
 def inverse(b: Builder, call: Call) -> Value:
     """Return the inverse of matrices.
 
-    A transformation of a matrix's columns acts inversely on the rows of the inverse matrix, and vice versa.
+    A transformation of the columns of a matrix acts inversely on the rows of the inverse matrix, and vice versa.
     """
     x = as_value(b, call.x)
     *lead, rows, columns = range(x.ndim)

@@ -17,8 +17,8 @@ def normalize(
 ) -> Value:
     """Return a function that treats the entries along the axes `dims` jointly and symmetrically.
 
-    The law of the axes `dims` is `over`. The function is odd along the axes `odd_dims`: a sign of the input is a sign
-    of the output.
+    The law of the axes `dims` is `over`. The function is odd along the axes `odd_dims`: if the input changes its sign,
+    so does the output.
     """
     dims = [d % x.ndim for d in dims]
 
@@ -54,7 +54,7 @@ def group_norm(b: Builder, call: Call) -> list[Value]:
 
 
 def channel_norm(b: Builder, call: Call) -> list[Value]:
-    """Return batch or instance normalization, with the statistics of the input or with running statistics."""
+    """Return batch or instance normalization, by statistics of the input or by running statistics."""
     x = as_value(b, call["input"])
     if call.name == "instance_norm":
         has_own, dims = call["use_input_stats"], list(range(2, x.ndim))
@@ -71,7 +71,7 @@ def channel_norm(b: Builder, call: Call) -> list[Value]:
 
 
 def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
-    """Return (x - mean) / sqrt(var + eps). Because of eps, no scale of the variance is a symmetry."""
+    """Return (x - mean) / sqrt(var + eps). Because of eps, the variance cannot be scaled."""
     b.tie(x.layouts[1], mean.layouts[0], var.layouts[0])
     result = Value(x.layouts, x.shape)
     rows = ((1, -1, 0, 0), (1, 0, 0, -1), (0, 0, 1, 0))

@@ -23,7 +23,7 @@ def reduce(b: Builder, x: Value, call: Call, along: LawOf, over: Over = "sum") -
 
 
 def reduction(along: LawOf) -> Rule:
-    """Return a rule for a symmetric reduction, where the remaining axes have the given law."""
+    """Return a rule for a symmetric reduction that has the given law along the remaining axes."""
 
     def rule(b: Builder, call: Call) -> Value:
         return reduce(b, as_value(b, call.x), call, along)
@@ -39,7 +39,7 @@ def sum_of_squares(b: Builder, call: Call) -> Value:
 def sum_of_products(b: Builder, call: Call) -> Value:
     """Return the sum or mean of x * y over one axis.
 
-    Such a sum is an inner product, which matrices on both factors can leave unchanged.
+    Such a sum is an inner product, which does not change if matrices act inversely on the two factors.
     """
     (dim,) = dims_of(call, len(call.x.shape))
     result = inner_product(b, call.x.factors, call.x.shape, dim)
@@ -87,8 +87,7 @@ def extremum(b: Builder, call: Call) -> Any:
 def ranked(b: Builder, call: Call) -> Any:
     """Return an entry of given rank, or the most frequent entry, together with its position.
 
-    Scales of the tensor multiply the selected entry. Signs are no symmetries of a ranking, because a sign reverses the
-    order.
+    Scales of the tensor multiply the selected entry. Signs are not possible, because they reverse the order.
     """
     x = as_value(b, call.x)
     values = reduce(b, x, call, law.positive)

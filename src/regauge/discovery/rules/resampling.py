@@ -11,7 +11,7 @@ from regauge.discovery.operators import Call, Rule, as_value, named, single_wind
 
 
 def pool(along: LawOf) -> Rule:
-    """Return a rule for pooling or resampling, which freezes spatial axes and gives channels the named law."""
+    """Return a rule for pooling or resampling that freezes spatial axes; channels have the given law."""
 
     def rule(b: Builder, call: Call) -> list[Value]:
         x = as_value(b, call.x)

@@ -1,1 +1,1 @@
-"""Translations of a traced model: changes of its values, propagated forward through its operators."""
+"""Search for translations of a traced model: vectors are added, and changes are followed through operators."""

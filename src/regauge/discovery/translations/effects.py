@@ -1,4 +1,4 @@
-"""The effects of operators on an offset, which is the change of a value after a vector is added to a parameter."""
+"""The effects of operators on offsets, which are changes of values if a vector is added to a parameter."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,7 +43,7 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
 HIDDEN = -1e3
-"""The number below which masked attention scores get no weight in a softmax."""
+"""Attention scores to which a mask adds less than this number get no weight in a softmax."""
 
 
 def _move(run: Run, node: Node) -> Any:
@@ -279,7 +279,7 @@ def _cumulative(run: Run, node: Node) -> Offset:
 def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
     """Return the offset of a mean over axes along which the operand's offset varies.
 
-    Two means change by the same amount if the entries that they average change by the same amounts.
+    Two means change by the same amount if their entries change by the same amounts.
     """
     if offset.is_masked:
         raise SeenError
@@ -460,5 +460,5 @@ EFFECTS: Rules = {
 }
 """The effect of each operator on an offset.
 
-An operator outside this table changes its result if an operand has an offset.
+The result of an operator outside of this table is assumed to change if an operand has an offset.
 """

@@ -1,8 +1,9 @@
 """Values of a traced model, expanded as sums of products of parameters and other values.
 
 An offset may be multiplied by a value that depends on the inputs. In linear attention, for example, an offset is
-multiplied by the sum of the attention weights. The model later divides by the same sum, which other operators may
-compute. Two values are equal if their expansions consist of the same products, apart from the names of summed indices.
+multiplied by the sum of the attention weights. The model later divides by the same sum, which may be computed by other
+operators. Two values are equal if their expansions consist of the same products, apart from the names of summed
+indices.
 """
 
 import math
@@ -30,7 +31,7 @@ Values = list[Monomial]
 
 
 class Expansion:
-    """The expansion of a model's values: sums of products, whose indices run along axes or are summed over."""
+    """The expansion of a model's values as sums of products, whose indices belong to axes or are summed over."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self._names = graph, count(1)
@@ -68,7 +69,7 @@ class Expansion:
         return self.of(node, indices[len(indices) - len(shape_of(node)) :], is_input=is_input)
 
     def settle(self, products: Values) -> Values:
-        """Return a sum of products, simplified: weights that sum to one and divisors equal to the sum are removed."""
+        """Return a simplified sum of products, without weights that sum to one and divisors that equal the sum."""
         products = [self._without_weights(one) for one in products]
         divisor = next((one for one in products[0].factors if one.kind == "inverse"), None) if products else None
         if divisor is None or not all(divisor in one.factors for one in products):
@@ -94,7 +95,7 @@ class Expansion:
         return product
 
     def _moved(self, node: Node, indices: Sequence[Index], *, is_input: bool) -> Values | None:
-        """Return the products of a rearrangement or selection, computed from those of its operand, or None."""
+        """Return the products of a rearrangement or selection, given the products of its operand, or None."""
         name, source = operator_name(node), given(node)[0]
         if name == "getitem":
             cut, index = given(node)
@@ -135,7 +136,7 @@ class Expansion:
 
 
 def _begun(indices: Sequence[Index], axis: int, start: int) -> tuple[Index, ...]:
-    """Return indices of which the one along `axis` begins at a later position."""
+    """Return the indices, with a later first position for the index along `axis`."""
     own = indices[axis]
     return (*indices[:axis], own._replace(start=own.start + start), *indices[axis + 1 :])
 
@@ -327,7 +328,7 @@ RULES: dict[str, Any] = {
     "einsum": _einsum,
     **dict.fromkeys(FILLED, _constant),
 }
-"""The function that expands the result of each operator. Results of other operators are not expanded."""
+"""For each operator, the function that expands its result. Results of other operators are not expanded."""
 
 
 def _ratio(one: Values, other: Values) -> float | None:
@@ -346,7 +347,7 @@ def _ratio(one: Values, other: Values) -> float | None:
 def renaming(
     factors: Sequence[Multiplicand], others: Sequence[Multiplicand], names: dict[int, Index] | None = None
 ) -> dict[int, Index] | None:
-    """Return a renaming of summed indices under which two products are equal, or None if there is none."""
+    """Return a renaming of summed indices that makes two products equal, or None if this is impossible."""
     names = names or {}
     if not factors:
         return None if others else names

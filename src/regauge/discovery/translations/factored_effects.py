@@ -43,7 +43,7 @@ def contracted(run: Run, shape: Sequence[int], offset: Offset, own: Sequence[int
         run: The propagation of the offset.
         shape: The shape of the result.
         offset: The offset of the value. The amounts of the offset must be known.
-        own: For each axis of the value: a negative number for an axis of the result, or a positive one for a summed
+        own: For each axis of the value: a negative number for an axis of the result, or a positive number for a summed
             index.
         others: The expansions of the other values.
 
@@ -122,7 +122,7 @@ def _times_factor(term: Addend, factor: Multiplicand, others: Sequence[int]) -> 
 
 
 def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, axes: list[int]) -> Addend:
-    """Return an addend multiplied or divided by factors along some axes; it may also vary along further axes.
+    """Return an addend after it is multiplied or divided by factors, which may add axes along which it varies.
 
     Factors are summed over the axes that the addend lacks.
     """
@@ -150,7 +150,7 @@ def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
 
 
 def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int, ...]) -> Offset | None:
-    """Return an offset with products, or None if the layer that computes an added operand fully compensates for it.
+    """Return an offset with products, or None if a layer that computes an added operand compensates for it.
 
     The compensating layer must read the same value as the layer that computes the factor of the offset. Each parameter
     of this layer compensates for the terms that have the same remaining factors.

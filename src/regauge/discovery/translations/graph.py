@@ -24,9 +24,10 @@ PADS = words("pad constant_pad_nd")
 RESHAPES = words("view _unsafe_view reshape flatten unflatten squeeze")
 """Operators that arrange the same entries in the same order."""
 MOST_NUMBERS = 1 << 20
-"""The number of entries up to which a value is inspected entry by entry."""
+"""The largest number of entries of a value that is inspected entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
-"""The known sum of a value: a gain that divides the value before the sum, and a step, or no step if the sum is zero."""
+"""The known sum of a value: a gain by which the value is divided before the sum, and a step (no step if the sum is
+zero)."""
 
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
@@ -37,7 +38,7 @@ CELLS = dict.fromkeys(words("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), 4
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model that answers questions about parameters, sums and readers, as the propagation of offsets needs.
+    """A traced model with functions that the propagation of offsets needs, about parameters, sums and readers.
 
     Attributes:
         program: The traced model.
@@ -58,7 +59,7 @@ class Graph:
 
     @cached_property
     def first(self) -> dict[Node, Node]:
-        """For each node, the first node that calls the same operator on the same operands, perhaps the node itself."""
+        """For each node, the first node (possibly itself) that calls the same operator on the same operands."""
         found: dict[Node, Node] = {}
         known: dict[Hashable, Node] = {}
         for node in self.order:
@@ -110,7 +111,7 @@ class Graph:
 
     @cached_property
     def maxima(self) -> frozenset[tuple[int, int]]:
-        """The lengths of pairs of adjacent axes of which an operator takes the maximum along one, in their order.
+        """The lengths of pairs of adjacent axes, in order, for operators that take the maximum along one of them.
 
         A negative length marks the axis of the maximum.
         """
@@ -251,7 +252,7 @@ class Graph:
             return None
 
     def total(self, node: Any, axis: int = -1) -> Total | None:
-        """Return the sum of a value along an axis, perhaps after division by a gain, if it is the same for all inputs.
+        """Return the sum of a value along an axis, possibly after division by a gain, if no input changes the sum.
 
         Returns:
             The gain (None if there is none), and the sum as a step (no step if the sum is zero). The result is None if
@@ -289,7 +290,7 @@ class Graph:
         return None if is_padded and found and found[1] else found  # Zeros lack the bias.
 
     def _total_of_two(self, node: Node) -> Total | None:
-        """Return the known sum of a product or sum of two values, as in norms that a model's own code computes.
+        """Return the known sum of a product or sum of two values, as in norms that are written in Python.
 
         In a product, one of the two values must be a gain or a number. In a sum, one of the two values must be a bias.
         """
@@ -327,7 +328,7 @@ class Graph:
 
 
 def is_same_values(name: str) -> bool:
-    """Return whether each entry of an operator's result is the entry of its operand with the same indices."""
+    """Return whether an operator returns the entries of its operand at the same indices."""
     return name in words("expand transpose permute t mT adjoint unsqueeze") or name in RESHAPES
 
 
@@ -338,7 +339,7 @@ def pads_zeros(node: Node) -> bool:
 
 
 def axis_before(node: Node, axis: int) -> int | None:
-    """Return the operand axis along which known sums determine the sums along an axis of the result.
+    """Return the axis of the operand whose known sums determine the sums along an axis of the result.
 
     The sums of the result are then sums of the operand, means of such sums, or zero.
     """

@@ -56,7 +56,7 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
-    """Return the offset of a layer's outputs if it depends on the inputs of the model, but is constant along some axes.
+    """Return the offset of a layer's outputs for an offset that depends on inputs, but is constant along axes.
 
     The layer must map each position independently of the others.
     """
@@ -69,7 +69,7 @@ def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Return the offset behind a layer's weights, if the offset is one of channels, or of adjacent channels."""
+    """Return the offset after a layer's weights, if the offset belongs to channels, or to adjacent channels."""
     copies, outputs, inputs = weights.sizes[:3]
     own = channels(term, dim)
     there = own.nonzero().flatten()
@@ -188,8 +188,8 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
 def _contracted_or_labels(run: Run, node: Node, operands: list[Any], changed: int) -> Offset:
     """Return the offset of a product of operands, one of which has an offset.
 
-    If the vectors of the offset vary along a summed axis, the amounts depend on the inputs. The amounts are constant
-    along axes that the other operands lack, if the offset is.
+    If the vectors of the offset vary along a summed axis, the amounts depend on the inputs. Along axes that the other
+    operands lack, the amounts are constant if the offset is constant.
     """
     offset, shape = run.of(operands[changed]), shape_of(node)
     names, target = letters(node) if operator_name(node) == "einsum" else _axes_of_product(operands, shape)
@@ -233,7 +233,7 @@ def through_einsum(run: Run, node: Node) -> Any:
 
 
 def through_bag(run: Run, node: Node) -> Any:
-    """Return the offset of sums or means over table rows, each over the same number of rows."""
+    """Return the offset of sums or means over rows of a table, each over the same number of rows."""
     table, index, starts = given(node)[:3]
     offset, known = run.of(table), run.graph.constant(starts)
     kind, weights, padding = (argument(node, k, default) for k, default in ((4, 0), (6, None), (8, None)))
@@ -301,7 +301,7 @@ def through_recurrent(run: Run, node: Node) -> None:
 def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
     """Return the weights of a recurrent layer with biases, and the number of weights per direction of each layer.
 
-    For each direction, these are the weights of input and state, their biases, and perhaps a projection.
+    Each direction has the weights of input and state, their biases, and possibly a projection.
     """
     if operator_name(node).endswith("_cell"):
         return list(given(node)[2:]), 4

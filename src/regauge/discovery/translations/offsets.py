@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 from regauge.core.translations import Entries, ImageStep
 
 LARGEST_CONTENT = 1 << 14
-"""The number of entries, without repetitions, up to which an offset gets a key for comparisons."""
+"""The largest number of entries, without repetitions, of an offset that gets a key for comparisons."""
 
 
 class SeenError(Exception):
-    """Error if an operator changes its result because of an offset, which means that the model's function changes."""
+    """Error if an offset changes the result of an operator in a way that changes the function of the model."""
 
 
 class Index(NamedTuple):
@@ -38,9 +38,9 @@ class Multiplicand(NamedTuple):
     """A factor of a product.
 
     Attributes:
-        kind: "parameter" stands for entries of a parameter, "value" for a value of the model, and "inverse" for one
-            over a value. "row" is one where the last index is the entry of a value of row numbers, and else zero.
-            "before" is one where the second index is at most the first, and else zero.
+        kind: "parameter" means entries of a parameter, "value" a value of the model, and "inverse" one divided by a
+            value. "row" is one if the last index equals the row number in a value, and otherwise zero. "before" is one
+            if the second index is at most the first, and otherwise zero.
         what: The entries of a parameter, or the value of the model.
         indices: One index for each axis of the factor.
     """
@@ -91,7 +91,7 @@ ONE = Monomial(1.0, ())
 
 @dataclass(frozen=True, eq=False)
 class Addend:
-    """A vector that is added to entries of a value, perhaps times a product that depends on the inputs.
+    """A vector that is added to entries of a value, possibly times a product that depends on the inputs.
 
     Attributes:
         steps: The steps that map the vector of the translation family to the added vector.
@@ -125,7 +125,7 @@ class Offset:
             equal labels change by equal amounts, and entries with label zero do not change.
         is_masked: Whether the offset is missing at entries that a mask excludes from a softmax. Only a softmax may
             remove an offset that is missing at masked entries.
-        source: An object that two offsets share if equal labels in both mean equal amounts.
+        source: An object that two offsets share if equal labels in both of them mean equal amounts.
     """
 
     terms: tuple[Addend, ...] = ()
@@ -262,7 +262,7 @@ def paired(first: Tensor, second: Tensor) -> Tensor:
 
 
 def varied(labels: Tensor, positions: Tensor) -> Tensor:
-    """Return labels that also differ where the positions differ. Zero labels stay zero."""
+    """Return labels that also differ if the positions differ. Labels of zero stay zero."""
     few, more = once([labels, paired(labels, positions)])
     return torch.where(few == 0, 0, more).expand(labels.shape)
 
@@ -279,7 +279,7 @@ def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
 
 
 def channels(term: Addend, *dims: int) -> Tensor:
-    """Return which vector entries a term adds along some axes, as a flat array.
+    """Return, as a flat array, the indices of the vector entries that a term adds along some axes.
 
     Raise `SeenError` if they differ along another axis.
     """

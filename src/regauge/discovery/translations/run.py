@@ -44,14 +44,14 @@ class Taker:
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """Return the parameter as an operator that only rearranges entries adds it to its result."""
+        """Return the parameter in the form in which it is added after an operator that only rearranges entries."""
         return replace(self, places=function(self.places))
 
 
 Rules = Mapping[str, Callable[["Run", Node], Any]]
 """The effect of each operator on an offset, by operator name.
 
-An operator without a rule changes its result because of the offset.
+The result of an operator without a rule is assumed to change because of the offset.
 """
 
 
@@ -60,14 +60,14 @@ Event = tuple[Literal["image", "passed", "read", "asked"], Any]
 
 The object of "image" is the image that compensates for the offset. The object of "passed" is a gain of one that
 multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is a
-parameter that would give another answer if the offset were an offset of this parameter.
+parameter for which the result would be different if the offset were its own.
 """
 
 
 class Onward(NamedTuple):
-    """Events from a node onward, whether parameters could compensate, and whether an operator changes its result.
+    """Events after a node, whether parameters could compensate, and whether the result of an operator changes.
 
-    These results are cached, because many layers pass an equal offset to the rest of a deep network.
+    These results are cached, because many layers of a deep network pass on an equal offset.
     """
 
     events: list[Event]
@@ -79,7 +79,7 @@ class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
     Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset as soon as
-    possible. If not `is_eager`, `is_missed` records that parameters could have compensated.
+    possible. Otherwise, `is_missed` records whether parameters could have compensated.
     """
 
     def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
@@ -110,7 +110,7 @@ class Run:
     def _images(self) -> tuple[Image, ...]:
         """Return the images that compensate for the offset.
 
-        A bias that several steps of a recurrent layer add must compensate in each step, but counts once.
+        A bias that several steps of a recurrent layer add must compensate in each step, but has only one image.
         """
         met = self._met("image")
         for image in met:
@@ -192,7 +192,7 @@ class Run:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
 
     def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
-        """Return the offset, or None if parameters that are added within an operand fully compensate for it."""
+        """Return the offset, or None if parameters that are added within an operand compensate for all of it."""
         if not offset.terms:
             return None
         if offset.is_masked or self.is_missed or not (found := self._takers(operand)):
@@ -240,7 +240,7 @@ class Run:
         return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
-        """Return parameters that are added to a value and can compensate for an offset: one, or one for each part."""
+        """Return the parameters that are added to a value and can compensate for an offset, one for each part."""
         if not isinstance(node, Node) or node in self.offsets:
             return []
         if (name := self.free_parameter(node)) is not None:

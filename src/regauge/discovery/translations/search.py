@@ -1,4 +1,4 @@
-"""The translation families of a traced model: candidates are propagated through the model in a fixed order."""
+"""Search for the families of translations of a traced model, by following candidates through the model."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from regauge.discovery.translations.run import Run
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
-    """Return a symmetry with its translation families, and with the gains that representatives set to one.
+    """Return a symmetry with families of translations, and with the gains that are one in representatives.
 
     Families are found in a fixed order: means of matrices, then single biases, then means of biases. No family may
     change entries that an earlier family set to zero or centered. Therefore the home parameters of earlier families
@@ -40,7 +40,7 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
 def follow(
     graph: Graph, start: Addend, home: str, takers: frozenset[str]
 ) -> tuple[tuple[Image, ...], frozenset[Entries]] | None:
-    """Find changes of other parameters that compensate for a vector added to a parameter, or return None.
+    """Find changes of other parameters that compensate for a vector that is added to a parameter, or return None.
 
     Args:
         graph: The traced model.
@@ -218,8 +218,8 @@ class _Search:
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
         """Yield a parameter with an axis cut in two, and the new axis along which an offset may be constant.
 
-        A norm ignores an offset of each of its groups. A maximum of several values passes on an offset that these
-        values share.
+        A norm removes an offset of each of its groups. A maximum of several values passes on an offset that these
+        values have in common.
         """
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
@@ -251,7 +251,7 @@ class _Search:
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
-        """Return a family with the images that compensate for its vector, and with the gain that multiplies the offset.
+        """Return a family with the images that compensate for the vector, and the gain that multiplies the offset.
 
         Return None if an operator changes its result, or if the gains do not fit the family.
         """
@@ -287,9 +287,9 @@ class _Search:
             self.found.append(family)
 
     def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
-        """Return whether elements of groups keep vectors constant along an axis if they were constant before.
+        """Return whether vectors that are constant along an axis stay constant under elements of groups.
 
-        Scales, signs or matrices on this axis do not, unless a gain divides the vector.
+        Scales, signs or matrices on this axis make them vary, unless a gain divides the vector.
         """
         entries = family.entries
         shape = self.graph.program.shapes[entries.parameter]
@@ -314,7 +314,7 @@ class _Search:
         return True
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the vector axes along which earlier families leave a zero sum, or None if families overlap."""
+        """Return the axes along which the vector must sum to zero because of earlier families, or None on overlaps."""
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
         for other in self.found:
