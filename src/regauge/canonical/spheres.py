@@ -65,7 +65,7 @@ class Manifold:
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """Sentences that describe the freedom that canonical forms fix."""
+        """Sentences that describe the parts of the symmetry that canonical forms fix."""
         words: dict[str, Callable[[Group], bool]] = {
             "order": lambda group: group.is_permuted,
             "scales": lambda group: group.scales > 0,

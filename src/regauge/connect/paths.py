@@ -131,7 +131,7 @@ class Repaired:
 
         Raises:
             TraceError: The module cannot be traced.
-            ValueError: The cases are those of `repair`.
+            ValueError: The arguments do not suit `repair`, which lists the cases.
         """
         return self.walk(params_a, params_b)(t)
 

@@ -16,9 +16,9 @@ from regauge.core.progress import Advance, Progress, no_progress
 from regauge.core.task import Judge, Task, evaluate
 
 TOGETHER, VALUES = 16, 2**25
-"""The largest number of networks that are evaluated in one call, and of their entries.
+"""The largest number of networks that are evaluated in one call, and the largest number of their entries.
 
-Their activations are in memory together.
+The activations of all networks of one call are in memory at the same time.
 """
 
 

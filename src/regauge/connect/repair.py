@@ -275,7 +275,7 @@ def variance_collapse(
 
     Raises:
         TraceError: The module cannot be traced.
-        ValueError: The cases are those of `repair`.
+        ValueError: The arguments do not suit `repair`, which lists the cases.
 
     References:
         Jordan et al. (2023), REPAIR, section 3.1; Rossi et al. (2023), figure 10.
