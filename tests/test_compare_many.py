@@ -185,6 +185,78 @@ def test_averages_hang_on_their_heaviest_parent_and_have_children() -> None:
     assert hung(tree) == {"a": "base", "b": "base", "c": "base", "merge": "a", "child": "merge"}
 
 
+def grown(seed: int, *, drift: float = 0.0) -> tuple[Tensor, dict[int, int], list[Average], set[int]]:
+    """A random walk with pruned networks, averages and copies, from which networks are trained further.
+
+    The results are the points, the parents of all networks but averages, the averages, and the trained networks.
+    """
+    source = generator(seed)
+    along, start = torch.linalg.qr(torch.randn(3000, 2, generator=source, dtype=torch.float64)).Q.T
+    points, parents, averages, trained = [20 * start + 5 * along], dict[int, int](), list[Average](), set[int]()
+    originals = [0]
+    for k in range(1, 16):
+        parent, other = (originals[int(torch.randint(k, (), generator=source))] for _ in range(2))
+        kind = int(torch.randint(9, (), generator=source)) if k > 2 else 9
+        originals.append(k)
+        parents[k] = parent
+        if kind == 0 and not (points[parent] == 0).any():
+            limit = points[parent].abs().quantile(0.2 + 0.01 * k)
+            points.append(points[parent].where(points[parent].abs() > limit, 0.0))
+        elif kind == 1 and other != parent:
+            share = 0.3 + 0.4 * float(torch.rand((), generator=source))
+            points.append(share * points[parent] + (1 - share) * points[other])
+            averages.append(Average(f"n{k:02}", (f"n{parent:02}", f"n{other:02}"), (share, 1 - share), False))
+            del parents[k]
+        elif kind == 2:
+            points.append(points[parent] * (1 + 1e-8))
+            originals[k] = parent
+        else:
+            length = float(torch.randint(10, 60, (), generator=source))
+            noise = torch.randn(3000, generator=source, dtype=torch.float64) * (length / 3000) ** 0.5
+            points.append(points[parent] + noise + drift * length * along)
+            trained.add(k)
+    return torch.stack(points), parents, averages, trained
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("drift", [0.0, 0.1])
+def test_children_of_pruned_networks_and_averages_hang_on_them(seed: int, drift: float) -> None:
+    """At any depth. No certain branch is wrong, also with a drift."""
+    values, parents, averages, trained = grown(seed, drift=drift)
+    names = [f"n{k:02}" for k in range(len(values))]
+    tree = grow_tree(points_of(values, names, _find_pruned(values)), averages)
+    true = {names[c]: names[p] for c, p in parents.items()}
+    steps = [one for one in tree if one.child in {names[k] for k in trained}]
+    assert all(true[one.child] == one.parent for one in tree if one.child in true and one.is_certain)
+    right = sum(true[one.child] == one.parent for one in steps)
+    assert right == len(trained) if not drift else right >= 0.8 * len(trained)
+    assert sum(one.is_certain for one in steps) >= (0.8 if not drift else 0.5) * len(trained)
+
+
+def test_networks_between_two_others_are_not_children_of_their_average() -> None:
+    """A network on the way from one parent of an average to the other, and a common parent of both, are near it."""
+    values = walked(6, {1: 0, 2: 1, 3: 2, 4: 0, 5: 4})
+    merges = [0.5 * (values[0] + values[3]), 0.5 * (values[1] + values[5])]
+    names = [*(f"n{k:02}" for k in range(6)), "merge", "other"]
+    averages = [
+        Average("merge", ("n00", "n03"), (0.5, 0.5), False),
+        Average("other", ("n01", "n05"), (0.5, 0.5), False),
+    ]
+    tree = grow_tree(points_of(torch.cat([values, torch.stack(merges)]), names), averages)
+    own = {child: parent for child, parent in hung(tree).items() if child in names[:6]}
+    assert own == {"n01": "n00", "n02": "n01", "n03": "n02", "n04": "n00", "n05": "n04"}
+
+
+def test_of_two_networks_that_may_have_been_pruned_none_is_certain() -> None:
+    values = walked(2, {1: 0, 2: 0})
+    cut = [values[1].where(values[1].abs() > values[1].abs().quantile(share), 0.0) for share in (0.2, 0.4)]
+    names = ["base", "a", "b", "pruned", "pruned more"]
+    values = torch.cat([values, torch.stack(cut)])
+    found = {one.child: one for one in grow_tree(points_of(values, names, _find_pruned(values)))}
+    assert (found["pruned"].parent, found["pruned"].is_certain) == ("a", True)
+    assert (found["pruned more"].parent, found["pruned more"].support) == ("pruned", 0.5)
+
+
 def test_siblings_of_a_missing_base_get_an_ancestor() -> None:
     values = walked(5, {1: 0, 2: 0})[1:]
     values *= 30 / values.norm(dim=1, keepdim=True)  # Trained for equally long.
@@ -248,6 +320,11 @@ def test_a_merge_names_its_parents_wherever_all_are_on_their_orbits() -> None:
         (average,) = found.averages
         assert (average.child, average.parents) == ("merge", ("parent 0", "parent 1", "parent 2"))
         assert average.weights == pytest.approx(shares, abs=0.02)
+        if seed == 0:  # A copy of the merge is one, too.
+            moved["again"] = WIDE.act(WIDE.random(generator(9)), moved["merge"])
+            pair = compare_many(list(moved), lambda a, b, at=moved: rg.compare(at[a], at[b], WIDE, draws=9)).averages  # type: ignore[misc]
+            assert {one.child: one.parents for one in pair} == dict.fromkeys(("merge", "again"), average.parents)
+            del moved["again"]
         del moved["merge"]
         assert not compare_many(list(moved), lambda a, b, at=moved: rg.compare(at[a], at[b], WIDE, draws=9)).averages  # type: ignore[misc]
 

@@ -51,6 +51,7 @@ def find_averages(
     squares: Float64[Tensor, "n n"],
     related: Collection[str],
     parents: Mapping[str, Sequence[str]],
+    twins: Collection[Collection[str]] = (),
 ) -> tuple[Average, ...]:
     """Return the networks that are averages of two or more other networks.
 
@@ -67,6 +68,7 @@ def find_averages(
             unknown.
         related: The networks that are related to at least one other network. Only related networks can be averages.
         parents: For each network, the parents that its provenance names.
+        twins: Pairs of copies. A network is no average of its copies.
     """
     found: dict[str, Average] = {}
 
@@ -74,7 +76,9 @@ def find_averages(
         told = tuple(parents.get(child, ()))
         known = [not math.isnan(float(one)) for one in squares[names.index(child)]]
         others = told or tuple(
-            n for n, near in zip(names, known, strict=True) if near and n != child and n not in found
+            n
+            for n, near in zip(names, known, strict=True)
+            if near and n != child and n not in found and {n, child} not in twins
         )
         rows = torch.tensor([names.index(name) for name in (child, *others)])
         return _average(child, others, squares[rows][:, rows].numpy(), is_told=bool(told)) if len(others) > 1 else None

@@ -17,7 +17,9 @@ from regauge.comparison.trees import Branch, grow_tree, join_neighbors
 from regauge.core.families import connected
 from regauge.core.progress import Progress, no_progress
 
-RELATED = ("identical", "same network in another gauge", "descended")
+COPIES = ("identical", "same network in another gauge")
+"""The verdicts of two copies."""
+RELATED = (*COPIES, "descended")
 """The verdicts that put two networks into one tree."""
 
 
@@ -116,10 +118,11 @@ def compare_many(
     related = [pair for pair, found in pairs.items() if found.verdict in RELATED]
     told = {child: [one for one in own if one in names] for child, own in parents.items() if child in names}
     bonds = [*related, *((child, one) for child, own in told.items() for one in own)]
+    twins = {frozenset(pair) for pair, found in pairs.items() if found.verdict in COPIES}
     averages = tuple(
         average
         for family in _families(names, bonds)
-        for average in _averages(family, names, squares, {name for pair in related for name in pair}, told)
+        for average in _averages(family, names, squares, {name for pair in related for name in pair}, told, twins)
     )
     made = [(one.child, parent) for one in averages for parent in one.parents]
     families = _families(names, [*bonds, *made])
@@ -167,6 +170,7 @@ def _averages(
     squares: Float64[Tensor, "n n"],
     related: Collection[str],
     told: Mapping[str, Sequence[str]],
+    twins: Collection[Collection[str]],
 ) -> tuple[Average, ...]:
     """Return the networks in a family that are averages of others.
 
@@ -174,7 +178,7 @@ def _averages(
     """
     own = torch.tensor([names.index(name) for name in family])
     known = {child: parents for child, parents in told.items() if child in family}
-    return find_averages(family, squares[own][:, own], {*related} & {*family}, known)
+    return find_averages(family, squares[own][:, own], {*related} & {*family}, known, twins)
 
 
 def _balanced(found: Comparison) -> tuple[float, float, float] | None:

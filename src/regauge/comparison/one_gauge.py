@@ -32,6 +32,9 @@ aligned pairs."""
 PRUNED = 0.9
 """A network counts as a pruned copy of another one if at least this share of their squared distance lies in its zero
 entries."""
+SLACK = 4.0
+"""A network does not count as the original of a pruned one if their squared distance outside of the zeros is more than
+this multiple of the smallest one."""
 ZEROS = 0.01
 """The smallest share of zero entries from which a network can count as pruned."""
 
@@ -136,5 +139,7 @@ def _find_pruned(points: Tensor) -> Tensor:
         if own.double().mean() >= ZEROS:
             gaps = (points - points[k]).square()
             has_fewer = zeros.sum(1) < (1 - ZEROS) * own.sum()
-            found[:, k] = has_fewer & (gaps[:, own].sum(1) > PRUNED * gaps.sum(1))
+            rest, all_gaps = gaps[:, ~own].sum(1), gaps.sum(1)
+            found[:, k] = has_fewer & (rest < (1 - PRUNED) * all_gaps)
+            found[:, k] &= rest <= SLACK * rest.where(found[:, k], torch.inf).min()
     return found

@@ -19,9 +19,9 @@ DROPPED = 6
 ORTHOGONAL = 0.5
 """The root is an ancestor of its neighbors only if the squared norm of some neighbor is larger, by at least this share
 of the squared distance. A training step that is orthogonal to the weights has the share 1."""
-MIXED = 0.5
-"""A network descends from an average if its conductance to each parent of the average is at least this share of what
-the weights of the parents predict."""
+MIXED = 1.25
+"""A network descends from an average only if its squared distance from the average is at most this multiple of its
+squared distance from a source of the average. Without drift, the average is nearer."""
 CHANCE = 3.0
 """The growth of a norm has full weight if it is at least this multiple of the growth that occurs by chance."""
 NEARLY = 0.3
@@ -42,7 +42,8 @@ class Branch:
         child: The other endpoint.
         length: The length, in the unit of the distances.
         support: The share of samples of the weights in whose tree the child has this parent. None if the weights were
-            not sampled, and for copies and averages.
+            not sampled, and for copies, averages and pruned networks. If several networks may be the original of a
+            pruned network, the support is one divided by their number.
         is_copy: Whether parent and child are equal up to rounding. Either of them may be the original.
     """
 
@@ -128,9 +129,10 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     makes distances misleading. The drift has the same direction for all networks, so it changes conductances little.
 
     The root is the network for which most branches lead from smaller to larger norms, because training increases norms.
-    The parent of a pruned network is the network with the same entries, except those that are zero. If the root is not
-    older than its neighbors, their common parent is an ancestor that is not among the networks. If another parent is
-    missing, the nearest relative of this parent takes its place.
+    The parent of a pruned network is the network with the same entries, except those that are zero. Pruned networks and
+    averages may have children of their own, which were trained further. If the root is not older than its neighbors,
+    their common parent is an ancestor that is not among the networks. If another parent is missing, the nearest
+    relative of this parent takes its place.
 
     Branches are certain if they are in nearly all trees of samples. A sample weights tensors and blocks of tensors at
     random, and leaves out some networks.
@@ -145,16 +147,20 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
         distance; Felsenstein (1973) for random walks along trees; Rubin (1981), The Bayesian bootstrap.
     """
     numbers = {name: k for k, name in enumerate(points.names)}
-    mixed = {numbers[one.child]: {numbers[n]: w for n, w in zip(one.parents, one.weights, strict=True)}
+    averaged = {numbers[one.child]: {numbers[n]: w for n, w in zip(one.parents, one.weights, strict=True)}
              for one in averages if one.child in numbers and {*one.parents} <= {*numbers}}  # fmt: skip
-    products, pruned = points.products.numpy(), points.pruned.numpy()
+    products, pruned = points.products.numpy(), points.pruned.numpy().copy()
     whole = products.sum(0)
     squares = _squares(whole)
-    originals = _originals(squares, np.diag(whole), points.rounding.numpy(), mixed)
-    made = {k: {int(np.where(pruned[:, k], squares[:, k], np.inf).argmin()): 1.0}
-            for k in numbers.values() if pruned[:, k].any() and originals[k] == k and k not in mixed}  # fmt: skip
-    made |= mixed
-    rest = [k for k in numbers.values() if originals[k] == k and k not in made]
+    originals = _originals(squares, np.diag(whole), points.rounding.numpy(), averaged)
+    mixed = {k: weights for k, weights in averaged.items() if originals[k] == k}
+    for k, averaged_ones in mixed.items():
+        pruned[k, [*averaged_ones]] = False  # An average of a network and a pruned one agrees with both.
+    uncut = {k: {originals[j] for j in np.flatnonzero(pruned[:, k]).tolist()}
+             for k in numbers.values() if originals[k] == k and k not in mixed}  # fmt: skip
+    cuts = {k: min(own, key=lambda j: (squares[j, k], j)) for k, own in uncut.items() if own}
+    made = _Made({**{k: {parent: 1.0} for k, parent in cuts.items()}, **mixed}, originals)
+    rest = [k for k in numbers.values() if originals[k] == k and k not in made.parents]
     parents, is_rooted = _find_parents(whole, rest, made, points.entries)
     votes, seen = dict.fromkeys(parents, 0), dict.fromkeys(parents, 0)
     source = torch.Generator().manual_seed(0)
@@ -166,7 +172,7 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
         kept = [k for place, k in enumerate(order) if place not in left_out]
         found, _ = _find_parents(np.tensordot(weights, products, 1), kept, made, points.entries)
         for child, parent in parents.items():
-            if child in kept and (parent in kept or parent in made):
+            if child in kept and {*np.flatnonzero(made.sources[parent]).tolist()} <= {*kept}:
                 seen[child] += 1
                 votes[child] += found.get(child) == parent
     branches = [
@@ -178,9 +184,10 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
         for c, p in enumerate(originals)
         if p != c
     ]
-    for child, shares in made.items():
+    for child, shares in made.parents.items():
         parent = max(shares, key=lambda k: shares[k])
-        branches.append(Branch(points.names[parent], points.names[child], float(squares[parent, child])))
+        support = 1 / len(uncut[child]) if len(uncut.get(child, ())) > 1 else None
+        branches.append(Branch(points.names[parent], points.names[child], float(squares[parent, child]), support))
     root = points.names[next(k for k in rest if k not in parents)]
     if not is_rooted:
         branches = _without_root(branches, root)
@@ -203,46 +210,137 @@ def _originals(
     originals = list[int]()
     for k in range(len(squares)):
         noise = np.maximum(rounding[k], rounding[:k]) ** 2 * norms[k]
-        same = [j for j in np.flatnonzero(squares[k, :k] <= noise).tolist() if originals[j] == j and j not in mixed]
-        originals.append(same[0] if same and k not in mixed else k)
+        same = [j for j in np.flatnonzero(squares[k, :k] <= noise).tolist() if originals[j] == j]
+        same = [j for j in same if (k not in mixed[j] if j in mixed else k not in mixed)]
+        originals.append(same[0] if same else k)
     return originals
 
 
-def _find_parents(
-    products: np.ndarray, kept: list[int], made: Mapping[int, Mapping[int, float]], entries: int
-) -> tuple[dict[int, int], bool]:
-    """Return the parent of each of some networks except the root, and whether the root is older than its neighbors."""
+class _Made:
+    """The networks that were made of others without training: pruned networks and averages.
+
+    Attributes:
+        parents: For each of them, the weights of the networks of which it was made.
+        cuts: For each pruned network, the network that was pruned.
+        offsets: The steps from these networks to the pruned ones, as sums of networks.
+        sources: For each network, the weights of the trained networks of which it was made, perhaps in several steps.
+        origins: For each made network, the networks among its sources.
+    """
+
+    def __init__(self, parents: Mapping[int, Mapping[int, float]], originals: Sequence[int]) -> None:
+        points = np.eye(len(originals))
+        self.parents = parents
+        self.cuts = {k: next(iter(own)) for k, own in parents.items() if len(own) == 1}
+        self.offsets = [points[k] - points[parent] for k, parent in self.cuts.items()]
+        steps = points[originals]
+        for k, weights in parents.items():
+            steps[k] = np.sum([weight * points[parent] for parent, weight in weights.items()], 0)
+        self.sources: np.ndarray = np.linalg.matrix_power(steps, len(steps))
+        self.origins = {k: {*np.flatnonzero(self.sources[k]).tolist()} for k in parents}
+
+    def base(self, k: int) -> int:
+        """Return the largest source of a network."""
+        return int(self.sources[k].argmax())
+
+    def as_a_walk(self, kept: list[int], above: Mapping[int, int]) -> np.ndarray:
+        """Return networks, as sums of networks, after each made network is moved to its base, with its branch.
+
+        Args:
+            kept: The networks of the tree.
+            above: For networks below a made network, the nearest one.
+        """
+        own, base = np.eye(len(self.sources)), np.zeros_like(self.sources)
+        for child, k in above.items():
+            own[child, k] = -1
+            base[child, self.base(k)] = 1
+        moved = own
+        for _ in {*above.values()}:
+            moved = own + base @ moved
+        found: np.ndarray = moved[kept]
+        return found
+
+
+def _find_parents(products: np.ndarray, kept: list[int], made: _Made, entries: int) -> tuple[dict[int, int], bool]:
+    """Return the parent of each of some networks except the root, and whether the root is older than its neighbors.
+
+    Networks below a made network are no random walk from its parents. They become one if the whole branch is moved so
+    that the made network coincides with its base. Branches are moved as long as the steps of training become more
+    nearly independent.
+    """
     squares = _squares(products)
-    own, norms = np.ix_(kept, kept), np.diag(products)[kept]
-    near, conductances = squares[own], _conductances(squares[own])
+    nearer = {(c, k) for k, parent in made.cuts.items() for c in kept if squares[c, k] < squares[c, parent]}
+    above = dict[int, int]()
+    best = _dependence(products, kept, above, made)
+    while True:
+        forward = {(made.base(k), child) for child, k in [*above.items(), *nearer]}
+        parents, is_rooted = _orient(products, kept, above, made, forward, entries)
+        trials = list[tuple[float, dict[int, int]]]()
+        for child, parent in sorted(parents.items()):
+            for k, own in made.origins.items():
+                is_near = squares[child, k] < MIXED * squares[child, parent]
+                is_possible = (child, k) in nearer if k in made.cuts else own <= {*kept}
+                if parent in own and child not in own and is_near and is_possible:
+                    branch = _below(child, parents, own)
+                    new = {n: k for n in branch if n not in above or squares[n, k] < squares[n, above[n]]}
+                    trials.append((_dependence(products, kept, above | new, made), above | new))
+        score, trial = min(trials, key=lambda one: one[0], default=(best, above))
+        if score > best - 1e-9:
+            break
+        best, above = score, trial
+    moved = {c: above[c] for c, p in parents.items() if c in above and above.get(p) != above[c]}
+    return parents | moved, is_rooted
+
+
+def _below(node: int, parents: Mapping[int, int], barred: Collection[int]) -> list[int]:
+    """Return a node of a tree and its descendants, without some nodes and what is below them."""
+    found = [node]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one and child not in barred]
+    return found
+
+
+def _dependence(products: np.ndarray, kept: list[int], above: Mapping[int, int], made: _Made) -> float:
+    """Return how far the steps of training determine one another. A common direction of all steps counts little.
+
+    The determinant of the inner products of the steps is the same for all trees. For independent steps, the diagonal
+    of the inverse has the smallest product. The steps from networks to pruned ones count, too.
+    """
+    walk = made.as_a_walk(kept, above)
+    branches = span(_conductances(_squares(walk @ products @ walk.T)))
+    steps = np.array([*(walk[b] - walk[a] for a, b in branches), *made.offsets]).reshape(-1, len(products))
+    inside = steps @ products @ steps.T
+    inside += JITTER * np.trace(inside) / max(1, len(inside)) * np.eye(len(inside))
+    return float(np.log(np.diag(np.linalg.inv(inside))).sum())
+
+
+def _orient(
+    products: np.ndarray,
+    kept: list[int],
+    above: Mapping[int, int],
+    made: _Made,
+    forward: Collection[tuple[int, int]],
+    entries: int,
+) -> tuple[dict[int, int], bool]:
+    """Return the parents in the tree of networks that are a random walk, and whether the root is older."""
+    moved = made.as_a_walk(kept, above)
+    walk = moved @ products @ moved.T
+    near, norms = _squares(walk), np.diag(walk)
+    conductances = _conductances(near)
     places = {k: place for place, k in enumerate(kept)}
-    middles = {
-        (places[k], places[child]): middle
-        for middle, weights in made.items()
-        for k in weights
-        for child in kept
-        if len(weights) == 1 and k in places and child != k and squares[child, middle] < squares[child, k]
-    }
-    branches, root = _turn(span(conductances), conductances, _Time(products[own], entries, {*middles}))
+    known = {(places[a], places[b]) for a, b in forward if a in places}
+    branches, root = _turn(span(conductances), conductances, _Time(walk, entries, known))
     parents, rest = dict[int, int](), [root]
     while rest:
         node = rest.pop()
-        for ends in branches:
-            if node in ends and (other := sum(ends) - node) != parents.get(node):
+        for pair in branches:
+            if node in pair and (other := sum(pair) - node) != parents.get(node):
                 parents[other] = node
                 rest.append(other)
     first = [child for child, parent in parents.items() if parent == root]
     is_rooted = not first or any(
-        norms[c] - norms[root] >= ORTHOGONAL * near[root, c] or (root, c) in middles for c in first
+        norms[c] - norms[root] >= ORTHOGONAL * near[root, c] or (root, c) in known for c in first
     )
-    found = {kept[c]: middles.get((p, c), kept[p]) for c, p in parents.items()}
-    for middle, weights in made.items():
-        for child in [c for c, p in found.items() if p in weights and c not in weights] if len(weights) > 1 else []:
-            if {*weights} <= {*kept} and squares[child, middle] < squares[child, found[child]]:
-                parts = {k: conductances[places[child], places[k]] for k in weights}
-                if all(part >= MIXED * weights[k] * sum(parts.values()) > 0 for k, part in parts.items()):
-                    found[child] = middle
-    return found, is_rooted
+    return {kept[c]: kept[p] for c, p in parents.items()}, is_rooted
 
 
 def _turn(
