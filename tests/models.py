@@ -137,6 +137,24 @@ class TiedAutoencoder(nn.Module):
         return functional.linear(hidden, self.weight.t(), self.out)
 
 
+class ScalarGates(nn.Module):
+    """Residual branches, each multiplied by a parameter without axes, as in ReZero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp, self.out = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.up = nn.ModuleList([nn.Linear(8, 9) for _ in range(2)])
+        self.down = nn.ModuleList([nn.Linear(9, 8) for _ in range(2)])
+        self.gates = nn.ParameterList([torch.tensor(0.5 + k) for k in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for up, down, gate in zip(self.up, self.down, self.gates, strict=True):
+            x = x + gate * down(up(x).relu())
+        result: Tensor = self.out(x.sigmoid())
+        return result
+
+
 class CalledTwice(nn.Module):
     """The same layer twice in a row."""
 
@@ -410,6 +428,7 @@ CASES = (
     Case("concatenation", Concatenation, normal(4, 5), "S6 S9", scales=1, signs=1),
     Case("glu", GatedMLP, normal(4, 5), "S12", scales=1, signs=1),
     Case("tied_autoencoder", TiedAutoencoder, normal(4, 5), "S8", signs=1),
+    Case("scalar_gates", ScalarGates, normal(4, 5), "2*S9 S8", scales=4),
     Case("called_twice", CalledTwice, normal(4, 5), "S16", scales=1),
     Case("grouped_conv", grouped_cnn(3, 12), IMAGE, "S3 2*S4^3", scales=2),
     Case("depthwise_conv", grouped_cnn(12, 12), IMAGE, "S12", scales=2),

@@ -163,6 +163,14 @@ def stream(width: int, hidden: int, blocks: int) -> Symmetry:
     return Symmetry.from_axes(axes).bind({n: torch.zeros(s) for n, s in sizes.items()})
 
 
+def gated_branch(units: int, width: int) -> Symmetry:
+    """A branch whose outputs are multiplied by a number, which is a parameter without axes."""
+    hidden = Group("h", units, (Placement("up", 0), Placement("down", 1)))
+    writes = Placement("down", 0, repeats=((width, 1),), scale=(-1,))
+    gate = Group("gate", 1, (Placement("gate", 0, scale=(1,)), writes), is_permuted=False, scales=1)
+    return Symmetry((hidden, gate), {"up": (units, width), "down": (width, units), "gate": ()})
+
+
 BY_HAND = {
     **{kind: mlp_symmetry(4, 9, 7, 3, kind=kind) for kind in KINDS},
     "experts": experts(3, 5, 6),
@@ -174,6 +182,7 @@ BY_HAND = {
     "grouped convolution": grouped_convolution(3, 2, 4, 5),
     "recurrent": recurrent(8),
     "stream": stream(6, 9, 3),
+    "gated branch": gated_branch(7, 5),
 }
 
 
@@ -275,13 +284,15 @@ def twice_nested(a: int, b: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]
 
 def cases(n: int, m: int) -> list[tuple[rg.Symmetry, dict[str, tuple[int, ...]]]]:
     """Every kind of symmetry with the sizes drawn."""
-    return [*(one_kind(kind, n) for kind in KINDS), gated_units(n), linear_heads(n, m), twice_nested(n, m)]
+    branch = gated_branch(n, m)
+    several = [gated_units(n), linear_heads(n, m), twice_nested(n, m), (branch, dict(branch.shapes))]
+    return [*(one_kind(kind, n) for kind in KINDS), *several]
 
 
 def draw(shapes: dict[str, tuple[int, ...]], seed: int, *batch: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: torch.randn(*batch, *shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()
+        name: torch.randn((*batch, *shape), generator=generator, dtype=torch.float64) for name, shape in shapes.items()
     }
 
 

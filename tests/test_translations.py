@@ -165,8 +165,8 @@ def test_a_line_between_representatives_is_a_line_in_anyones_coordinates(name: s
     (first, coordinates), (second, _) = symmetry.split(params), symmetry.split(other)
     if any(family.gain and family.gain.parameter not in coordinates for family in symmetry.translations):
         pytest.skip("a gain that stays in the representative divides what is added")
-    if name == "talking heads":
-        pytest.skip("what is added is multiplied by two layers of the representative: the mix of heads, and the output")
+    if name in ("talking heads", "branches with numbers", "branches with a number and a gain"):
+        pytest.skip("what is added is multiplied by two parameters of the representative, one after the other")
     half = symmetry.join({key: (first[key] + second[key]) / 2 for key in first}, coordinates)
     ends = symmetry.join(first, coordinates), symmetry.join(second, coordinates)
     assert gap(half, {key: (ends[0][key] + ends[1][key]) / 2 for key in half}) < 1e-11
@@ -369,7 +369,41 @@ def _powers(m: Any, x: Tensor) -> Tensor:
     return out
 
 
-UNLIKE: dict[str, tuple[Callable[..., Tensor], Callable[[], dict[str, nn.Module]], int]] = {
+def _branch(m: Any, x: Tensor, factor: Callable[[Any, Tensor], Any]) -> Tensor:
+    h = m.a(x)
+    out: Tensor = m.o((h + factor(m, x) * m.c(m.b(h).relu())).sigmoid())
+    return out
+
+
+def _branch_twice(m: Any, x: Tensor) -> Tensor:
+    """A branch behind a factor, which another layer reads as it is."""
+    h = m.a(x)
+    c = m.c(m.b(h).relu())
+    out: Tensor = m.o((h + m.t * c).sigmoid()) + c[..., :3].tanh()
+    return out
+
+
+def _factor_of_branch(m: Any, x: Tensor) -> Tensor:
+    """A factor that is added beside the branch that it multiplies, to inputs without a bias."""
+    h = m.a(x).tanh()
+    out: Tensor = m.o((h + m.t * m.c(m.b(h).relu()) + m.t).sigmoid())
+    return out
+
+
+def _branch_layers(*shape: int) -> dict[str, nn.Module | Tensor]:
+    return {**{name: nn.Linear(6, 6) for name in "abc"}, "o": nn.Linear(6, 3), "t": torch.randn(shape)}
+
+
+UNLIKE: dict[str, tuple[Callable[..., Tensor], Callable[[], dict[str, nn.Module | Tensor]], int]] = {
+    "a factor along positions": (partial(_branch, factor=lambda m, x: m.t), partial(_branch_layers, 6, 1), 6),
+    "a factor that inputs choose": (
+        partial(_branch, factor=lambda m, x: x.mean(-1, keepdim=True) * m.t),
+        _branch_layers,
+        6,
+    ),
+    "a bounded factor": (partial(_branch, factor=lambda m, x: m.t.tanh()), _branch_layers, 6),
+    "a branch that is read twice": (_branch_twice, _branch_layers, 6),
+    "a factor that is added, too": (_factor_of_branch, _branch_layers, 6),
     "a divisor with an eps": (partial(positive, eps=1e-6), qkvo, 5),
     "a divisor of other features": (partial(positive, is_by_k=False), qkvo, 5),
     "a divisor of all positions": (partial(causal_features, is_causal=False), qkvo, 5),
@@ -399,7 +433,7 @@ def test_what_only_looks_as_if_a_constant_passed_is_seen(name: str) -> None:
     torch.manual_seed(0)
     found = rg.discover(Written(function, **layers()).double(), (torch.randn(3, 6, width).double(),), verify=False)
     homes = {family.entries.parameter for family in found.translations}
-    assert not homes & {"k.bias", "v.bias", "a.bias"}
+    assert not homes & {"k.bias", "v.bias", "a.bias", "c.bias"}
 
 
 def test_what_does_not_fit_is_told_before_anything_is_moved() -> None:

@@ -407,6 +407,21 @@ def film_layers(*, has_bias: bool = True) -> dict[str, nn.Module]:
     }
 
 
+def branches(m: Any, x: Tensor) -> Tensor:
+    """Residual branches behind factors, and a bounded reader at the end."""
+    h = m.a(x)
+    h = h + m.s * m.c(m.b(h).relu())
+    h = h + m.t * m.e(m.d(h).relu())
+    out: Tensor = m.o(h.sigmoid())
+    return out
+
+
+def branch_layers(first: Tensor, second: Tensor) -> dict[str, nn.Module | Tensor]:
+    """Layers and factors of `branches`."""
+    names = {name: nn.Linear(4, 4) for name in "abcde"}
+    return {**names, "s": first, "t": second, "o": nn.Linear(4, 3)}
+
+
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
     "decoder": (lambda: Tokens(Attention(), Feedforward()), _words, 128),
     "tied decoder": (lambda: Tokens(Attention(), Feedforward(), is_tied=True), _words, 95),
@@ -477,6 +492,19 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
             o=nn.Linear(5, 2),
         ),
         lambda: torch.randn(3, 2, 4, 4), 21,
+    ),
+    "branches with numbers": (
+        lambda: Written(branches, **branch_layers(torch.ones(()), torch.ones(()))), lambda: torch.randn(9, 4), 8,
+    ),
+    "branches with a number and a gain": (
+        lambda: Written(branches, **branch_layers(torch.ones(()), torch.ones(4))), lambda: torch.randn(9, 4), 8,
+    ),
+    "one number of two layers": (
+        lambda: Written(
+            lambda m, x: m.o((m.t * m.a(x) + m.b(x.tanh()) * m.t).tanh()),
+            a=nn.Linear(4, 5), b=nn.Linear(4, 5), o=nn.Linear(5, 3), t=torch.ones(()),
+        ),
+        lambda: torch.randn(9, 4), 5,
     ),
     "context": (
         lambda: Written(

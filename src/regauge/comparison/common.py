@@ -10,7 +10,7 @@ from torch import Tensor
 from regauge.checkpoints.checkpoint import Checkpoint, CheckpointView
 from regauge.core.behind_gains import Added
 from regauge.core.counted import shorten
-from regauge.core.groups import Group
+from regauge.core.groups import Group, axes_of
 from regauge.core.params import Params
 from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_symmetry
@@ -155,7 +155,7 @@ def find_common(
         if name in second:
             axes = {axis for one, axis in moved if one == name}
             common = _shared_shape(shape, second[name], axes)
-            is_known = all(symmetry.shapes[name][axis] in (0, shape[axis]) for axis in axes)
+            is_known = all(axes_of(symmetry.shapes[name])[axis] in (0, axes_of(shape)[axis]) for axis in axes)
             is_known = is_known and (name in symmetry.shapes or all(part in parts for part in numbered_parts(name)))
             if common is None or not is_known:
                 left.append(name)
@@ -207,7 +207,7 @@ def _with_lengths(shapes: Shapes, symmetry: Symmetry, groups: Iterable[Group]) -
     """Return shapes in which axes of the given groups get the lengths that a symmetry has for them."""
     result = dict(shapes)
     for place in (place for group in groups for place in group.placements):
-        if place.parameter in shapes:
+        if shapes.get(place.parameter):
             own = list(result[place.parameter])
             own[place.axis] = symmetry.shapes[place.parameter][place.axis]
             result[place.parameter] = tuple(own)

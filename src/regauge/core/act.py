@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regauge.core.axis_products import multiply_copies
 from regauge.core.element import Element, Value
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Group, Placement, axes_of
 from regauge.core.params import Params, require_held
 
 FLAT_LIMIT = 1 << 22
@@ -113,6 +113,7 @@ def resolve(
 
 def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple[Int[Tensor, " m"], Int[Tensor, " m"]]:
     """Return the axis indices that a placement covers, and for each index the unit that owns it."""
+    shape = axes_of(shape)
     if placement.axis >= len(shape):
         raise ValueError(
             f"group {group.name!r} acts on axis {placement.axis} of {placement.parameter!r}, "
@@ -156,7 +157,7 @@ def overlapping(
             for place in group.placements:
                 moving.setdefault((place.parameter, place.axis), []).append((group, place))
     for (parameter, axis), several in moving.items():
-        shape = shapes[parameter]
+        shape = axes_of(shapes[parameter])
         spans = sorted(span(*one) for one in several)
         are_apart = all(end < start for (_, end), (start, _) in pairwise(spans)) and spans[-1][1] < shape[axis]
         if len(several) > 1 and not are_apart and shape[axis] > LONGEST_SHARED_AXIS:
@@ -315,6 +316,8 @@ def act(
 
 
 def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> Tensor:
+    if not ndim:  # A number counts as a vector of one entry.
+        return _act_one(sites, read, tensor.unsqueeze(-1), 1).squeeze(-1)
     batch = read.element.batch
     if not batch and _are_apart(sites, tensor.shape[tensor.ndim - ndim :]):
         return _act_by_axes(sites, read, tensor, tensor.ndim - ndim)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regauge.core.act import ReadValues, Site, broadcastable, flat_index, moves_of
 from regauge.core.element import Element
+from regauge.core.groups import axes_of
 from regauge.core.params import VALUES, Params
 
 
@@ -73,7 +74,7 @@ def compile_element(
     index, factor, shift = torch.empty(lead, dtype=torch.int64), torch.ones(lead, dtype=torch.float64), None
     start, read = 0, ReadValues(element)
     for (name, local), size in zip(sites.items(), sizes, strict=True):
-        shape = shapes[name]
+        shape = axes_of(shapes[name])
         moves = moves_of(local, read, shape, torch.float64)
 
         def part(values: Tensor, start: int = start, shape: tuple[int, ...] = shape) -> Tensor:

@@ -14,7 +14,7 @@ from regauge.core import element as _element
 from regauge.core.act import Site, take
 from regauge.core.closest import Character, Cost, ShiftCost, character
 from regauge.core.element import Element, Value
-from regauge.core.groups import Group, Placement, class_means, class_sums
+from regauge.core.groups import Group, Placement, axes_of, class_means, class_sums
 from regauge.core.products import matmul
 from regauge.core.remembered import remembered
 from regauge.core.symmetry import Symmetry
@@ -164,6 +164,8 @@ def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor)
 
 def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:
     """Return the entries that each unit owns at a site, one row for each unit."""
+    if tensor.ndim == lead:
+        return tensor.reshape(*tensor.shape, 1, 1)
     axis = lead + site.placement.axis
     if not (site.is_sorted and site.positions.numel() == tensor.shape[axis]):
         tensor = take(tensor, axis, site.positions.to(tensor.device))
@@ -282,7 +284,7 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
 
     Units are ordered copy by copy, so the first axis can be reshaped to `[*bases, size]`.
     """
-    shape, axis, group = symmetry.shapes[name], site.placement.axis, site.group
+    shape, axis, group = axes_of(symmetry.shapes[name]), site.placement.axis, site.group
     flat = torch.arange(torch.Size(shape).numel()).reshape(shape)
     flat = flat.index_select(axis, site.positions).movedim(axis, -1)
     owner = site.units
@@ -323,7 +325,7 @@ def gather(
 
     `ndim` is the number of axes of the parameter without leading model axes.
     """
-    return tensor.flatten(tensor.ndim - ndim)[..., index.to(tensor.device)]
+    return tensor.reshape(*tensor.shape[: tensor.ndim - ndim], -1)[..., index.to(tensor.device)]
 
 
 def scatter(
@@ -333,6 +335,6 @@ def scatter(
     ndim: int,
 ) -> Num[Tensor, "*shape"]:
     """Return a tensor with the given values written to the flat indices of the entries that units own."""
-    flat = tensor.flatten(tensor.ndim - ndim).clone()
+    flat = tensor.reshape(*tensor.shape[: tensor.ndim - ndim], -1).clone()
     flat[..., index.to(tensor.device)] = values
     return flat.reshape(tensor.shape)

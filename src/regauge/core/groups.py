@@ -30,7 +30,8 @@ class Placement:
 
     Attributes:
         parameter: The name of the parameter or buffer.
-        axis: The axis of the parameter, counted without a leading model axis.
+        axis: The axis of the parameter, counted without a leading model axis. A parameter without axes, which is a
+            number, counts as a vector of one entry: its axis is 0.
         start: The index on the axis at which the first unit begins.
         stride: The distance between the first indices of consecutive units.
         repeats: Pairs (size, stride), which describe the block of axis indices that each unit owns.
@@ -257,13 +258,18 @@ def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
     return match[1], int(match[2] or 1), axis > 0 if match[3] is None else match[3] == "^-1"
 
 
+def axes_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the lengths of the axes on which placements act: a number counts as a vector of one entry."""
+    return tuple(shape) or (1,)
+
+
 def set_sizes(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> Group:
     """Return the group with its size, which is determined by the shapes of the parameters on which it acts."""
     if group.size:
         return group
     sizes = {}
     for p in group.placements:
-        length = shapes[p.parameter][p.axis]
+        length = axes_of(shapes[p.parameter])[p.axis]
         if length % p.stride:
             raise ValueError(
                 f"group {group.name!r} repeats each unit {p.stride} times on axis {p.axis} of {p.parameter!r}, "

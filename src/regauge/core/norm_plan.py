@@ -11,6 +11,7 @@ from scipy.sparse import coo_array, csr_array
 
 from regauge.core.act import Site
 from regauge.core.families import balanced_matrices, unit_index
+from regauge.core.groups import axes_of
 from regauge.core.remembered import remembered
 from regauge.core.scales import Direction, ScaleSite, directions, normalizers
 from regauge.core.symmetry import Symmetry
@@ -212,7 +213,8 @@ class _Rows:
         """Add rows for tensors whose squares are summed over all axes except the given ones."""
         first = self._count
         for name, axes in sums:
-            lengths = [self._symmetry.shapes[name][axis] for axis in axes]
+            shape = axes_of(self._symmetry.shapes[name])
+            lengths = [shape[axis] for axis in axes]
             where = np.indices(lengths).reshape(len(axes), -1)
             numbers = np.arange(self._count, self._count + math.prod(lengths))
             self._parts.append((name, dict(zip(axes, where, strict=True)), numbers))
@@ -247,7 +249,7 @@ class _Rows:
                 if not {*place.axes} <= where.keys():
                     continue
                 *others, own = place.axes
-                position = np.full(self._symmetry.shapes[name][own], -1)
+                position = np.full(axes_of(self._symmetry.shapes[name])[own], -1)
                 position[place.positions.numpy()] = np.arange(len(place.positions))
                 chosen = position[where[own]]
                 is_moved = chosen >= 0

@@ -373,6 +373,7 @@ def _squares(tensor: Float[Tensor, "batch *shape"], axes: Axes) -> NDArray[np.fl
     """Return a tensor's squares, summed over all axes except the given ones, which keep their given order."""
     work = torch.promote_types(tensor.dtype, torch.float32)
     squares = tensor.detach().to(work).square()
+    squares = squares if squares.ndim > 1 else squares.unsqueeze(-1)
     free = tuple(1 + axis for axis in range(squares.ndim - 1) if axis not in axes)
     squares = squares.sum(free, dtype=torch.float64) if free else squares
     left = sorted(axes)

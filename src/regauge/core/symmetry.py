@@ -353,7 +353,8 @@ class Symmetry:
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
         """Return the network with this representative and these coordinates; the inverse of `split`.
 
-        For given coordinates, the network is an affine function of the representative. A linear path between two
+        For given coordinates, the network is an affine function of the representative, unless two parameters multiply
+        what a translation adds, one after the other. A linear path between two
         representatives therefore becomes a linear path between the networks. The joined network has the dtypes of the
         representative.
 

@@ -10,7 +10,7 @@ from typing import Any
 from regauge.core.act import overlapping, span
 from regauge.core.counted import count
 from regauge.core.escaping import escape, escape_lines, text_table
-from regauge.core.groups import Frozen, Group, Placement
+from regauge.core.groups import Frozen, Group, Placement, axes_of
 from regauge.core.translation_text import render_translations
 from regauge.core.translations import TranslationFamily
 from regauge.core.typed_json import require_fields
@@ -136,12 +136,13 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
     """Raise a ValueError unless a placement refers to an existing axis of a parameter with a known shape."""
     if place.parameter not in shapes:
         raise ValueError(f"group {group.name!r} acts on {place.parameter!r}, of which 'shapes' has no shape")
-    if not 0 <= place.axis < len(shapes[place.parameter]):
+    shape = axes_of(shapes[place.parameter])
+    if not 0 <= place.axis < len(shape):
         raise ValueError(f"group {group.name!r} acts on axis {place.axis} of {place.parameter!r}, which it has not")
     is_apart = place.stride > 0 or (place.stride == 0 and group.size == 1)
     if place.start < 0 or group.size < 0 or not is_apart or any(size < 1 for size, _ in place.repeats):
         raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
-    if group.size and span(group, place)[1] >= shapes[place.parameter][place.axis]:
+    if group.size and span(group, place)[1] >= shape[place.axis]:
         raise ValueError(
             f"group {group.name!r} has more units than axis {place.axis} of {place.parameter!r} has places"
         )

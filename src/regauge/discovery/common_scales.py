@@ -65,7 +65,7 @@ def common_groups(
     for record in records:
         equations.add(record)
     for name, value in params.items():
-        if name in structure or not value.ndim:
+        if name in structure:
             equations.fix(value)
         equations.tie_unread(value)
     tensors = {**params, **(watched or {})}
@@ -413,7 +413,8 @@ class _Emitter:
         if whole:
             # An axis on which no other group acts.
             axis = next((k for k in range(value.ndim) if (name, k) not in self.taken), 0)
-            result.append(Placement(name, axis, repeats=((value.shape[axis], 1),), scale=(whole,)))
+            repeats = ((value.shape[axis], 1),) if value.ndim else ()
+            result.append(Placement(name, axis, repeats=repeats, scale=(whole,)))
         return [
             replace(place, parameter=alias) for alias in self.aliases.get(name, (name,)) for place in merged(result)
         ]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regauge.core.act import covered
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Group, Placement, axes_of
 from regauge.core.symmetry import Symmetry
 from regauge.discovery.systems import combination
 
@@ -58,7 +58,7 @@ def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey
     result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
         if place.parameter in shapes:
-            key, shape = (place.parameter, place.axis), shapes[place.parameter]
+            key, shape = (place.parameter, place.axis), axes_of(shapes[place.parameter])
             positions, units = covered(group, place, shape)
             result.setdefault(key, torch.full((shape[place.axis],), -1))[positions] = units
     return result

@@ -14,7 +14,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.behind_gains import Added, gains_of
 from regauge.core.chart import chart_gains
 from regauge.core.given import example_arguments
-from regauge.core.groups import Frozen, Group
+from regauge.core.groups import Frozen, Group, axes_of
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import BEHIND, Symmetry
 from regauge.discovery.actable import cannot_act
@@ -325,7 +325,7 @@ def _without(symmetry: Symmetry, failed: Mapping[str, str]) -> Symmetry:
     }:
         cut |= more
     frozen = tuple(
-        Frozen(p.parameter, p.axis, symmetry.shapes[p.parameter][p.axis], cut[group.name])
+        Frozen(p.parameter, p.axis, axes_of(symmetry.shapes[p.parameter])[p.axis], cut[group.name])
         for group in symmetry.groups
         if group.name in cut
         for p in group.placements

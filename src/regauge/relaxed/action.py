@@ -24,6 +24,7 @@ from torch import Tensor
 from regauge.core.act import Site
 from regauge.core.behind_gains import plus
 from regauge.core.closest import Character, character
+from regauge.core.groups import axes_of
 from regauge.core.symmetry import Symmetry
 
 Key = tuple[str, Character]
@@ -59,7 +60,7 @@ class RelaxedAction:
         present = set(self._groups if groups is None else groups)
         self._lengths = {key: block_sizes(symmetry, key) for key in self._groups}
         self._tensors = {
-            name: _steps(symmetry.sites[name], symmetry.shapes[name], present)
+            name: _steps(symmetry.sites[name], axes_of(symmetry.shapes[name]), present)
             for name in names
             if name in symmetry.sites
         }
@@ -81,8 +82,11 @@ class RelaxedAction:
         for name, steps in self._tensors.items():
             added = self._added.get(name)
             tensor = tensors[name] if added is None else plus(tensors[name], added)
+            shape = self._shapes[name]
+            tensor = tensor if shape else tensor.unsqueeze(-1)
             for step in steps:
-                tensor = step.apply(tensor, tensor.ndim - len(self._shapes[name]), blocks)
+                tensor = step.apply(tensor, tensor.ndim - len(axes_of(shape)), blocks)
+            tensor = tensor if shape else tensor.squeeze(-1)
             moved[name] = tensor if added is None else plus(tensor, added, -1)
         return moved
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from regauge.core.groups import Frozen, Group
+from regauge.core.groups import Frozen, Group, axes_of
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def lay_out(
             name.rpartition(".")[2]: tuple(
                 ShownAxis(
                     axis,
-                    shapes[name][axis] if name in shapes else sizes.get((name, axis), 0),
+                    axes_of(shapes[name])[axis] if name in shapes else sizes.get((name, axis), 0),
                     tuple(on.get((name, axis), ())),
                     tuple(why.get((name, axis), ())),
                 )

@@ -205,7 +205,7 @@ def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " 
 def _power_sums(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sums of second and fourth powers of each pair."""
     # Torch squares squares several times as fast as it computes fourth powers.
-    squares = tensor.double().flatten(1).square()
+    squares = tensor.double().reshape(len(tensor), -1).square()
     return squares.sum(1).cpu(), squares.square_().sum(1).cpu()
 
 

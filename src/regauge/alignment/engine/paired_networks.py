@@ -262,5 +262,5 @@ def dots(x: Float64[Tensor, "pair *shape"], y: Float64[Tensor, "pair *shape"]) -
 
 def norms(x: Float64[Tensor, "pair *shape"]) -> PerPair:
     """Return the norm of a tensor, separately for each pair of networks."""
-    found: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1)
+    found: Tensor = torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1)
     return found.double().cpu()

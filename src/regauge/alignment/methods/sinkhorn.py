@@ -109,7 +109,9 @@ class Sinkhorn(DescentMethod):
             # Running statistics follow the plans, but operators do not differentiate with respect to them.
             moved = {name: t.detach() if name in symmetry.buffers else t for name, t in moved.items()}
             if task is None:
-                return torch.stack([(a[name] - moved[name]).square().flatten(1).sum(1) for name in a]).sum(0)
+                return torch.stack(
+                    [(a[name] - moved[name]).square().reshape(len(a[name]), -1).sum(1) for name in a]
+                ).sum(0)
             t = next(points)
             between = interpolate({name: params_a[name] for name in moved}, moved, t)
             return losses_at(problem, {**params_a, **between}, t, batch)

@@ -17,7 +17,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.balance import Balance, Buffers, agree, balance_but, balanced_parts, count_frozen_gains
 from regauge.core.element import Element
 from regauge.core.families import CHUNK, row_ranges
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Group, Placement, axes_of
 from regauge.core.matrices import root_of
 from regauge.core.params import Params, require_finite, work_dtype
 from regauge.core.symmetry import Symmetry
@@ -98,7 +98,7 @@ def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
 
     def is_kept(place: Placement) -> bool:
         name, axis = place.parameter, place.axis
-        return name in shapes and shapes[name][axis] == symmetry.shapes[name][axis]
+        return name in shapes and axes_of(shapes[name])[axis] == axes_of(symmetry.shapes[name])[axis]
 
     groups = (replace(g, placements=tuple(p for p in g.placements if is_kept(p))) for g in symmetry.groups)
     buffers = tuple(name for name in symmetry.buffers if name in params)

@@ -10,6 +10,7 @@ from jaxtyping import Int, Num
 from torch import Tensor
 
 from regauge.core.act import Site
+from regauge.core.groups import axes_of
 from regauge.core.moving.random_draws import Draws, blank
 from regauge.core.symmetry import Symmetry
 
@@ -124,7 +125,7 @@ def moved_tensors(symmetry: Symmetry, draws: Draws, names: Iterable[str]) -> lis
 
 
 def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
-    shape, sites = tuple(symmetry.shapes[name]), symmetry.sites[name]
+    shape, sites = axes_of(symmetry.shapes[name]), symmetry.sites[name]
     last = 1 + max(site.placement.axis for site in sites)
     run = math.prod(shape[last:])
     shape, run = (shape[:last], run) if run >= LONG_ROW else (shape, 1)

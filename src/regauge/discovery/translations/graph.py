@@ -156,6 +156,17 @@ class Graph:
         return {length: tuple(pieces) for length, pieces in found.items()}
 
     @cached_property
+    def has_factors(self) -> bool:
+        """Whether a sum adds a value that a parameter multiplies."""
+        products = (node for node in self.order if node.op == "call_function" and operator_name(node) == "mul")
+        return any(
+            self.entries(one) is not None
+            for node in products
+            if any(operator_name(user) in ("add", "sub") for user in node.users)
+            for one in given(node)[:2]
+        )
+
+    @cached_property
     def joined(self) -> tuple[tuple[int, ...], ...]:
         """The lengths of concatenated values along the concatenation axis."""
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "cat"]

@@ -32,11 +32,13 @@ class Taker:
         constant: The axes of `entries` along which an offset must be constant, such as the rows of a lookup table.
         places: For each entry of the value: one plus the index of the parameter entry that is added to it, or zero if
             nothing is added. Constant axes are not counted in the index.
+        factors: Entries of parameters by which the model multiplies the parameter before it adds it.
     """
 
     entries: Entries
     constant: tuple[int, ...]
     places: Tensor
+    factors: tuple[Entries, ...] = ()
 
     @property
     def count(self) -> int:
@@ -47,6 +49,20 @@ class Taker:
         """Return the parameter in the form in which it is added after an operator that only rearranges entries."""
         return replace(self, places=function(self.places))
 
+    def behind(self, factors: Entries, shape: tuple[int, ...]) -> "Taker | None":
+        """Return the parameter behind factors: a number, or one factor for each of its entries; None for others."""
+        places = self.places.expand(shape)
+        wide = [k for k, n in enumerate(factors.sizes) if n > 1]
+        strides = (0,)
+        for k in wide:
+            axis = len(shape) - len(factors.sizes) + k
+            own = along(torch.arange(1, self.count + 1), axis, shape) if shape[axis] == self.count else None
+            if len(wide) > 1 or own is None or not torch.equal(*once([own, places])):
+                return None
+            strides = (factors.strides[k],)
+        one = Entries(factors.parameter, (self.count,), strides, factors.start)
+        return None if self.constant else replace(self, places=places, factors=(*self.factors, one))
+
 
 Rules = Mapping[str, Callable[["Run", Node], Any]]
 """The effect of each operator on an offset, by operator name.
@@ -55,10 +71,11 @@ The result of an operator without a rule is assumed to change because of the off
 """
 
 
-Event = tuple[Literal["image", "passed", "read", "asked"], Any]
+Event = tuple[Literal["image", "divided", "passed", "read", "asked"], Any]
 """The kind of an event during the propagation of an offset, and the object of the event.
 
-The object of "image" is the image that compensates for the offset. The object of "passed" is a gain of one that
+The object of "image" is the image that compensates for the offset. If the image has no finite amount where a factor is
+zero, it is also the object of "divided". The object of "passed" is a gain of one that
 multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is a
 parameter for which the result would be different if the offset were its own.
 """
@@ -79,10 +96,21 @@ class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
     Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset as soon as
-    possible. Otherwise, `is_missed` records whether parameters could have compensated.
+    possible. Otherwise, `is_missed` records whether parameters could have compensated. If `may_divide`, parameters behind
+    factors may compensate, which divides the vector by these factors.
     """
 
-    def __init__(self, graph: Graph, home: str, takers: frozenset[str], rules: Rules, *, is_eager: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        home: str,
+        takers: frozenset[str],
+        rules: Rules,
+        *,
+        is_eager: bool,
+        may_divide: bool = False,
+    ) -> None:
+        self.may_divide = may_divide
         self.graph, self.home, self.takers, self.rules, self.is_eager = graph, home, takers, rules, is_eager
         self.expansion, self.is_missed = Expansion(graph), False
         self.events: list[Event] = []
@@ -118,6 +146,11 @@ class Run:
             if not self.graph.is_single(name) and met.count(image) != len(self.graph.placeholders[name][0].users):
                 raise SeenError
         return tuple(met if all(self.graph.is_single(one.entries.parameter) for one in met) else dict.fromkeys(met))
+
+    @property
+    def divided(self) -> list[Image]:
+        """The images that divide the offset by a factor behind the parameter that compensates."""
+        return self._met("divided")
 
     @property
     def gains(self) -> frozenset[Entries]:
@@ -161,7 +194,7 @@ class Run:
                 raise SeenError
             content = found.content() if isinstance(found, Offset) and not waiting else None
             if content is not None:  # All that is left of the offset goes through this node.
-                key = (node, content, self.takers, self.is_eager, self.is_missed, self.coarsest)
+                key = (node, content, self.takers, self.is_eager, self.may_divide, self.is_missed, self.coarsest)
                 onward = self.graph.onward.get(key)
                 if onward is not None and ("asked", self.home) not in onward.events:
                     self.events += onward.events
@@ -216,9 +249,14 @@ class Run:
         if any(bool(((there != 0) & ~covered).any()) for there in terms):
             return offset
         try:
-            self.events += [("image", image) for one in images if (image := self.image(*one)) is not None]
+            made = [(image, one[1]) for one in images if (image := self.image(*one)) is not None]
         except SeenError:
             return offset
+        divided = [image for image, taker in made if taker.factors and _is_divided(image)]
+        if divided and not self.may_divide:
+            return offset
+        self.events += [("image", image) for image, _ in made]
+        self.events += [("divided", image) for image in divided]
         return None
 
     @staticmethod
@@ -236,7 +274,12 @@ class Run:
                 raise SeenError
             entries = Entries(entries.parameter, (len(there),), (1,), first)
             given = given[first : last + 1]
+            if taker.factors:
+                raise SeenError
         steps, _ = picked(term, given)
+        for factor in reversed(taker.factors):
+            is_undone = steps[-1:] == (ImageStep("times", factor),)
+            steps = steps[:-1] if is_undone else (*steps, ImageStep("over", factor))
         return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
@@ -273,6 +316,13 @@ class Run:
         if kind == "embedding" and (name := self.free_parameter(given(node)[0])) is not None:
             whole = Entries.whole(name, self.graph.program.shapes[name])
             return [Taker(whole, (0,), along(torch.arange(1, shape[-1] + 1), len(shape) - 1, shape))]
+        if kind == "mul":
+            for operand, other in (given(node), given(node)[::-1]):
+                factors = self.graph.entries(other)
+                if factors is not None:
+                    behind = [taker.behind(factors, shape) for taker in self._takers(operand)]
+                    if behind and None not in behind:
+                        return [taker for taker in behind if taker is not None]
         if kind == "add" and not node.kwargs:
             for operand in given(node)[:2]:
                 if found := self._takers(operand):
@@ -309,3 +359,8 @@ class Run:
                 arrays[k] = taker.places.expand(shape_of(part))
                 found.append(replace(taker, places=torch.cat(arrays, int(argument(node, 1, 0)))))
         return found
+
+
+def _is_divided(image: Image) -> bool:
+    """Return whether an image divides the vector of its family."""
+    return any(step.kind == "over" for step in image.steps)

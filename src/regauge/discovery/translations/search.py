@@ -38,8 +38,8 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
 
 
 def follow(
-    graph: Graph, start: Addend, home: str, takers: frozenset[str]
-) -> tuple[tuple[Image, ...], frozenset[Entries]] | None:
+    graph: Graph, start: Addend, home: str, takers: frozenset[str], *, may_divide: bool = False
+) -> tuple[tuple[Image, ...], frozenset[Entries], list[Image]] | None:
     """Find changes of other parameters that compensate for a vector that is added to a parameter, or return None.
 
     Args:
@@ -47,15 +47,17 @@ def follow(
         start: The vector, with `places` in the shape of the whole parameter.
         home: The parameter to which the vector is added.
         takers: The parameters that may compensate for offsets.
+        may_divide: Whether parameters behind factors may compensate, which divides the vector by these factors.
 
     Returns:
         The images of the vector in other parameters, and the gains that must divide the vector along its constant axis.
-        Such gains stand before a layer that reads the parameter, or multiply an offset that is equal for all units.
+        Such gains stand before a layer that reads the parameter, or multiply an offset that is equal for all units. The
+        last result are the images that divide the vector by a factor of the model.
     """
     for is_eager in (False, True):
-        run = Run(graph, home, takers, EFFECTS, is_eager=is_eager)
+        run = Run(graph, home, takers, EFFECTS, is_eager=is_eager, may_divide=may_divide)
         try:
-            return run.follow(start), run.gains
+            return run.follow(start), run.gains, run.divided
         except (SeenError, RuntimeError, ValueError, IndexError):
             # An operator that cannot be called on offsets says nothing about them, so that it may see them.
             if not run.is_missed:
@@ -101,6 +103,8 @@ class _Search:
             if name in means:  # before the bias itself is taken out
                 self.candidates.append((means[name], torch.zeros(0)))
             self._try(name, ())
+        for name in vectors if self.graph.has_factors else ():
+            self.candidates += [(family, torch.zeros(0)) for family in self._behind_factors(name)]
         self._accept_all()
         whole = {family.name for family in self.found}
         for name in vectors:
@@ -248,6 +252,25 @@ class _Search:
             self.candidates.append((known, places))
         return known is not None
 
+    def _behind_factors(self, name: str) -> Iterator[TranslationFamily]:
+        """Yield the families of parameters behind factors, which this parameter compensates for.
+
+        A branch that a parameter multiplies adds a bias. A vector that is added to this bias, times the factor, may be
+        compensated for earlier in the network.
+        """
+        whole, takers = Entries.whole(name, self.graph.program.shapes[name]), self.takers
+        while True:
+            start = Addend((), math.prod(whole.sizes), _numbers(whole, ()))
+            found = follow(self.graph, start, name, takers, may_divide=True)
+            if found is None or len(found[2]) != 1 or found[1]:
+                return
+            images, _, (divided,) = found
+            family = _from_behind(whole, images, divided)
+            if family is None:
+                return
+            yield family
+            takers -= {divided.entries.parameter}
+
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
@@ -259,7 +282,7 @@ class _Search:
         found = follow(self.graph, start, family.entries.parameter, takers)
         if found is None:
             return None
-        images, passed = found
+        images, passed, _ = found
         lengths = [family.entries.sizes[axis] for axis in family.constant]
         if len(passed) > 1 or any(lengths != [math.prod(gain.sizes)] for gain in passed):
             return None
@@ -362,6 +385,24 @@ class _Search:
             if not any(torch.equal(positions, other) for other in kept):
                 kept.append(positions)
         return kept
+
+
+def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> TranslationFamily | None:
+    """Return the family whose home is behind factors, computed from images that divide a vector by these factors."""
+    steps, number = list[ImageStep](), 1.0
+    for step in divided.steps:
+        if step.kind == "over":
+            steps.append(replace(step, kind="times"))
+        elif step.kind == "scale":
+            number *= step.factor
+        else:
+            return None
+    home = divided.entries
+    if divided.constant or math.prod(home.sizes) != math.prod(whole.sizes):
+        return None
+    back = (*steps, ImageStep("scale", factor=1 / number))
+    rest = [replace(image, steps=(*back, *image.steps)) for image in images if image is not divided]
+    return TranslationFamily(home.parameter, home, images=(Image(whole, (), back), *rest))
 
 
 def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:

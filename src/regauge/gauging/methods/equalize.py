@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from regauge.core.element import Element
-from regauge.core.groups import Group
+from regauge.core.groups import Group, axes_of
 from regauge.core.remembered import remembered
 from regauge.core.scales import Direction, ScaleSite, directions
 from regauge.core.symmetry import Symmetry
@@ -110,7 +110,7 @@ class _Ranges:
                 self.alone.append(direction.group)
         self.alone = list(dict.fromkeys(self.alone))
         names = {place.name for pair in self.pairs for place in pair.direction.places}
-        self._sizes = {name: params[name].abs().double() for name in names}
+        self._sizes = {name: params[name].abs().double().reshape(axes_of(symmetry.shapes[name])) for name in names}
         self._logs: dict[int, Units] = {
             k: torch.zeros(pair.direction.count, dtype=torch.float64) for k, pair in enumerate(self.pairs)
         }

@@ -8,6 +8,7 @@ from jaxtyping import Num
 from torch import Tensor
 
 from regauge.core.arguments import check_arguments
+from regauge.core.groups import axes_of
 from regauge.core.symmetry import Symmetry
 from regauge.weightspace.layout.blocks import Block, Grid, Label, UnitSet, find_ends, unit_sets
 from regauge.weightspace.layout.characters import Character, at_end, character_of_labels, is_odd
@@ -295,7 +296,7 @@ def _build(symmetry: Symmetry, chosen: frozenset[str] | None, readers: frozenset
         if name in left_out or is_counter:
             continue
         read = frozenset(axis for parameter, axis in readers if parameter == name)
-        cuts = cut(name, symmetry.shapes[name], symmetry.sites.get(name, ()), read)
+        cuts = cut(name, axes_of(symmetry.shapes[name]), symmetry.sites.get(name, ()), read)
         found = [piece for piece in cuts if piece.channels]
         for k, piece in enumerate(found):
             pieces[name if len(found) == 1 else f"{name}[{k}]"] = piece
