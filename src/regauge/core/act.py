@@ -8,7 +8,7 @@ gathered axis by axis. Gathering axis by axis needs no index tensor as large as 
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, permutations
 from types import EllipsisType
@@ -277,11 +277,11 @@ def moves_of(sites: list[Site], read: ReadValues, shape: tuple[int, ...], dtype:
                 if amount:
                     steps = _look_up(site, value.shift[..., family, :])
                     _merge(moves.shifts, site, steps.to(dtype) * amount, shape)
-    if sites[0].has_added:  # f (w + 1) - 1 = f w + (f - 1), which leaves alone what has the factor one
-        for axes, factor in moves.factors.items():
-            added = sites[0].added
-            number = added.to(factor) if isinstance(added, Tensor) else added
-            moves.shifts[axes] = (factor - 1) * number + moves.shifts.get(axes, 0.0)
+    if sites[0].has_added:  # g(w + c) - c = L w + (g(c) - c) for the linear part L of g
+        added = sites[0].added
+        numbers = added.to(dtype) if isinstance(added, Tensor) else torch.full(shape, added, dtype=dtype)
+        there = _act_one([replace(site, added=0.0) for site in sites], read, numbers, 1)
+        moves.shifts[(0,)] = there - numbers
     return moves
 
 

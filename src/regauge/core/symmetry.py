@@ -82,7 +82,7 @@ class Symmetry:
         added: Constants that the model adds to parameters with one axis before it multiplies by them. The constant is 1
             for gains that are stored as `weight` and used as `1 + weight`. If the model multiplies by
             `1 + layer(x)`, the constant is added to the bias of the layer, or to ranges (start, stop, constant) of the
-            bias. Scales and signs act on the sums of parameter and constant.
+            bias. All groups act on the sums of parameter and constant.
     """
 
     groups: tuple[Group, ...]
@@ -707,13 +707,12 @@ class Symmetry:
             raise ValueError(
                 f"the shape of {negative[0]!r} is {rest['shapes'][negative[0]]}, but lengths are at least 0"
             )
-        rotated = {p.parameter for group in groups if group.matrix != "none" for p in group.placements}
         for name, number in rest.get("added", {}).items():
             length = math.prod(rest.get("shapes", {}).get(name, ()))
             ranges = number if isinstance(number, tuple) else ((0, length, number),)
             is_whole = all(0 <= start < stop <= length and math.isfinite(c) for start, stop, c in ranges)
             is_vector = len(rest.get("shapes", {}).get(name, ())) == 1
-            if not (is_whole and is_vector) or (name in rotated and not isinstance(number, tuple)):
+            if not (is_whole and is_vector):
                 raise ValueError(f"{number} cannot be added to {name!r}, which is no gain of this symmetry")
         known = {field.name: rest[field.name] for field in fields(cls)[1:] if field.name in rest}
         return cls(groups, **{**known, "frozen": tuple(Frozen(*row) for row in rest.get("frozen", ()))})

@@ -1,11 +1,12 @@
 """Gains of the form `1 + weight`: the graph is changed to multiply by the weight, and the constant is recorded.
 
 The gain may also be computed by a layer, as in FiLM and AdaLN, which multiply by `1 + layer(x)`. The constant is then
-added to the bias of the layer.
+added to the bias of the layer. The same holds for a matrix that a layer computes and that is added to the identity, as
+in PointNet.
 """
 
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ from torch.fx.node import map_arg
 
 from regauge.core.behind_gains import Added, ranges_of
 from regauge.discovery.operators import NORMS, PIECES, PRODUCTS, SAME, VIEWS, operator_name, shape_of, words
+
+Number = float | Tensor
+"""A constant that an operator adds: one number, or a tensor that depends neither on inputs nor on parameters."""
+MULTIPLIERS = PRODUCTS | words("matmul bmm mm einsum")
+"""Operators whose results are linear in each operand."""
 
 LAYERS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
 """Layers whose third argument is a bias, and the axis of the outputs along which the bias varies."""
@@ -59,7 +65,9 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
     return found
 
 
-def take_out_of_layers(graph: GraphModule, names: Mapping[str, str]) -> dict[str, Added]:
+def take_out_of_layers(
+    graph: GraphModule, names: Mapping[str, str], constants: Mapping[str, Tensor]
+) -> dict[str, Added]:
     """Replace the sum of a constant and a layer's outputs by the outputs, and record the constant for the bias.
 
     The sums may be used only in multiplications. The constant for an entry of the bias must be the same in all uses.
@@ -68,17 +76,21 @@ def take_out_of_layers(graph: GraphModule, names: Mapping[str, str]) -> dict[str
     Args:
         graph: A traced program, which is modified.
         names: The names of the parameters, by placeholder.
+        constants: The tensors that never change, by placeholder.
 
     Returns:
         The added constants, by parameter name.
     """
-    by_layer: dict[Node, dict[Node, float]] = {}
+    by_layer: dict[Node, dict[Node, Number]] = {}
+    changed: dict[Node, Node] = {}
+    fixed = _fixed(graph, constants)
     for node in graph.graph.nodes:
-        number = _number(node)
-        if number is not None and _is_multiplied(node):
-            layer, factor = _layer_behind(node)
+        found = _addend(node, fixed, constants)
+        if found is not None and _is_multiplied(node):
+            layer, factor = _layer_behind(found[0])
             if layer is not None and factor:
-                by_layer.setdefault(layer, {})[node] = number / factor
+                by_layer.setdefault(layer, {})[node] = found[1] / factor
+                changed[node] = found[0]
     found: dict[str, Added] = {}
     for layer, sums in by_layer.items():
         bias: Any = layer.args[2]
@@ -89,8 +101,49 @@ def take_out_of_layers(graph: GraphModule, names: Mapping[str, str]) -> dict[str
         if numbers is not None:
             found[name] = ranges_of(numbers)
             for node in sums:
-                node.replace_all_uses_with(node.all_input_nodes[0])
+                node.replace_all_uses_with(changed[node])
                 graph.graph.erase_node(node)
+    return found
+
+
+def _addend(node: Node, fixed: Collection[Node], constants: Mapping[str, Tensor]) -> tuple[Node, Number] | None:
+    """Return the value to which an operator adds a constant, and the constant; None for other operators."""
+    number = _number(node)
+    if number is not None:
+        return node.all_input_nodes[0], number
+    name = operator_name(node) if node.op == "call_function" else ""
+    operands = node.all_input_nodes
+    if name not in ("add", "sub") or node.kwargs or len(operands) != 2 or tuple(operands) != node.args:
+        return None
+    for value, other in (operands, operands[::-1]) if name == "add" else (operands,):
+        if shape_of(value) == shape_of(node) and other in fixed:
+            number = _evaluate(other, constants).double()
+            return value, (-number if name == "sub" else number).expand(shape_of(node))
+    return None
+
+
+def _fixed(graph: GraphModule, constants: Mapping[str, Tensor]) -> set[Node]:
+    """Return the nodes of small real tensors that depend neither on inputs nor on parameters."""
+    fixed: set[Node] = set()
+    for node in graph.graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor) or value.numel() > MOST_OUTPUTS or value.is_complex():
+            continue
+        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        is_made = node.op == "call_function" and not is_random and fixed.issuperset(node.all_input_nodes)
+        if is_made or (node.op == "placeholder" and node.name in constants and not constants[node.name].is_meta):
+            fixed.add(node)
+    return fixed
+
+
+def _evaluate(node: Node, constants: Mapping[str, Tensor]) -> Tensor:
+    """Return the tensor that a node stands for, which depends on constants alone."""
+    if node.op == "placeholder":
+        return constants[node.name].cpu()
+    operands = {source: _evaluate(source, constants) for source in node.all_input_nodes}
+    target: Any = node.target
+    kwargs = {**node.kwargs, **({"device": "cpu"} if "device" in node.kwargs else {})}
+    found: Tensor = target(*map_arg(node.args, operands.__getitem__), **map_arg(kwargs, operands.__getitem__))
     return found
 
 
@@ -98,7 +151,7 @@ def _is_multiplied(node: Node) -> bool:
     """Return whether every use of a value, or of a view of it, is a multiplication."""
     users = [user for user in node.users if user.op != "call_function" or user.users]
     return bool(users) and all(
-        operator_name(user) in PRODUCTS or (_is_moved(user) and user.args[0] is node and _is_multiplied(user))
+        operator_name(user) in MULTIPLIERS or (_is_moved(user) and user.args[0] is node and _is_multiplied(user))
         for user in users
     )
 
@@ -120,8 +173,8 @@ def _factor(node: Node) -> float | None:
 
 
 def _layer_behind(node: Node) -> tuple[Node | None, float]:
-    """Return the layer whose outputs a sum adds to a number, and the number by which the outputs are multiplied."""
-    (node,), factor = node.all_input_nodes, 1.0
+    """Return the layer that computes a value, and the number by which the outputs of the layer are multiplied."""
+    factor = 1.0
     while node.op == "call_function":
         name, number = operator_name(node), _factor(node)
         if name in LAYERS:
@@ -133,7 +186,7 @@ def _layer_behind(node: Node) -> tuple[Node | None, float]:
     return None, factor
 
 
-def _taken_up(layer: Node, sums: Mapping[Node, float]) -> Tensor | None:
+def _taken_up(layer: Node, sums: Mapping[Node, Number]) -> Tensor | None:
     """Return the constant to add to each entry of a layer's bias, or None if the uses of an entry differ."""
     shape, axis = shape_of(layer), LAYERS[operator_name(layer)]
     if not shape or not 0 < torch.Size(shape).numel() <= MOST_OUTPUTS:
@@ -155,10 +208,12 @@ def _taken_up(layer: Node, sums: Mapping[Node, float]) -> Tensor | None:
                 left.discard(user)
                 parts = at if isinstance(at, list | tuple) else [at]
                 taken = torch.cat([one.flatten() for one in parts])
-                number = sums.get(user, 0.0)
-                if not bool((numbers[taken].isnan() | (numbers[taken] == number)).all()):
+                given = sums.get(user, 0.0)
+                number = given.flatten() if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float64)
+                is_new = numbers[taken].isnan()
+                numbers[taken] = torch.where(is_new, number, numbers[taken])
+                if not bool((numbers[taken] == number).all()):
                     return None
-                numbers[taken] = number
     return None if left else numbers.nan_to_num(0.0)
 
 

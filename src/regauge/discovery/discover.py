@@ -281,7 +281,12 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tupl
 
 def _added(program: Program, groups: Sequence[Group], structure: tuple[str, ...]) -> dict[str, Added]:
     """Return the constants that the model adds to parameters on which scales or signs act, under all names."""
-    scaled = {p.parameter for group in groups for p in group.placements if any(p.scale) or any(p.sign)}
+    scaled = {
+        p.parameter
+        for group in groups
+        for p in group.placements
+        if any(p.scale) or any(p.sign) or group.matrix != "none"
+    }
     found: dict[str, Added] = {}
     for first, number in program.added.items():
         names = program.aliases.get(first, (first,))

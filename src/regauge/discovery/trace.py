@@ -287,12 +287,13 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
     returned = [(n, next(names) if s.kind == is_named else str(s.target)) for n, s in ends if s.kind not in WRITES]
     written = [(node, _target(spec)) for node, spec in ends if node and spec.kind in WRITES]
     updated = {placeholders.get(target) for _, target in written}
+    constants = {placeholder: tensor for placeholder, tensor in held.items() if placeholder not in updated}
     shapes = {name: tuple(t.shape) for name, t in kept.items()}
     trained = {place: name for place, name in states.items() if name in parameters}
     return Program(
         program.graph_module,
         states,
-        {placeholder: tensor for placeholder, tensor in held.items() if placeholder not in updated},
+        constants,
         held,
         tuple(getattr(s.arg, "name", "") for s in signature.input_specs if s.kind == InputKind.USER_INPUT),
         tuple((node, name) for node, name in returned if node),
@@ -302,7 +303,8 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         tuple(name for name in kept if name not in parameters),
         origins,
         frozenset(name for name, t in kept.items() if t.is_floating_point()),
-        take_out_numbers(program.graph_module, trained, shapes) | take_out_of_layers(program.graph_module, trained),
+        take_out_numbers(program.graph_module, trained, shapes)
+        | take_out_of_layers(program.graph_module, trained, constants),
         has_known_sizes(program),
     )
 
