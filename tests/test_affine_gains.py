@@ -388,6 +388,13 @@ UNLAYERED: dict[str, Callable[[], Modulated]] = {
     "other numbers for each example": lambda: Modulated(
         lambda m, x, c: m.o((m.code(c) + torch.arange(5.0)[:, None]) * m.a(x)), code=nn.Linear(3, 4)
     ),
+    "numbers that a checkpoint stores": lambda: Modulated(
+        lambda m, x, c: m.o((m.code(c) + m.t) * m.a(x)), code=nn.Linear(3, 4), t=nn.Buffer(torch.tensor([1, 2, 2, 3]))
+    ),
+    "numbers without a bound": lambda: Modulated(
+        lambda m, x, c: m.o(((m.code(c) + torch.tensor([0.0, 0.0, 0.0, torch.inf])) * m.a(x)).tanh()),
+        code=nn.Linear(3, 4),
+    ),
     "a number that inputs choose": lambda: Modulated(
         lambda m, x, c: m.o((m.code(c) + torch.ones(4) * x.mean()) * m.a(x)), code=nn.Linear(3, 4)
     ),
@@ -402,7 +409,8 @@ def modulated(make: Callable[[], Modulated]) -> tuple[Modulated, tuple[Tensor, T
     torch.manual_seed(0)
     module = make().double().eval()
     x = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
-    params = {key: t + 0.3 * torch.randn_like(t) for key, t in module.state_dict().items()}
+    state = module.state_dict()
+    params = {key: t + 0.3 * torch.randn_like(t) if t.is_floating_point() else t for key, t in state.items()}
     return module, x, rg.discover(module, x), params
 
 

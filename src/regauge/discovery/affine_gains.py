@@ -76,7 +76,7 @@ def take_out_of_layers(
     Args:
         graph: A traced program, which is modified.
         names: The names of the parameters, by placeholder.
-        constants: The tensors that never change, by placeholder.
+        constants: The tensors that no checkpoint stores and that never change, by placeholder.
 
     Returns:
         The added constants, by parameter name.
@@ -85,12 +85,12 @@ def take_out_of_layers(
     changed: dict[Node, Node] = {}
     fixed = _fixed(graph, constants)
     for node in graph.graph.nodes:
-        found = _addend(node, fixed, constants)
-        if found is not None and _is_multiplied(node):
-            layer, factor = _layer_behind(found[0])
+        addend = _addend(node, fixed, constants)
+        if addend is not None and _is_multiplied(node):
+            changed[node], number = addend
+            layer, factor = _layer_behind(changed[node])
             if layer is not None and factor:
-                by_layer.setdefault(layer, {})[node] = found[1] / factor
-                changed[node] = found[0]
+                by_layer.setdefault(layer, {})[node] = number / factor
     found: dict[str, Added] = {}
     for layer, sums in by_layer.items():
         bias: Any = layer.args[2]
@@ -117,8 +117,8 @@ def _addend(node: Node, fixed: Collection[Node], constants: Mapping[str, Tensor]
         return None
     for value, other in (operands, operands[::-1]) if name == "add" else (operands,):
         if shape_of(value) == shape_of(node) and other in fixed:
-            number = _evaluate(other, constants).double()
-            return value, (-number if name == "sub" else number).expand(shape_of(node))
+            tensor = _evaluate(other, constants).double().expand(shape_of(node))
+            return (value, -tensor if name == "sub" else tensor) if bool(tensor.isfinite().all()) else None
     return None
 
 

@@ -304,7 +304,7 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         origins,
         frozenset(name for name, t in kept.items() if t.is_floating_point()),
         take_out_numbers(program.graph_module, trained, shapes)
-        | take_out_of_layers(program.graph_module, trained, constants),
+        | take_out_of_layers(program.graph_module, trained, {p: t for p, t in constants.items() if p not in origins}),
         has_known_sizes(program),
     )
 
