@@ -96,8 +96,8 @@ class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
     Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset as soon as
-    possible. Otherwise, `is_missed` records whether parameters could have compensated. If `may_divide`, parameters behind
-    factors may compensate, which divides the vector by these factors.
+    possible. Otherwise, `is_missed` records whether parameters could have compensated. If `may_divide`, parameters
+    behind factors may compensate, which divides the vector by these factors.
     """
 
     def __init__(
