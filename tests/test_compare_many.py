@@ -267,7 +267,12 @@ def test_siblings_of_a_missing_base_get_an_ancestor() -> None:
 
 def test_doubt_is_written_next_to_a_branch() -> None:
     lines = tree_lines([Branch("a", "b", 1.0, 0.75), Branch("a", "c", 2.0, 0.95), Branch("a", "d", 3.0)])
-    assert lines[1:] == ["├─ b  (1, uncertain: 75%)", "├─ c  (2)", "└─ d  (3)"]
+    assert lines[1:] == ["├─ b  (1, uncertain: 75%)", "├─ c  (2)", "└─ d  (3, uncertain)"]
+
+
+def test_no_branch_by_distances_alone_is_certain() -> None:
+    distances = torch.tensor([[0.0, 2, 3], [2, 0, 3], [3, 3, 0]], dtype=torch.float64)
+    assert not any(one.is_certain for one in join_neighbors(["a", "b", "c"], distances))
 
 
 def family() -> dict[str, rg.Params]:

@@ -315,6 +315,26 @@ def test_in_16_bits_a_gauge_leaves_translations_alone() -> None:
     assert all(not move.element.translation for move in found.moves)
 
 
+def test_a_family_whose_streams_somebody_rotated_has_one_gauge() -> None:
+    _, _, symmetry, params = network("decoder")
+    assert symmetry.rotatable
+    networks, source = {"base": params}, generator(3)
+    for child, parent in {"first": "base", "second": "base", "third": "first"}.items():
+        networks[child] = {
+            key: t + 0.05 * torch.randn(t.shape, generator=source, dtype=torch.float64)
+            if key not in symmetry.buffers and t.is_floating_point()
+            else t
+            for key, t in networks[parent].items()
+        }
+    moved = {key: symmetry.act(symmetry.random(generator(k)), one) for k, (key, one) in enumerate(networks.items())}
+    found = compare_many(
+        [*moved], lambda a, b: rg.compare(moved[a], moved[b], symmetry, draws=9), read=moved.__getitem__
+    )
+    (tree,) = found.trees
+    assert all(one.support is not None for one in tree)
+    assert {one.child: one.parent for one in tree}["third"] == "first"
+
+
 @pytest.mark.parametrize("name", ["patches", "encoder, norms first"])
 def test_translated_copies_have_their_place_in_a_tree(name: str) -> None:
     _, _, symmetry, params = network(name)

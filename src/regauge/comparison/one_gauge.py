@@ -16,6 +16,7 @@ from regauge.comparison.pair import FORMATS, holds
 from regauge.comparison.trees import Points, span
 from regauge.comparison.verdicts import MOVED
 from regauge.core.balance import balance, has_balance
+from regauge.core.behind_gains import zero_gains
 from regauge.core.params import VALUES, Params
 from regauge.core.symmetry import Symmetry
 
@@ -49,7 +50,7 @@ def in_one_gauge(
 
     The first network is balanced. Then each network is aligned to a near relative that is already aligned. A network is
     kept in memory only as long as others are aligned to it. If networks differ in the lengths of axes without a group,
-    the common part is used.
+    the common part is used. Residual streams are permuted. If this does not reproduce the distances, they are rotated.
 
     Args:
         names: The names of the networks.
@@ -60,22 +61,49 @@ def in_one_gauge(
     shapes = _common_shapes([read(name) for name in names], symmetry)
     if shapes is None:
         return None
-    symmetry = restrict(symmetry, shapes)
+
+    def cut(name: str) -> Params:
+        return {n: t[tuple(map(slice, shapes[n]))] for n, t in read(name).items()}
+
+    symmetry = restrict(symmetry, shapes).bind(cut(names[0]))
+    points = _in_gauge_of(names, cut, symmetry, distances, is_rotated=False)
+    if points is None and symmetry.rotatable:
+        # If somebody rotated a stream, its units have no order.
+        points = _in_gauge_of(names, cut, symmetry, distances, is_rotated=True)
+    return points
+
+
+def _in_gauge_of(
+    names: Sequence[str],
+    read: Callable[[str], Params],
+    symmetry: Symmetry,
+    distances: Float64[Tensor, "n n"],
+    *,
+    is_rotated: bool,
+) -> Points | None:
+    """Do what `in_one_gauge` does, for networks of one shape, with streams that are either permuted or rotated.
+
+    Args:
+        names: The names of the networks.
+        read: A function that returns a network.
+        symmetry: The symmetry, with the coordinates of the first network.
+        distances: The absolute distances between the balanced networks of all pairs.
+        is_rotated: Whether residual streams are rotated, instead of permuted.
+    """
+    is_split = has_representatives(symmetry)
+    behind = symmetry.on_representatives(rotate=is_rotated) if is_split else symmetry
     order = span(-distances.numpy())  # Each network follows a near relative.
     needed = Counter(near for near, _ in order)
     gauge, rows = dict[int, Params](), dict[int, Tensor]()
     rounding = torch.zeros(len(names), dtype=torch.float64)
-    places: dict[str, Tensor] = {}
-    behind = symmetry
+    places = _choose(read(names[0]), symmetry)
     for near, k in [(-1, 0), *order]:
-        given = {n: t[tuple(map(slice, shapes[n]))] for n, t in read(names[k]).items()}
-        if near < 0:
-            symmetry = symmetry.bind(given)
-            behind = symmetry.on_representatives() if has_representatives(symmetry) else symmetry
-            places = _choose(given, symmetry)
+        given = read(names[k])
         rounding[k] = _rounding(given[n] for n in places)
         own: Params = {n: t.detach().double() if t.is_floating_point() else t for n, t in given.items()}
-        own = without_null_spaces(symmetry.split(own)[0] if behind is not symmetry else own, behind)
+        if is_rotated and any(bool(zero) for zero in zero_gains(symmetry, own, symmetry.rotatable).values()):
+            return None
+        own = without_null_spaces(symmetry.split(own)[0] if is_split else own, behind)
         if near >= 0:
             own = align(gauge[near], own, behind, method=WeightMatching()).params
         if has_balance(behind):

@@ -41,9 +41,9 @@ class Branch:
         parent: The endpoint nearer to the root.
         child: The other endpoint.
         length: The length, in the unit of the distances.
-        support: The share of samples of the weights in whose tree the child has this parent. None if the weights were
-            not sampled, and for copies, averages and pruned networks. If several networks may be the original of a
-            pruned network, the support is one divided by their number.
+        support: The share of samples of the weights in whose tree the child has this parent. It is 1 for copies,
+            averages and pruned networks. If several networks may be the original of a pruned network, the support is 1
+            divided by their number. It is None if the weights were not sampled, as in `join_neighbors`.
         is_copy: Whether parent and child are equal up to rounding. Either of them may be the original.
     """
 
@@ -55,8 +55,8 @@ class Branch:
 
     @property
     def is_certain(self) -> bool:
-        """Return whether nearly all samples of the weights, or all trees, contain the branch."""
-        return self.support is None or self.support >= CERTAIN
+        """Return whether nearly all samples of the weights contain the branch."""
+        return self.support is not None and self.support >= CERTAIN
 
 
 @dataclass(frozen=True)
@@ -180,17 +180,17 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
         for c, p in parents.items()
     ]
     branches += [
-        Branch(points.names[p], points.names[c], float(squares[p, c]), None, is_copy=True)
+        Branch(points.names[p], points.names[c], float(squares[p, c]), 1.0, is_copy=True)
         for c, p in enumerate(originals)
         if p != c
     ]
     for child, shares in made.parents.items():
         parent = max(shares, key=lambda k: shares[k])
-        support = 1 / len(uncut[child]) if len(uncut.get(child, ())) > 1 else None
+        support = 1 / max(1, len(uncut.get(child, ())))
         branches.append(Branch(points.names[parent], points.names[child], float(squares[parent, child]), support))
     root = points.names[next(k for k in rest if k not in parents)]
     if not is_rooted:
-        branches = _without_root(branches, root)
+        branches = _without_root(branches, root, {points.names[child] for child in parents})
         root = branches[-1].parent
     # The last branch leads from the root.
     return sorted(branches, key=lambda one: one.parent == root)
@@ -448,9 +448,9 @@ def span(weights: np.ndarray) -> list[tuple[int, int]]:
     return branches
 
 
-def _without_root(branches: list[Branch], root: str) -> list[Branch]:
-    """Return a tree in which the root and its neighbors have a common parent that is not among the networks."""
-    own = [one for one in branches if one.parent == root and one.support is not None]
+def _without_root(branches: list[Branch], root: str, trained: Collection[str]) -> list[Branch]:
+    """Return a tree in which the root and its trained neighbors have a common parent that is not among the networks."""
+    own = [one for one in branches if one.parent == root and one.child in trained]
     first = Branch("ancestor 1", root, 0.0, max(one.support or 0.0 for one in own))
     moved = [Branch("ancestor 1", one.child, one.length, one.support) for one in own]
     return [*(one for one in branches if one not in own), *moved, first]
@@ -459,7 +459,7 @@ def _without_root(branches: list[Branch], root: str) -> list[Branch]:
 def tree_lines(branches: list[Branch]) -> list[str]:
     """Return a tree as lines of text: each network or ancestor below its parent, with the length of its branch.
 
-    For uncertain branches, the support follows the length. Copies are marked.
+    For uncertain branches, the support follows the length, if it is known. Copies are marked.
     """
     children: dict[str, list[Branch]] = {}
     for branch in branches:
@@ -471,7 +471,8 @@ def tree_lines(branches: list[Branch]) -> list[str]:
         own = sorted(children.get(name, []), key=lambda branch: branch.length)
         for k, branch in enumerate(own):
             is_last = k == len(own) - 1
-            doubt = "" if branch.is_certain else f", uncertain: {branch.support:.0%}"
+            known = "" if branch.support is None else f": {branch.support:.0%}"
+            doubt = "" if branch.is_certain else f", uncertain{known}"
             doubt = ", a copy, or the original" if branch.is_copy else doubt
             result.append(f"{indent}{'└' if is_last else '├'}─ {branch.child}  ({branch.length:.3g}{doubt})")
             result += lines(branch.child, indent + ("   " if is_last else "│  "))
