@@ -1,5 +1,7 @@
 """Points between networks, means and distances: exact ends, memory of their own, one rounding."""
 
+import warnings
+
 import pytest
 import torch
 
@@ -53,3 +55,7 @@ def test_distances_leave_out_integers_and_named_buffers() -> None:
     assert distance(a, b) == pytest.approx(sum(squares.values()) ** 0.5)
     assert distance(a, b, ("b",)) == pytest.approx(squares["w"] ** 0.5)
     assert distance(a, a) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Torch warns if a number is made of a tensor with a gradient.
+        trained = {name: t.clone().requires_grad_() if t.is_floating_point() else t for name, t in a.items()}
+        assert distance(trained, b) == distance(b, trained) == distance(a, b)

@@ -91,8 +91,8 @@ def distance(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], buf
     squares = 0.0
     for name, tensor in params_a.items():
         if tensor.is_floating_point() and name not in buffers:
-            difference = tensor.to(torch.float64, copy=True)
-            difference -= params_b[name].to(difference)
+            difference = tensor.detach().to(torch.float64, copy=True)
+            difference -= params_b[name].detach().to(difference)
             squares += float(difference.square_().sum())
     return math.sqrt(squares)
 
