@@ -14,7 +14,7 @@ from torch import Tensor
 import regauge as rg
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
-from regauge.comparison import compare_many, tree_lines
+from regauge.comparison import Lineage, compare_many, tree_lines
 from regauge.comparison.averages import Average
 from regauge.comparison.one_gauge import _find_pruned, in_one_gauge
 from regauge.comparison.trees import Branch, Points, _conductances, grow_tree, join_neighbors, span
@@ -306,6 +306,11 @@ def test_families_and_their_trees() -> None:
         compare_many(["a", "a"], lambda a, b: rg.compare(networks["base"], networks["base"], WIDE))
 
 
+def compared(networks: dict[str, rg.Params]) -> Lineage:
+    """The lineage of networks with the symmetry `WIDE`."""
+    return compare_many(list(networks), lambda a, b: rg.compare(networks[a], networks[b], WIDE, draws=9))
+
+
 def test_a_merge_names_its_parents_wherever_all_are_on_their_orbits() -> None:
     """Distances where a network is stored would weigh its units by their scales."""
     shares, networks = (0.5, 0.3, 0.2), {"base": drawn(WIDE, 0)}
@@ -321,17 +326,17 @@ def test_a_merge_names_its_parents_wherever_all_are_on_their_orbits() -> None:
             name: WIDE.act(WIDE.random(generator(100 * seed + k)), one)
             for k, (name, one) in enumerate({**networks, "merge": merge}.items())
         }
-        found = compare_many(list(moved), lambda a, b, at=moved: rg.compare(at[a], at[b], WIDE, draws=9))  # type: ignore[misc]
+        found = compared(moved)
         (average,) = found.averages
         assert (average.child, average.parents) == ("merge", ("parent 0", "parent 1", "parent 2"))
         assert average.weights == pytest.approx(shares, abs=0.02)
         if seed == 0:  # A copy of the merge is one, too.
             moved["again"] = WIDE.act(WIDE.random(generator(9)), moved["merge"])
-            pair = compare_many(list(moved), lambda a, b, at=moved: rg.compare(at[a], at[b], WIDE, draws=9)).averages  # type: ignore[misc]
+            pair = compared(moved).averages
             assert {one.child: one.parents for one in pair} == dict.fromkeys(("merge", "again"), average.parents)
             del moved["again"]
         del moved["merge"]
-        assert not compare_many(list(moved), lambda a, b, at=moved: rg.compare(at[a], at[b], WIDE, draws=9)).averages  # type: ignore[misc]
+        assert not compared(moved).averages
 
 
 def test_a_merge_names_its_parents_also_among_unrelated_networks() -> None:

@@ -158,6 +158,10 @@ def test_pairs_of_families_add_in_any_order_and_have_one_representative(name: st
     assert gap(symmetry.split(whole)[0], representative) < 1e-11
 
 
+BENT = ("talking heads", "branches with numbers", "branches with a number and a gain")
+"""Nets that multiply what is added by two parameters of the representative, one after the other."""
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_a_line_between_representatives_is_a_line_in_anyones_coordinates(name: str) -> None:
     _, _, symmetry, params = network(name)
@@ -165,11 +169,10 @@ def test_a_line_between_representatives_is_a_line_in_anyones_coordinates(name: s
     (first, coordinates), (second, _) = symmetry.split(params), symmetry.split(other)
     if any(family.gain and family.gain.parameter not in coordinates for family in symmetry.translations):
         pytest.skip("a gain that stays in the representative divides what is added")
-    if name in ("talking heads", "branches with numbers", "branches with a number and a gain"):
-        pytest.skip("what is added is multiplied by two parameters of the representative, one after the other")
     half = symmetry.join({key: (first[key] + second[key]) / 2 for key in first}, coordinates)
     ends = symmetry.join(first, coordinates), symmetry.join(second, coordinates)
-    assert gap(half, {key: (ends[0][key] + ends[1][key]) / 2 for key in half}) < 1e-11
+    apart = gap(half, {key: (ends[0][key] + ends[1][key]) / 2 for key in half})
+    assert 1e-4 < apart if name in BENT else apart < 1e-11
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -284,7 +284,7 @@ def _find_parents(products: np.ndarray, kept: list[int], made: _Made, entries: i
                     new = {n: k for n in branch if n not in above or squares[n, k] < squares[n, above[n]]}
                     trials.append((_dependence(products, kept, above | new, made), above | new))
         score, trial = min(trials, key=lambda one: one[0], default=(best, above))
-        if score > best - 1e-9:
+        if not score < best - 1e-9:  # Also if rounding left no number.
             break
         best, above = score, trial
     moved = {c: above[c] for c, p in parents.items() if c in above and above.get(p) != above[c]}
