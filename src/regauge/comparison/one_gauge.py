@@ -66,11 +66,10 @@ def in_one_gauge(
         return {n: t[tuple(map(slice, shapes[n]))] for n, t in read(name).items()}
 
     symmetry = restrict(symmetry, shapes).bind(cut(names[0]))
-    points = _in_gauge_of(names, cut, symmetry, distances, is_rotated=False)
-    if points is None and symmetry.rotatable:
-        # If somebody rotated a stream, its units have no order.
-        points = _in_gauge_of(names, cut, symmetry, distances, is_rotated=True)
-    return points
+    # If somebody rotated a stream, its units have no order.
+    ways = (False, True) if symmetry.rotatable else (False,)
+    tried = (_in_gauge_of(names, cut, symmetry, distances, is_rotated=one) for one in ways)
+    return next((points for points in tried if points is not None), None)
 
 
 def _in_gauge_of(
