@@ -1,6 +1,7 @@
 """The source files of the library, their syntax trees, the public names in them, and the pages of the documentation."""
 
 import ast
+import gc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,9 +21,16 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(FILES[path])
 
 
-def trees() -> dict[Path, ast.Module]:
-    """The syntax trees of all files."""
-    return {path: tree_of(path) for path in FILES}
+@cache
+def nodes() -> dict[Path, tuple[ast.AST, ...]]:
+    """All nodes of the syntax trees of all files. While they are made, no collection of garbage looks through them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return {path: (*ast.walk(tree_of(path)),) for path in FILES}
+    finally:
+        if collects:
+            gc.enable()
 
 
 def module_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from sources import PAGES, PUBLIC, ROOT, trees
+from sources import FILES, PAGES, PUBLIC, ROOT, nodes, tree_of
 
 from regauge.cli.command_help import options_of
 from regauge.cli.commands import commands_by_name
@@ -153,8 +153,8 @@ def sentences_of_docstring(text: str, place: str) -> Iterator[Sentence]:
 def public_docstrings() -> Iterator[tuple[str, str]]:
     """Docstrings of public functions and classes, of public methods, and of attributes, each with its place."""
     names = {name.rpartition(".")[2] for name in PUBLIC}
-    for path, tree in trees().items():
-        for node in tree.body:
+    for path in FILES:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in names:
                 yield f"{path}:{node.lineno}", ast.get_docstring(node) or ""
                 for inner in node.body if isinstance(node, ast.ClassDef) else []:
@@ -198,8 +198,8 @@ def text_of(node: ast.AST) -> str:
 
 def sentences_of_errors() -> Iterator[Sentence]:
     """The sentences of all errors that are raised with a text."""
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path, every in nodes().items():
+        for node in every:
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 for argument in node.exc.args:
                     yield from sentences_in(text_of(argument), f"{path}:{node.lineno}")
@@ -207,9 +207,9 @@ def sentences_of_errors() -> Iterator[Sentence]:
 
 def sentences_of_messages() -> Iterator[Sentence]:
     """The sentences of all other texts in the source: what commands print, notes, warnings, and named errors."""
-    for path, tree in trees().items():
+    for path, every in nodes().items():
         skipped: set[int] = set()
-        for node in ast.walk(tree):
+        for node in every:
             own = node.value if isinstance(node, ast.Expr) else node if isinstance(node, ast.Raise) else None
             if isinstance(own, ast.Constant | ast.Raise):  # docstrings, and errors that are counted as such
                 skipped |= {id(one) for one in ast.walk(own)}
@@ -226,8 +226,8 @@ def errors_without_a_remedy() -> list[str]:
     Reasons are left out, which another error gives with a remedy: they begin with "it", or are of a kind for reasons.
     """
     found = []
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path, every in nodes().items():
+        for node in every:
             if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)):
                 continue
             text = " ".join(map(text_of, node.exc.args)).strip()
