@@ -47,7 +47,7 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Variant:
-    """An architecture and a length of training: the base with one change."""
+    """A variant of the base settings: one change of the architecture or of the length of training."""
 
     label: str  # "base", or the change: an axis and its value
     axis: str  # what is varied; "" if it has no order
@@ -236,7 +236,7 @@ def measure(config: Causes, run: Run) -> Table:
 
 
 def measure_variant(config: Causes, variant: Variant, run: Run) -> list[list[Record]]:
-    """Return the records of each way of a variant, one for each pair."""
+    """Return, for each alignment method, the records of all pairs of networks of one variant."""
     data = variant.population.read(run)
     trained = networks(variant.population, data, run, range(2 * config.pairs))
     basin = Basin(variant.population, config.ways, config.pairs, config.points, config.read, config.test)
@@ -246,10 +246,12 @@ def measure_variant(config: Causes, variant: Variant, run: Run) -> list[list[Rec
 
 
 class CausePair(BasinPair):
-    """Two networks, and the spread of activations halfway."""
+    """Two networks, and the standard deviations of activations in the network halfway between them."""
 
     def examine(self, way: BasinWay) -> Record:
-        """Return the record of the line, with the spread of the stream behind each block halfway."""
+        """Return the record of the line between two networks, with the deviations of the residual stream at the
+        midpoint.
+        """
         record = self.line(way)
         if way.trained or way.is_tempered:
             return record
@@ -262,7 +264,7 @@ class CausePair(BasinPair):
         return [x / math.sqrt((y * y + z * z) / 2) for x, y, z in zip(middle, a, b, strict=True)]
 
     def _deviations(self, params: Params) -> list[float]:
-        """Return the standard deviation over examples of the stream behind each block."""
+        """Return the standard deviation of the residual stream over examples, after each block."""
         seen: list[float] = []
 
         def keep(_: nn.Module, __: object, out: Tensor) -> None:

@@ -89,13 +89,15 @@ def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, se
 
 
 def sinkhorn_config(scale: Scale, data: DataName, printed: Printed, pairs: int) -> Comparison:
-    """Return the first set of pairs of table 1, with a row for each change in our Sinkhorn re-basin."""
+    """Return the settings for the first set of pairs of table 1, with a row for each change of our Sinkhorn re-basin."""
     whole = table1_config(scale, data, printed, pairs, 1)
     return replace(whole, ways=_sinkhorn_ways(printed, 3 if scale == "smoke" else 1000))
 
 
 def table2_config(scale: Scale) -> Comparison:
-    """Return the CNN of table 4 on CIFAR-10; on a CPU with half the channels and a fifth of the images."""
+    """Return the settings for the CNN of table 4 on CIFAR-10; on a CPU with half the channels and a fifth of the
+    images.
+    """
     short = replace(CNN_TRAINING, epochs=4, optimizer=Adam(1e-3))
     if scale == "smoke":
         population = cnns("digits", replace(short, epochs=1), examples=500, narrow=8)
@@ -193,7 +195,9 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
 
 
 def _sinkhorn_ways(printed: Printed, iterations: int) -> tuple[ClassifierWay, ...]:
-    """Return Sinkhorn rows after weight matching: as in table 1, as published, with single changes, and by rate."""
+    """Return rows with Sinkhorn after weight matching: as in table 1, as published, with single changes, and with other
+    rates.
+    """
     ours = rg.Sinkhorn(loss="random", init=PUBLISHED_WEIGHTS, steps=iterations, lr=SINKHORN_LR, kept=0)
     published = replace(ours, confidence=0.02, keeps="last")
     methods = {

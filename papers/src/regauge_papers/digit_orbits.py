@@ -81,7 +81,7 @@ def config(scale: Scale) -> Orbits:
 
 
 def measure(config: Orbits, run: Run) -> Table:
-    """Align copies of each network with the network, for each kind of orbit, each noise and each method."""
+    """Align copies of each network with the network itself, for each kind of orbit, each noise level and each method."""
     data = mnist() if has_mnist() else digits()
     images = data.train_images[: config.images]
     inr = image_inr(*images.shape[2:])
@@ -154,7 +154,7 @@ def measure(config: Orbits, run: Run) -> Table:
 
 
 def _row(kind: str, way: Way, found: dict[float, list[Record]], shown: float) -> Row:
-    """Return the row of one orbit and one method at every noise; each image has the mean over its copies."""
+    """Return the row of one orbit and one method at every noise level, with the mean over the copies of each image."""
     values: dict[str, list[list[float]]] = {}
     for noise, records in found.items():
         which = "" if noise == shown else f", {noise:g}"

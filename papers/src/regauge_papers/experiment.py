@@ -35,13 +35,13 @@ SMOKE = "a test run on small networks, which are hardly trained: these numbers s
 
 
 class Unit:
-    """A `Progress` for one unit, which is a part of a longer piece of work.
+    """A `Progress` for one unit of work, which is a part of a longer experiment.
 
-    While the unit progresses, it reports progress on the whole piece of work. The last hundredth of the unit counts as
-    done only when the caller finishes the unit.
+    Progress within the unit is reported as progress of the whole experiment. At most 99% of the unit counts as done
+    until the caller finishes the unit.
 
     Args:
-        advance: The function that reports progress on the piece of work.
+        advance: The function that reports progress of the whole experiment.
     """
 
     def __init__(self, advance: Advance) -> None:
@@ -62,7 +62,7 @@ class Unit:
 
 
 class Name(str):
-    """A name of settings that determines random numbers; its representation is the name itself."""
+    """A name of settings, from which random seeds are derived; its `repr` is the name itself."""
 
     __slots__ = ()
     __repr__ = str.__str__

@@ -14,9 +14,10 @@ FEW = 4
 
 
 def methods_figure(curves: Curves, title: str) -> Figure:
-    """Draw the losses of several methods along their lines; a panel has a few curves with names at their heights.
+    """Draw the losses of several methods along their lines, a few in each panel, with the name of each next to its
+    curve.
 
-    The highest curves come first so that curves in a panel have similar heights. Every panel has a separate axis.
+    The highest curves come first so that curves in a panel have similar heights. Every panel has its own loss axis.
     """
     names = sorted(curves, key=lambda name: -max(row["loss"] for row in curves[name]))
     count = -(-len(names) // FEW)

@@ -1,4 +1,4 @@
-"""Transformers from different seeds that are brought into one basin by methods with data, and by training.
+"""Transformers from different seeds that are moved into one basin (no barrier between them) with data and by training.
 
 References:
     Theus et al. (2025), Generalized linear mode connectivity for transformers.
@@ -101,7 +101,7 @@ def population(family: Family, *, is_smoke: bool) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Basin:
-    """Return three pairs, of language models with fewer methods; ten pairs and longer methods in full."""
+    """Return the settings: three pairs, and fewer methods for language models; ten pairs and longer methods in full."""
     is_smoke, is_image = scale == "smoke", family == "basin-vit"
     short, long = (2, 4) if is_smoke else (100, 400) if scale == "cpu" else (400, 1600)
     variants = (
@@ -156,7 +156,7 @@ def measure(config: Basin, run: Run) -> Table:
 
 
 class BasinPair:
-    """Two networks, and all methods that bring them into one basin."""
+    """Two networks, and all methods that are to remove the barrier between them."""
 
     def __init__(self, config: Basin, data: Examples, a: Params, b: Params, index: int, run: Run) -> None:
         self._config, self._data, self._index, self._run = config, data, index, run

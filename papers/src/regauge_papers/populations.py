@@ -120,7 +120,7 @@ class Population:
 def name_training(training: ClassifierConfig) -> str:
     """Return the name of a training, which determines random numbers and files; renaming changes recorded results.
 
-    Adam without decay and AdamW have a short name if the schedule is constant or the cycle of `ClassifierConfig`. The
+    Adam without decay and AdamW have a short name if the schedule is constant or the default of `ClassifierConfig`. The
     name of any other training contains all settings. The name of the class is `Training`, as when the recorded results
     were made.
     """
@@ -199,7 +199,9 @@ COMPARED = "Weight Matching"
 def compare(
     comparison: Comparison, data: Examples, run: Run, quantities: tuple[Quantity, ...], notes: tuple[str, ...]
 ) -> Table:
-    """Return the table of the lines between the networks of every pair, for every method, with given columns."""
+    """Return a table of the given columns, with a row for each method, measured on the lines between the networks of
+    all pairs.
+    """
     recorded = {one.name: one for one in (BARRIER, AREA, MIDPOINT, DISTANCE, SECONDS, *quantities)}
     rows = [
         Row.of(way.label, records, tuple(recorded.values()), paper=way.paper)

@@ -1,4 +1,4 @@
-"""The figure of strips: rows of networks, such as networks on paths, with losses and labels."""
+"""The figure of strips: rows of pictures of networks, such as networks along a path, with losses and labels."""
 
 import math
 import textwrap
@@ -31,9 +31,9 @@ MARGIN, HEAD, FOOT = 1.45, 0.3, 0.08
 def strips_figure(strips: Sequence[Strip]) -> Figure:
     """Draw rows of pictures of networks, with the loss and the histogram of predicted labels below each picture.
 
-    All histograms share one scale of heights, the square root of the share. A few points on the surface therefore
-    remain visible next to many points far from it. A cross marks a network without a surface. A number marks a network
-    with fewer points than requested.
+    The height of a bar is the square root of the fraction of the label, on the same scale in all histograms. A few
+    points on the surface therefore remain visible next to many points far from it. A cross marks a network without a
+    surface. A number marks a network with fewer points than requested.
 
     References:
         De Luigi et al. (2023), figures 3.9 to 3.11.
@@ -77,7 +77,7 @@ def strips_figure(strips: Sequence[Strip]) -> Figure:
 
 
 def _explain(strips: Sequence[Strip]) -> str:
-    """Return the legend of the marks in the strips: crosses, counts of points, histograms."""
+    """Return the legend that explains the crosses, the numbers of points and the histograms in the strips."""
     pictures = [picture for strip in strips for picture in strip.pictures]
     clouds = [one for one in pictures if isinstance(one, PointCloud)]
     marks = []
@@ -124,7 +124,7 @@ def _histogram(axes: Axes, heights: NDArray[np.float64], top: float, color: str)
 
 
 def _ends(axes: Axes, words: tuple[str, str]) -> None:
-    """Write the meanings of the ends of the scale of labels."""
+    """Write what the smallest and the largest label mean."""
     for x, word, side in ((0.0, words[0], "left"), (1.0, words[1], "right")):
         axes.text(x, -0.1, word, transform=axes.transAxes, ha=side, va="top", color=MUTED, fontsize=7.5)
 
@@ -136,13 +136,13 @@ def _heights(strip: Strip) -> NDArray[np.float64]:
 
 
 def _place(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Add axes at a position in inches."""
+    """Add matplotlib axes at a position in inches."""
     w, h = figure.get_size_inches()
     return figure.add_axes((left / w, bottom / h, width / w, height / h))
 
 
 def _write(figure: Figure, x: float, y: float, words: str, **style: Any) -> None:
-    """Write words at a position in inches."""
+    """Write text at a position in inches."""
     w, h = figure.get_size_inches()
     figure.text(x / w, y / h, words, **({"ha": "center", "va": "center", "color": INK} | style))
 

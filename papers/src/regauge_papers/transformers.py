@@ -132,7 +132,9 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Transformers:
-    """Return two pairs on a CPU (one if networks are larger), or five in full; networks of the paper are larger."""
+    """Return the settings: two pairs on a CPU (one pair of larger networks), or five in full; the paper's networks are
+    larger.
+    """
     paper = PAPER.get(family, {})
     if family == "gpt" or family == "llama":
         population = language(scale, family)

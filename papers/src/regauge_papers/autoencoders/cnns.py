@@ -129,7 +129,9 @@ def _both(name: str, settings: PopulationConfig) -> tuple[tuple[str, PopulationC
 
 
 def judge(networks: "Networks", study: Study, run: Run, coder: Coder) -> Record:
-    """Train an autoencoder and score its decoded networks; the first one is also trained on evaluation images."""
+    """Train an autoencoder and score the networks that it decodes; train the first autoencoder also on the evaluation
+    images.
+    """
     record: Record = {}
     for is_leaky in (False, True) if coder == study.coders[0] else (False,):
         auto = networks.trained(coder, run, is_leaky=is_leaky)

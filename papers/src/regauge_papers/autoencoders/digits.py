@@ -141,6 +141,6 @@ def render(store: Store, networks: Params) -> Tensor:
 
 
 def draw(store: Store, networks: Params) -> tuple[str, ...]:
-    """Return one row of a picture: the image that each network renders, in the form of `Images`."""
+    """Return one row of a picture, as `Images`: the image that each network renders."""
     values = render(store, networks).reshape(1, -1, SIDE, SIDE).float()
     return Images.of("", [""], [""] * values.shape[1], values).pixels[0]

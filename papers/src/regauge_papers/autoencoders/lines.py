@@ -20,7 +20,9 @@ def straight_lines(first: Params, second: Params, task: Task, points: int) -> tu
 def decoded_lines(
     label: str, auto: learn.Autoencoder, first: Params, second: Params, task: Task, points: int
 ) -> dict[str, tuple[Curve, ...]]:
-    """Return lines between decoded weights and between latent vectors; a single first network belongs to all pairs."""
+    """Return lines between decoded weights and between latent vectors; a single first network is the start of all
+    lines.
+    """
     others = auto.encode(second)
     own = auto.encode(first).expand_as(others)
     twins, other_twins = auto.decode(own), auto.decode(others)
@@ -31,7 +33,7 @@ def decoded_lines(
 
 
 def _curves(at: Callable[[float], Params], task: Task, points: int) -> tuple[Curve, ...]:
-    """Return the curves of a population that depends on t."""
+    """Return one curve for each network of a population, whose weights `at(t)` depend on the position t on the line."""
     ts = [k / (points - 1) for k in range(points)]
     found = [task.evaluate_each(at(t)) for t in ts]
 

@@ -26,7 +26,7 @@ WIDTHS = "units of a layer, or multiplier of channels"
 
 @dataclass(frozen=True)
 class Figure:
-    """A comparison at all scales; see `Barriers`."""
+    """A comparison of barriers, with its settings for a laptop and for the paper's budget; see `Barriers`."""
 
     summary: str  # in the list of experiments
     title: str
@@ -52,7 +52,10 @@ class Figure:
 def as_published(
     scale: Scale, data: DataName, kind: Kind = "mlp", width: int = 512, prior_var: float = 0.0025
 ) -> Family:
-    """Return inference as in table 1 of the paper, with the rate for the bound per example; shorter on a CPU."""
+    """Return the inference settings of table 1 of the paper, or fewer epochs on a CPU.
+
+    The paper's learning rate is multiplied by the number of examples, because our loss is the bound for each example.
+    """
     examples = 50_000 if data in ("CIFAR-10", "CIFAR-100") else 60_000
     rate, epochs = PAPER_LR * examples, 1000 if scale == "paper" else 25
     optimizer = SGD(rate, momentum=0.9)
@@ -63,12 +66,14 @@ def as_published(
 
 
 def converged(scale: Scale, prior_var: float = 0.01, temperature: float = 0.1) -> VariationalConfig:
-    """Return inference by Adam until the bound is constant: 30 epochs, or as many as in the paper at its scale."""
+    """Return the settings of inference by Adam until the bound is constant: 30 epochs on a CPU, or as many as in the
+    paper.
+    """
     return VariationalConfig(epochs=1000 if scale == "paper" else 30, prior_std=prior_var**0.5, temperature=temperature)
 
 
 def _by_data(scale: Scale) -> list[Case]:
-    """Return MLPs on three data sets and a residual network, which on a CPU is in figure 11."""
+    """Return MLPs on three data sets and a residual network; on a CPU, figure 11 shows the residual network instead."""
     names: tuple[DataName, ...] = ("MNIST", "Fashion-MNIST", "CIFAR-10")
     cases = [Case(data, as_published(scale, data), 5 if data == "MNIST" else 1) for data in names]
     convolutional = residual(scale, "filter")
@@ -170,7 +175,7 @@ def _multipliers(scale: Scale, series: str, inference: ClassifierConfig | None =
 
 
 def residual(scale: Scale, norm: Norm) -> Family:
-    """Return ResNet20 at the paper's scale; on a CPU ResNet8 with a cold posterior, which is pruned less.
+    """Return ResNet20 at the paper's scale; on a CPU, ResNet8 with a cold posterior, in which fewer weights are pruned.
 
     The standard deviations of ResNet8 begin at 0.003. If they begin at 0.01, a fifth of the weights, the means cannot
     be learned in ten epochs because of the noise.
@@ -201,7 +206,7 @@ def tiny(family: Family) -> Family:
 
 
 def _tiny_label(case: Case) -> str:
-    """Return the label of a case whose family is made tiny."""
+    """Return the label of a case in which small networks replace the networks of the paper."""
     if case.label == case.family.name:
         return tiny(case.family).name
     return case.label.replace(case.family.data, "digits")

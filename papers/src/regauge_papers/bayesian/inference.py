@@ -52,13 +52,13 @@ class Family:
 
     @property
     def settings(self) -> str:
-        """The settings of the inference, by the name that determines random numbers."""
+        """The name of the inference settings, from which random seeds are derived."""
         how = self.inference
         return name_training(how) if isinstance(how, ClassifierConfig) else name_inference(how)
 
     @property
     def shown_settings(self) -> str:
-        """The settings for readers, without digits of numbers that come only from rounding."""
+        """The settings as shown in tables, where numbers are rounded."""
         return re.sub(r"\d+\.\d{9,}", lambda found: f"{float(found[0]):g}", self.settings)
 
     @property
@@ -95,7 +95,7 @@ class Family:
 
 
 def name_inference(inference: VariationalConfig) -> Name:
-    """Return the name of variational inference that determines random numbers, like `name_training`."""
+    """Return a name of the inference settings, from which random seeds are derived; see `name_training`."""
     optimizer, is_constant = inference.optimizer, inference.schedule == Constant()
     plain: SGD | Adam
     if isinstance(optimizer, SGD):
@@ -145,7 +145,7 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
 
 
 def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run: Run) -> GaussianPosterior:
-    """Return the posterior of a key, inferred by `make` or by an earlier run; it is stored like a network."""
+    """Return the posterior that is stored under a key; if there is none, infer it by `make` and store it."""
 
     def flat() -> Params:
         found = make()
@@ -175,7 +175,7 @@ def move(
     symmetry: rg.Symmetry,
     generator: torch.Generator,
 ) -> tuple[GaussianPosterior, Noise, float]:
-    """Align the second posterior and the noise of its samples if there is a method; also return the CPU seconds."""
+    """Align the second posterior and the noise of its samples, if a method is given; also return the CPU seconds."""
     if method is None:
         return b, noise, 0.0
     began = time.thread_time()

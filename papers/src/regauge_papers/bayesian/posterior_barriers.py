@@ -43,7 +43,7 @@ BALANCED = Way("aligned by permutations, signs and scales", rg.GaussianMatching(
 
 @dataclass(frozen=True)
 class Case:
-    """Disjoint pairs of posteriors of one kind."""
+    """A set of pairs of posteriors of one kind, where each posterior is in one pair."""
 
     label: str  # in the table, and of its chart
     family: Family

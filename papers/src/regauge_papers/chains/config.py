@@ -11,20 +11,22 @@ class ChainConfig:
     """Settings of a `ChainDWS`; the defaults are those of Deep-Align's code, with the two faults named here.
 
     Attributes:
-        hidden: Features of every entry of every tensor, between the layers.
+        hidden: The number of features of every entry of every tensor, between the layers.
         layers: Number of layers.
-        sets: `"attention"`, the authors' default: a set transformer's block without normalization; or `"mean"`: a
-            linear map minus another one of what is pooled.
+        sets: The map among the units of a layer. `"attention"`, the authors' default, is a set transformer block
+            without normalization. `"mean"` is `A x - B pool(x)` with two linear maps.
         pooling: `"max"` or `"mean"`.
-        heads: Of the attention; the last layer has one.
-        is_diagonal: Whether tensors hear only from those that share a place of the chain with them.
-        inputs_to: If given, the input axis of the first weight is projected to this length before every layer and back
-            after it, besides a linear map of the whole tensor.
-        dropout: Share of the features that are dropped between layers, in training.
-        are_biases_blind: Fault of Deep-Align's code: biases hear from weights as if inputs and classes were permuted,
-            so that no bias tells inputs apart. DWSNets' code is right.
-        is_last_constant: Fault of both codes: what the last weight hears from the one before it, and from biases that
-            are no neighbors, is the same for all classes, so that the layer is not the largest one of the paper.
+        heads: The number of attention heads. The last layer has one head.
+        is_diagonal: Whether a tensor reads only tensors with which it has a layer of units in common.
+        inputs_to: The length to which the input axis of the first weight is projected before every layer. Its result is
+            projected back after the layer, and is added to a linear map of the whole tensor. Default: no projection.
+        dropout: The dropout probability of features between layers, in training.
+        are_biases_blind: Whether to repeat a fault of Deep-Align's code: weights are pooled over inputs and classes
+            before biases read them. No bias then distinguishes the inputs. The code of DWSNets does not have this
+            fault.
+        is_last_constant: Whether to repeat a fault of both codes: some maps to the last weight give the same result for
+            all classes. These are the maps from the weight before it, and from the biases of other layers. The layer is
+            then not the most general layer of the paper.
 
     References:
         Navon et al. (2023), section 5 and appendix B; Navon et al. (2024), section 5 and appendix.

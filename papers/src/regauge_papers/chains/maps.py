@@ -14,12 +14,14 @@ BIAS = 1e-4
 
 
 class Map(nn.Module):
-    """A map between tensors: a set layer over the places that both tensors have, or a linear map without such places.
+    """A map between two tensors: a set layer over the hidden units that both have, or a linear map if they have none in
+    common.
 
-    Axes that are not sets, such as inputs and outputs, belong to the features of both tensors. Places that only the
-    source has are pooled. The result is constant along places that only the target has. If a tensor with two set places
-    is mapped to itself, the result is the mean of four linear maps. These maps read the tensor, the tensor pooled over
-    each place, and the tensor pooled over both places.
+    In the following, a place is one layer of units of the networks, and a set is a place whose units are permuted. Axes
+    of other places, such as inputs and outputs, count as features of both tensors. Places that only the source has are
+    pooled. The result is constant along places that only the target has. If a tensor with two sets is mapped to itself,
+    the result is the mean of four linear maps. These maps read the tensor, the tensor pooled over each place, and the
+    tensor pooled over both places.
 
     Args:
         source: The places of the tensor that is read.
@@ -159,5 +161,5 @@ def plain(inputs: int, outputs: int, generator: torch.Generator | None, *, is_bi
 
 
 def pooled(x: Tensor, axes: Iterable[int], config: ChainConfig) -> Tensor:
-    """Return features pooled over some axes."""
+    """Return the maximum or mean of features over some axes."""
     return x.amax(tuple(axes)) if config.pooling == "max" else x.mean(tuple(axes))

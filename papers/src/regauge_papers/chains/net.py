@@ -22,12 +22,12 @@ class ChainDWS(nn.Module):
         net = ChainDWS(symmetry, ChainConfig(inputs_to=8), head=UnitFeatures(128), generator=generator)
         net(population)                       # {group: [models, units, 128]}, as Deep-Align matches by
 
-    Inputs and classes remain axes of the first and last tensors in all layers, so the cost of a layer is proportional
-    to the size of the first weight. `Metanet` with `layer=DWS()` projects these axes once, and reads any network. The
-    net does not standardize weights. Standardize them by one number for each tensor, because the per-entry statistics
-    of the published scripts break the symmetry. Each tensor is pooled once, and values that no head reads are not
-    computed. Otherwise the values are those of the published code, except for its faults. Two faults are settings of
-    `ChainConfig`. The following faults are not repeated:
+    Inputs and classes remain axes of the first and last tensors in all layers. Therefore the cost of a layer is
+    proportional to the size of the first weight. `Metanet` with `layer=DWS()` projects these axes once, and reads any
+    network. The net does not standardize weights. Standardize them by one number for each tensor, because the per-entry
+    statistics of the published scripts break the symmetry. Each tensor is pooled once, and values that no head reads
+    are not computed. Otherwise the values are those of the published code, except for its faults. Two faults are
+    settings of `ChainConfig`. The following faults are not repeated:
 
     - dropout was active in evaluation;
     - values that only unread outputs of the last layer need were computed, and had parameters without gradients;

@@ -1,4 +1,4 @@
-"""Chains of linear layers in a layout, which assign tensors to weights and biases of layers."""
+"""Networks that are chains of linear layers, and the assignment of their tensors to weights and biases."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ from regauge.weightspace.layout.compile import Layout
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The tensors of a chain of linear layers, each at one or two places: 0 for inputs, the last for outputs.
+    """The tensors of a chain of linear layers.
+
+    The layers of units are numbered from 0 (inputs) to the last (outputs); these numbers are called places. A bias
+    belongs to one place, and a weight to two.
 
     Attributes:
         layout: The layout of the networks.
@@ -71,7 +74,7 @@ class Chain:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The number of units at each place."""
+        """The number of units of each layer, from the inputs to the outputs."""
         hidden = (self.layout.units[name].sizes[0] for name in self.sets)
         return (self.weights[0].channels, *hidden, self.weights[-1].channels)
 
@@ -103,5 +106,7 @@ class Chain:
 
 
 def axes_of(places: int) -> tuple[tuple[int, ...], ...]:
-    """Return the places of all tensors of a chain: first of the weights in order, then of the biases."""
+    """Return, for each tensor, the layers of units that its axes index: first for the weights in order, then for the
+    biases.
+    """
     return (*pairwise(range(places)), *((place,) for place in range(1, places)))

@@ -13,27 +13,30 @@ class ChainScaleConfig:
     """Settings of a `ChainScaleGMN`; the defaults are those of the published code for images of digits, forward.
 
     Attributes:
-        hidden: Features of every unit and every weight.
+        hidden: The number of features of every unit and every weight.
         layers: Number of layers.
-        is_bidirectional: Whether units also hear from those that come after them.
-        signs: What is left of features that signs change: `"symmetrized"`, rho(x) + rho(-x), or `"absolute"`, |x|.
-            Where scales act, it is x / |x| in either case.
-        ends: What units of the inputs and outputs have in place of the product that respects scales: `"gated"`, the
-            same product with a perceptron of what no scale changes there, or `"perceptron"`, that alone.
-        are_ends_shared: Whether inputs and outputs share that perceptron.
-        reads: What numbers are made of: the states of the `"outputs"` (with both directions those of the inputs, too),
-            or of `"everything"`.
-        is_skipping: Whether states are added to a linear map of those before.
-        are_ends_added: Whether the vectors of the places of inputs and outputs are added to their features, rather
-            than multiplied with them as those of hidden units are.
-        are_weights_placed: Whether features of weights know their layer, and their input or output.
-        are_messages_placed: Whether messages and states know the layer of the unit that they come from.
-        dropout: Share of the states that are dropped after every layer, in training.
-        are_perceptrons_normalized: Whether layer normalization stands behind the first map of a perceptron.
-        is_backward_inverted: Whether messages backward multiply by features of 1 / w, as the paper says: the published
-            code does by those of w, so that scales are not respected in two directions. A weight of zero stays zero.
-        are_classes_mixed: Fault of the published code: weights of the last layer know outputs in the order of the
-            transposed matrix, so that with more than one output permutations are not respected, either.
+        is_bidirectional: Whether units also receive messages from the units of the next layer.
+        signs: The invariant function of features x that signs change: `"symmetrized"` is rho(x) + rho(-x), and
+            `"absolute"` is |x|. If scales act instead of signs, the function is always x / |x|.
+        ends: The map at inputs and outputs, on which no scale acts. `"gated"` is a product as at hidden units, but of a
+            linear map and a perceptron of all features. `"perceptron"` is this perceptron alone.
+        are_ends_shared: Whether inputs and outputs share the perceptron of `ends`.
+        reads: The units from which an `Invariant` head computes numbers: the `"outputs"` (and the inputs, if
+            `is_bidirectional`), or `"everything"`.
+        is_skipping: Whether a linear map of the states before a layer is added to the states after it.
+        are_ends_added: Whether the learned vectors of inputs and outputs are added to the features of these units. If
+            not, they are multiplied, as at hidden units.
+        are_weights_placed: Whether weights of different layers, inputs or outputs have different learned vectors in
+            their initial features.
+        are_messages_placed: Whether the maps of messages and states also read a learned vector of the unit's layer.
+        dropout: The dropout probability of states after every layer, in training.
+        are_perceptrons_normalized: Whether layer normalization follows the first linear map of a perceptron.
+        is_backward_inverted: Whether backward messages use features of 1 / w, as in the paper (zero if w is zero). The
+            published code uses features of w. With messages in both directions, its net is therefore not invariant to
+            scales.
+        are_classes_mixed: Whether to repeat a fault of the published code: the vectors of outputs are assigned to the
+            last weight as if it were transposed. With more than one output, the net is then not invariant to
+            permutations.
 
     References:
         Kalogeropoulos et al. (2024), section 5 and appendix A.

@@ -20,7 +20,7 @@ class Needs:
     """The states and features that one layer must compute.
 
     Attributes:
-        places: The places whose states are needed.
+        places: The layers of units whose states are needed, counted from the inputs (0).
         weights: The weights whose features are needed for forward messages.
         backward: The weights whose features are needed for backward messages, if these have separate features.
     """
@@ -30,7 +30,7 @@ class Needs:
     backward: frozenset[int]
 
     def before(self, last: int, *, is_bidirectional: bool, has_backward: bool) -> "Needs":
-        """Return the needs of the previous layer, which computes the inputs of this layer, for a chain up to `last`."""
+        """Return the states and features that the previous layer must compute as inputs of this layer."""
         later = {place for place in self.places if place > 0}
         earlier = {place for place in self.places if place < last and is_bidirectional}
         weights = self.weights | {place - 1 for place in later}
@@ -41,17 +41,17 @@ class Needs:
 
 
 def kind_of(place: int, last: int) -> Kind:
-    """Return the kind of a place of a chain: first, last or hidden."""
+    """Return whether a layer of units is the first (inputs), the last (outputs) or a hidden one."""
     return "first" if place == 0 else "last" if place == last else "hidden"
 
 
 class ScaleLayer(nn.Module):
-    """A layer that computes the required states and features of weights.
+    """A layer of ScaleGMN that computes only the required states and features of weights.
 
     Args:
         rest: The part of features that signs or scales do not change.
         needs: The states and features that are computed.
-        last: The last place of the chain.
+        last: The number of the layer of output units.
         outputs: The length of the computed vectors.
     """
 
@@ -98,7 +98,7 @@ class ScaleLayer(nn.Module):
             states: The states before the layer.
             forward: Features of weights for forward messages.
             backward: Features of weights for backward messages.
-            places: Vectors of the places that messages and states use, `[units or 1, width]`.
+            places: Learned vectors of the layers of units, which messages and states use, `[units or 1, width]`.
         """
         made = {}
         for place in sorted(self.needs.places):
@@ -115,7 +115,7 @@ class ScaleLayer(nn.Module):
     def _hear(
         self, place: int, states: States, forward: Weights, backward: Weights, places: Mapping[int, Tensor]
     ) -> list[Tensor]:
-        """Collect the messages to the units of a place from the preceding and the following units."""
+        """Collect the messages to the units of one layer from the units of the layers before and after it."""
         own, kind = torch.zeros_like(states[place]), kind_of(place, self.last)
         heard = [own]
         if place > 0:
@@ -134,7 +134,7 @@ class ScaleLayer(nn.Module):
     def _renew(
         self, update: WeightUpdate, needed: Iterable[int], weights: Weights, states: States, *, is_backward: bool
     ) -> dict[int, Signal]:
-        """Return new features of weights; messages come from the first end of each weight."""
+        """Return new features of weights, computed from the states of the two units that each weight connects."""
         ends = sorted({end for k in needed for end in (k, k + 1)})
         pulled = {place: update.pull(states[place]) for place in ends}
         made = {}

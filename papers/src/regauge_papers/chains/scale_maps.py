@@ -19,10 +19,10 @@ SMALL = 1e-10
 
 @dataclass(frozen=True)
 class Signal:
-    """Vectors on the weights of a block, `factor * (x matrix' + offset)`; each part broadcasts over the block.
+    """Feature vectors of all weights of one tensor, `factor * (x matrix' + offset)`, where each part broadcasts.
 
-    Initial features of weights are one number times one vector. Linear maps of these features, and of their products
-    with states, are therefore maps of vectors of units. After the first update the features are
+    Initial features of weights are one number times one vector. Therefore linear maps of these features, and of their
+    products with states, need to be applied only to one vector of each unit. After the first update the features are
     `factor * (x matrix' + offset)`, so a linear map of the features is a linear map of `x`.
     """
 
@@ -38,7 +38,7 @@ class Signal:
         return Signal(linear(self.x, weight @ self.matrix, weight @ self.offset), self.factor)
 
     def times(self, other: Tensor) -> "Signal":
-        """Multiply the vectors with other vectors."""
+        """Multiply the vectors by other vectors, entry by entry."""
         if self.factor is None or self.x.shape[1] == 1 or self.x.shape[2] == 1:
             return Signal(self.x * other, self.factor)
         return Signal(self.x * self.factor * other)
@@ -49,7 +49,7 @@ class Signal:
         return x if self.factor is None else x * self.factor
 
     def rest(self, rest: Rest) -> "Signal":
-        """Return the part that no sign, or no scale, changes."""
+        """Return the function of the vectors that no sign, or no scale, changes."""
         if rest == "absolute":
             return Signal(self.x.abs(), None if self.factor is None else self.factor.abs())
         norm = self.x.norm(dim=-1, keepdim=True)
@@ -81,7 +81,7 @@ class Perceptron(nn.Module):
 
 
 class Remainder(nn.Module):
-    """The part of vectors that no sign, or no scale, changes, as the input of a perceptron."""
+    """A function of vectors that no sign, or no scale, changes, followed by the first linear map of a perceptron."""
 
     def __init__(self, rest: Rest, width: int, hidden: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -102,11 +102,13 @@ class Remainder(nn.Module):
 
 
 class Product(nn.Module):
-    """The product `(W x) * phi(rest of x, place)` at hidden units, and similar products at inputs and outputs.
+    """The product `(W x) * phi(r(x), p)` at hidden units, and similar products at inputs and outputs.
+
+    Here `r(x)` is the part of x that no sign or scale changes, and `p` is the learned vector of the layer of units.
 
     Args:
-        kinds: The kinds of places at which the product is used; other kinds have no parameters.
-        placed: The length of the vector of a place; zero if the vector is not read.
+        kinds: The kinds of units ("first", "hidden", "last") that use the product. Other kinds have no parameters.
+        placed: The length of the learned vector of a layer of units; zero if the vector is not read.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class Product(nn.Module):
 
 
 class Message(nn.Module):
-    """Sums of messages between the units of two places; a message is a product of states and weight features."""
+    """Sums of messages between the units of two layers; a message is a product of states and weight features."""
 
     def __init__(self, product: Product, width: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -171,7 +173,10 @@ class Message(nn.Module):
 
 
 class WeightUpdate(nn.Module):
-    """The update `(W e) * phi(rest of x, rest of y)` of weight features e between units with states x and y."""
+    """The update `(W e) * phi(r(x), r(y))` of features e of the weight between two units with states x and y.
+
+    Here `r` is the function that no sign or scale changes.
+    """
 
     def __init__(self, rest: Rest, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -180,7 +185,7 @@ class WeightUpdate(nn.Module):
         self.gate = Perceptron(2 * width, width, outputs, generator)
 
     def pull(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Map states to their terms in the perceptron, for units at the first end and at the second end."""
+        """Return linear maps of states: one for units that a weight leaves, and one for units that a weight enters."""
         first, second = self.gate.first.weight.chunk(2, 1)
         bias = self.gate.first.bias
         stacked = torch.cat([first, second])
@@ -189,7 +194,9 @@ class WeightUpdate(nn.Module):
         return one, other
 
     def forward(self, weights: Signal, first: Tensor, second: Tensor) -> Signal:
-        """Return new weight features from the terms of both ends, with the units of the ends on separate axes."""
+        """Return new weight features, given the results of `pull` for the units that weights leave and for those that
+        they enter.
+        """
         mapped, last = weights.map(self.linear.weight), self.gate.last
         x = mapped.x
         if mapped.factor is not None and x.shape[:3].numel() == 1:

@@ -40,10 +40,11 @@ class ChainScaleGMN(nn.Module):
     - the code that read settings overwrote the widths of perceptrons with the width of the features;
     - a script had to remove half periods of sines beforehand, but ignored their frequency; here half periods stay.
 
-    The published code has slow steps, which this net avoids with the same result. Features of a weight begin as one
-    number times one vector, so their maps are maps of vectors of units. Consecutive maps are multiplied first, and x
-    and -x share a map. Values that depend on one end of a weight are computed on units. Only a few networks are read at
-    a time. Intermediate results of a layer are not stored but computed again in the backward pass.
+    The published code has slow steps, which this net avoids with the same result. The initial features of a weight are
+    one number times one vector, so linear maps need to be applied only to these vectors. Consecutive maps are
+    multiplied first, and x and -x share a map. Values that depend on only one of the two units of a weight are computed
+    once for each unit. Only a few networks are read at a time. Intermediate results of a layer are not stored but
+    computed again in the backward pass.
 
     Some published settings have convolutions, several kinds of nonlinearities, or dropout within perceptrons. These
     settings are not supported.
@@ -128,7 +129,7 @@ class ChainScaleGMN(nn.Module):
         return (*(() if is_mixed else ("permutation",)), *(() if is_lost else (self.part,)))
 
     def _plan(self) -> list[Needs]:
-        """Plan the needs of every layer from the values that the next layer or the head reads."""
+        """Return the states and features that every layer must compute, because the next layer or the head reads them."""
         config, last = self.config, self.count
         if isinstance(self.head, Equivariant):
             plan = [Needs(frozenset(range(1, last + 1)), frozenset(range(last)), frozenset())]
@@ -192,12 +193,18 @@ class ChainScaleGMN(nn.Module):
         return [self.classify(torch.cat(read, -1))]
 
     def _places(self) -> list[Tensor]:
-        """Return the vectors of the places of units, `[units or 1, width]`."""
+        """Return the learned vectors of each layer of units: one for each input and output, and one for each hidden
+        layer.
+        """
         sizes = self.chain.sizes
         return list(torch.split(self.unit_places, [sizes[0], *[1] * (self.count - 1), sizes[-1]]))
 
     def _begin(self, biases: tuple[Tensor, ...]) -> dict[int, Tensor]:
-        """Return initial states: one at inputs and biases elsewhere, times or plus the vector of the place."""
+        """Return the initial states of units.
+
+        The state is a learned vector of the unit's layer, multiplied by the bias of the unit (by 1 at inputs). At
+        inputs and outputs the vector may be added instead.
+        """
         first, *hidden, last = self._places()
         one = self.unit.weight.squeeze(-1)
         models = len(biases[0]) if self.training and self.config.dropout else 1
@@ -209,7 +216,9 @@ class ChainScaleGMN(nn.Module):
         return states
 
     def _weigh(self, weights: tuple[Tensor, ...] | list[Tensor]) -> dict[int, Signal]:
-        """Return initial features of weights: each weight times a vector that may depend on its place."""
+        """Return initial features of weights: each weight times a learned vector, which may depend on layer, input and
+        output.
+        """
         one = self.weight.weight.squeeze(-1)
         if not self.config.are_weights_placed:
             return {k: Signal(one[None, None, None], weight) for k, weight in enumerate(weights)}

@@ -1,7 +1,7 @@
 """Guidance of flows on breast cancer (table 7.1), whose strength is chosen without the test cases.
 
 The training cases of populations are divided into three parts. Networks, a flow and the guidance use two parts. The
-settings with the least loss on the third part are chosen. The test cases only measure the result of this choice.
+guidance with the least loss on the third part is chosen. The test cases only measure the result of this choice.
 """
 
 import statistics
@@ -170,7 +170,7 @@ class Fold:
         return align_points(self.space, self.middle, self.space.enter(params))
 
     def make_means(self) -> Params:
-        """Return means of 16 aligned networks."""
+        """Return networks whose weights are the means of 16 aligned networks."""
         chance = self.run.generator("means", self.make.__name__)
         made = make_controls(self.space, self.train, self.units[0], self.study.drawn, chance)
         return self.space.leave(made[MEANS])

@@ -1,8 +1,8 @@
 """Paper 000, figures 6.3 and 7.1: a flow between two normal distributions, and the random times of the thesis.
 
-The sampler of the thesis follows `end - start` for any predictor of the ends. If exact expectations of the ends replace
-the net, the sampler produces normal values of deviation 0.49 instead of 1. The net is therefore not the cause of the
-result in figure 7.1.
+The sampler of the thesis moves along `end - start`, where a net predicts the end. If the exact expected end replaces
+the net's prediction, sampled values have a standard deviation of 0.49 instead of 1. The net is therefore not the cause
+of the result in figure 7.1.
 """
 
 from collections.abc import Sequence
@@ -140,7 +140,7 @@ def _line(dim: int) -> StraightLines:
 
 
 def _expected(dim: int) -> Field:
-    """Return the function with the exact expectation of the end."""
+    """Return the function that computes the exact expected end of a path, given its current position."""
     return lambda x, t: _line(dim).goal(x, t.unsqueeze(1))[0]
 
 

@@ -160,14 +160,16 @@ class Comparison:
         )
 
     def _with_rest_anew(self, components: Components) -> Params:
-        """Return held-out networks whose residuals outside the components are sampled as for networks of a flow."""
+        """Return held-out networks whose part outside the principal components is sampled, as for networks of a flow."""
         space = components.networks
         points = align_points(space, components.mean.float(), space.enter(self.held_out))
         chance = self.networks.run.generator("rest")
         return components.with_rest(len(points), chance).leave(components.reduce(points))
 
     def _descended(self, made: flow.Flow, drawing: Drawing) -> dict[str, Record]:
-        """Return starts of the flow, and copies, after gradient steps with the number and rates of the guidance."""
+        """Return samples of the flow's prior, and copies of training networks, after as many gradient steps as guidance
+        takes.
+        """
         chance = self.networks.run.generator("descend", drawing.label)
         train = self.networks.read("train")
         places = torch.randint(len(self.networks.parts["train"]), (self.study.drawn,), generator=chance)
@@ -199,7 +201,7 @@ class Comparison:
         }
 
     def _averages(self, drawn: Params) -> list[float]:
-        """Return the accuracy of the averaged probabilities of the first few networks."""
+        """Return the accuracy of an ensemble: the averaged probabilities of the first few networks."""
         totals: list[float] = []
         for size in SIZES:
             right = count = 0

@@ -130,7 +130,10 @@ def mnist(scale: Scale) -> Study:
 
 
 def mnist_long(scale: Scale) -> Study:
-    """Return one unguided flow to 20,000 runs, with more components, a larger net, and the rest of two CPU hours."""
+    """Return the settings for one unguided flow to the networks of 20,000 runs, with more components and a larger net.
+
+    The flow is trained for the time that remains of two CPU hours.
+    """
     count, seconds = {"smoke": (40, 0.3), "cpu": (20_000, 3600.0), "paper": (50_000, 14_400.0)}[scale]
     known = mnist(scale)
     long = in_components(seconds, scale, 2 * COMPONENTS, flow.Perceptron(512, 4))
@@ -178,7 +181,9 @@ def in_components(seconds: float, scale: Scale, count: int = COMPONENTS, net: fl
 
 
 def by_transport(fitted: Fitted) -> Fitted:
-    """Return the unguided flow, with the starts of a batch assigned to its ends by optimal transport."""
+    """Return the unguided flow whose training pairs samples of the prior with networks by optimal transport in each
+    batch.
+    """
     drawing = fitted.drawings[0]
     return replace(
         fitted,
@@ -217,13 +222,13 @@ def thesis(
 ) -> tuple[Fitted, ...]:
     """Return the flows of the thesis at a smaller width, sampled by its sampler and by the equation of the flow.
 
-    Flows with independent starts are also guided when they are sampled by the equation.
+    If a flow pairs prior samples and networks at random, guided samples by the equation are added.
 
     Args:
         seconds: CPU seconds for each flow.
         scale: The scale of the experiment.
         head: The name of the last layer, without ".weight".
-        paper: Accuracy and loss in the thesis, by kind of flow and by the words of `PAIRINGS`.
+        paper: Accuracy and loss in the thesis, by kind of flow and by the text in `PAIRINGS`.
     """
     small = flow.Metanetwork(RelationalAttention(heads=2), 8, 1)
     steps = 2 if scale == "smoke" else 100

@@ -28,7 +28,7 @@ DASHED = ("Weight Matching", "Mixed Matching")
 
 @dataclass(frozen=True)
 class Point:
-    """A matcher with its position on a curve."""
+    """A matcher as a point of a curve in figure 8, such as its number of training networks."""
 
     x: float
     lessons: Lessons
@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
-    """Settings: curves of matchers, which share the largest matcher."""
+    """Settings: curves of matchers; the matcher with the largest training is a point of all curves."""
 
     curves: Mapping[str, Sequence[Point]]  # by what varies, in words
     largest: Lessons

@@ -119,7 +119,7 @@ def sinkhorn(start: Method | None, steps: int) -> rg.Sinkhorn:
 
 
 def cosine_of(a: Params, b: Params, symmetry: Symmetry) -> Record:
-    """Return the cosine of two networks at the points of smallest norm on their orbits."""
+    """Return the cosine between two networks, each represented by the network of smallest norm in its orbit."""
 
     def product(left: Params, right: Params) -> float:
         return rg.align(left, right, symmetry, method=rg.WeightMatching(max_sweeps=1)).initial

@@ -76,7 +76,8 @@ class Networks:
 
     @cached_property
     def split(self) -> dict[str, NDArray[np.int64]]:
-        """The split: the last networks for the table, the networks before for validation, the first for training.
+        """The indices of networks: the last ones for the table, those before them for validation, all others for
+        training.
 
         Networks of the same signal are neighbors, and two networks of each of the last signals form a pair. Networks of
         the two halves of the classes alternate.
@@ -219,7 +220,9 @@ def learned_ways(
     has_classes: bool = False,
     is_detailed: bool = False,
 ) -> tuple[Way, ...]:
-    """Return the rows of a matcher; `is_detailed` adds one sweep without data, and ten times the steps."""
+    """Return the rows of a matcher. With `is_detailed`, further rows have one sweep without data, and ten times the
+    steps.
+    """
     return (
         Way(label, _Alone(matcher)),
         *([Way(f"{label} and a sweep", _Alone(matcher, sweeps=1))] if is_detailed else []),
@@ -239,13 +242,13 @@ def _refined(init: Method, steps: int = 30) -> Method:
 
 
 def rescaled(init: Method | None) -> Method:
-    """Return a method that keeps an order of units, and takes as many steps on scales as Sinkhorn takes."""
+    """Return a method that fits only scales to a given order of units, in as many steps as Sinkhorn takes."""
     return rg.ContinuousDescent("midpoint", init=init, steps=30)
 
 
 @dataclass(frozen=True, repr=False)
 class _Alone(Method):
-    """Matching by the vectors of a matcher, and by sweeps if there are any, without data."""
+    """Matching by the vectors of a learned matcher, optionally followed by sweeps; no data are used."""
 
     matcher: learn.LearnedMatching
     sweeps: int = 0

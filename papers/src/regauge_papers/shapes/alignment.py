@@ -35,9 +35,10 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class ShapeWay(Way):
-    """A row of a comparison: the second network has the same or another initialization, or is hidden.
+    """A row of a comparison: the second network has the same initialization, another initialization, or is a moved
+    network.
 
-    A hidden network has the same initialization and is moved by a random element of the whole group.
+    A moved network has the same initialization, and is then transformed by a random element of the whole group.
     """
 
     second: Literal["same", "hidden", "other"] = "other"
@@ -45,7 +46,9 @@ class ShapeWay(Way):
     pruned: float = 0.0  # share of the parameters of both networks, the smallest ones, that are set to zero
 
     def count(self, study: Study) -> int:
-        """Return the number of pairs per shape: one with the same initialization, or several with other ones."""
+        """Return the number of pairs for each shape: one pair with the same initialization, or several with different
+        ones.
+        """
         return study.pairs if self.second == "other" else 1
 
     def move(self, one: Shape, k: int) -> tuple[Params, rg.Element | None, float]:
@@ -195,7 +198,7 @@ def measure(study: Study, run: Run, ways: tuple[ShapeWay, ...] = WAYS) -> Table:
 
 
 def _share_fixed(element: rg.Element, symmetry: rg.Symmetry) -> float:
-    """Return the share of units that the permutation keeps in their places."""
+    """Return the fraction of units that the permutation does not move."""
     stay = total = 0
     for group in symmetry.groups:
         perm = element[group.name].perm

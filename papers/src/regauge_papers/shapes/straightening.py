@@ -42,7 +42,7 @@ class Basin:
 
 
 def config(scale: Scale, width: int = 128) -> Basin:
-    """Return the settings: one pair of each of four shapes; two if wide, without the slow hypernetwork."""
+    """Return the settings: one pair for each of four shapes; if networks are wide, two shapes and no slow hypernetwork."""
     whole = replace(study(scale, width), pairs=1)
     if scale == "smoke":
         small = HyperMatchingConfig(steps=3, batch=50, code=8, widths=(8, 8), embedding=4, hidden=8, points=3)
@@ -59,7 +59,9 @@ def config(scale: Scale, width: int = 128) -> Basin:
 
 
 def measure(config: Basin, run: Run) -> Table:
-    """Straighten from every alignment; hyper-match from the unaligned network."""
+    """Train networks for a flat line, starting from every alignment; with a hypernetwork, only from the unaligned
+    network.
+    """
     shapes = {one.name: one for one in networks(config.study, run)}
     ways = {way.label: way for way in WAYS}
     starts: list[tuple[Kind, str]] = [("direct", start) for start in STARTS]

@@ -19,7 +19,7 @@ PAPER = (
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: 600 runs by two optimizers; the full scale has as many as a part of the public zoo."""
+    """Return the settings: 600 runs with two optimizers; in full, as many runs as in one part of the public zoo."""
     if scale == "smoke":
         architecture = cnn_architecture("relu", 1, 8, 8)
         small = replace(cnn_zoo(48), architecture=architecture, data="digits", steps=20, checkpoints=None)
@@ -30,7 +30,7 @@ def config(scale: Scale) -> Study:
 
 
 def readers(seconds: float, width: int = 16) -> tuple[Reader | Together, ...]:
-    """Return a reader for every layer with the same budget of CPU seconds, and baselines."""
+    """Return a reader with each kind of layer, all with the same budget of CPU seconds, and baselines."""
     nets = {name: Net(name.replace("_", " "), net_config(kind(), seconds, width)) for name, kind in ws.LAYERS.items()}
     plain = nets["propagation"].config
     return (

@@ -72,7 +72,9 @@ def _study(what: str, name: str, config: PopulationConfig, scale: Scale, paper: 
 
 
 def classifiers(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
-    """Return a classifier for every layer with the same CPU budget, with less symmetry, with probes; baselines."""
+    """Return classifiers with the same CPU budget: one for every kind of layer, with less symmetry, with probes, and
+    baselines.
+    """
     passes = _config(seconds, width)
     random = replace(passes, layer=ws.Propagation(channels=1, expansion=1, is_pass=False))
     fixed = replace(passes, layer=ws.Propagation(channels=1, expansion=1, is_signed=False), depth=3)
@@ -99,7 +101,9 @@ def classifiers(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
 
 
 def worth(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
-    """Return nets with increasing parts of the symmetry, and MLPs without the group or with random elements."""
+    """Return nets that respect more and more of the symmetry, and MLPs trained with or without random elements of the
+    group.
+    """
     whole = _config(seconds, width)
     return (
         Net("whole group", whole),
@@ -129,7 +133,7 @@ def _config(seconds: float, width: int) -> learn.PredictorConfig:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The networks of a study; training networks are in the order of the population."""
+    """The networks of a study; training networks stay in the order of the population."""
 
     networks: KnownCoordinates
     train: NDArray[np.int64]

@@ -122,7 +122,9 @@ STATISTICS: tuple[Reader, ...] = (Trees("statistics of canonical layers, boosted
 
 
 def net_config(layer: Layer, seconds: float, width: int) -> learn.PredictorConfig:
-    """Return settings for some hundreds of networks of very different magnitudes, with a budget of CPU seconds."""
+    """Return training settings for some hundreds of networks with weights of very different sizes, for given CPU
+    seconds.
+    """
     return learn.PredictorConfig(
         layer=layer,
         width=width,
