@@ -89,7 +89,7 @@ def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, se
 
 
 def sinkhorn_config(scale: Scale, data: DataName, printed: Printed, pairs: int) -> Comparison:
-    """Return the settings for the first set of pairs of table 1, with a row for each change of our Sinkhorn re-basin."""
+    """Return the settings for the first pairs of table 1, with a row for each change of our Sinkhorn re-basin."""
     whole = table1_config(scale, data, printed, pairs, 1)
     return replace(whole, ways=_sinkhorn_ways(printed, 3 if scale == "smoke" else 1000))
 

@@ -81,7 +81,7 @@ def config(scale: Scale) -> Orbits:
 
 
 def measure(config: Orbits, run: Run) -> Table:
-    """Align copies of each network with the network itself, for each kind of orbit, each noise level and each method."""
+    """Align copies of each network with the network itself, for each kind of orbit, noise level and method."""
     data = mnist() if has_mnist() else digits()
     images = data.train_images[: config.images]
     inr = image_inr(*images.shape[2:])

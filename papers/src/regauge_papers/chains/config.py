@@ -25,8 +25,8 @@ class ChainConfig:
             before biases read them. No bias then distinguishes the inputs. The code of DWSNets does not have this
             fault.
         is_last_constant: Whether to repeat a fault of both codes: some maps to the last weight give the same result for
-            all classes. These are the maps from the weight before it, and from the biases of other layers. The layer is
-            then not the most general layer of the paper.
+            all classes. These are the maps from the weight before it, and from the biases of units that the last weight
+            does not connect. The layer is then not the most general layer of the paper.
 
     References:
         Navon et al. (2023), section 5 and appendix B; Navon et al. (2024), section 5 and appendix.

@@ -129,7 +129,7 @@ class ChainScaleGMN(nn.Module):
         return (*(() if is_mixed else ("permutation",)), *(() if is_lost else (self.part,)))
 
     def _plan(self) -> list[Needs]:
-        """Return the states and features that every layer must compute, because the next layer or the head reads them."""
+        """Return the states and features that every layer must compute for the next layer or the head."""
         config, last = self.config, self.count
         if isinstance(self.head, Equivariant):
             plan = [Needs(frozenset(range(1, last + 1)), frozenset(range(last)), frozenset())]

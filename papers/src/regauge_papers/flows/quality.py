@@ -160,7 +160,7 @@ class Comparison:
         )
 
     def _with_rest_anew(self, components: Components) -> Params:
-        """Return held-out networks whose part outside the principal components is sampled, as for networks of a flow."""
+        """Return held-out networks whose part outside the principal components is sampled, as for flow samples."""
         space = components.networks
         points = align_points(space, components.mean.float(), space.enter(self.held_out))
         chance = self.networks.run.generator("rest")

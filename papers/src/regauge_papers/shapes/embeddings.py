@@ -33,7 +33,9 @@ class Embeddings:
 
 
 def config(scale: Scale) -> Embeddings:
-    """Return the settings: a small encoder of networks of width 64; the paper has networks of ModelNet40 of width 512."""
+    """Return the settings: a small encoder of networks of width 64; the paper's networks of ModelNet40 have
+    width 512.
+    """
     if scale == "smoke":
         small = EmbeddingConfig(epochs=2, batch=2, examples=20, code=8, widths=(8, 8), width=8, octaves=2)
         return Embeddings(study(scale, 64), (BALL,), 4, Queries(50, 40, 5, 5), small)

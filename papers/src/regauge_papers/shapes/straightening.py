@@ -42,7 +42,7 @@ class Basin:
 
 
 def config(scale: Scale, width: int = 128) -> Basin:
-    """Return the settings: one pair for each of four shapes; if networks are wide, two shapes and no slow hypernetwork."""
+    """Return the settings: one pair for each of four shapes; for wide networks, two shapes and no hypernetwork."""
     whole = replace(study(scale, width), pairs=1)
     if scale == "smoke":
         small = HyperMatchingConfig(steps=3, batch=50, code=8, widths=(8, 8), embedding=4, hidden=8, points=3)
