@@ -370,7 +370,9 @@ def require_method(method: object) -> None:
 def _view(
     method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
 ) -> tuple[JointView, list[Mapping[str, Tensor]], list[Element | None]]:
-    """Check the networks, map their structure tensors to the first network's, and join each network's dictionaries."""
+    """Check the networks, map their structure tensors to those of the first, and join the dictionaries of each
+    network.
+    """
     require_method(method)
     roles = method.joint_roles
     several = [require_dictionaries(method, roles, network, label(k)) for k, network in enumerate(networks)]

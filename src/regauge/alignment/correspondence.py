@@ -128,12 +128,12 @@ def correspond(
     `correspond`. Shifts of periodic units stay zero.
 
     As in weight matching, coordinate ascent finds the plans. A uniform plan stands for every plan that is not computed
-    yet. The next group is always the one whose plan is determined best by inputs, outputs and computed plans. Each step
-    finds the exact optimum of one plan.
+    yet. The next group is always the one whose plan depends least on plans that are not computed yet. Each step finds
+    the exact optimum of one plan.
 
     `correspond` departs from the paper in two ways. First, plans use incoming and outgoing weights and are improved in
     sweeps. In the paper, each plan is computed once, layer by layer from the input to the output. Second, the outgoing
-    weights of B are not averaged, but divided by the masses of the units of B. Networks of different widths that
+    weights of B are not averaged, but distributed among the corresponding units of A. Networks of different widths that
     compute the same function are therefore recognized.
 
     Args:
@@ -216,7 +216,7 @@ class _Problem:
         return UnitPlan(mass, torch.full((group.signs, *mass.shape), sign, dtype=torch.int8))
 
     def first_plans(self) -> dict[str, UnitPlan]:
-        """Compute and return every plan once, first the plans that inputs and outputs determine best.
+        """Compute every plan once, beginning with the plans that depend least on other plans.
 
         A uniform plan without signs stands for every plan that is not computed yet.
         """
@@ -277,7 +277,9 @@ class _Problem:
         return UnitPlan(transport(code.best(matrices), self._softness[name]), code.signs(matrices, group.signs))
 
     def _profits(self, group: str, plans: Mapping[str, UnitPlan]) -> dict[SignCharacter, Tensor]:
-        """Return the gain of the objective per unit of mass on each pair of units, for each product of signs."""
+        """Return, for each pair of units and each product of signs, the gain of the objective for each unit of mass on
+        this pair.
+        """
         result = {(0,) * self._groups[group].signs: torch.zeros(*self.sizes[group], dtype=torch.float64)}
         for name, site_a, site_b in self._places(group):
             axis, shape = site_a.placement.axis, list(self._a[name].shape)
@@ -296,7 +298,9 @@ class _Problem:
         return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
 
     def _reach(self, group: str, name: str, axis: int) -> int:
-        """Return the factor between mass and weight: B's size on axes that layers sum over, otherwise A's size."""
+        """Return the factor from masses to weights of an average: B's size on axes over which layers sum, otherwise A's
+        size.
+        """
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 
     def _places(self, group: str) -> list[tuple[str, Site, Site]]:
@@ -316,7 +320,7 @@ class _Problem:
         }
 
     def _anchored(self, group: str, unknown: set[str]) -> float:
-        """Return the share of a group's tensors that does not depend on unknown plans."""
+        """Return the fraction of a group's tensors that does not depend on plans that are still unknown."""
         known = 0.0
         for name in self._touched[group]:
             hidden = [pair for pair in self._pairs[name] if pair[0].group.name in unknown - {group}]

@@ -54,8 +54,8 @@ class DescentCourse:
     def rounds(self, program: PlainProgram[Any], task: Task | None) -> Iterator[Params]:
         """Take steps on the batches of a task, and yield the learned parameters whenever the element is evaluated.
 
-        The learned parameters are a mean over the latest steps. Usually, a learning rate that decays to zero has the
-        effect of this mean. But with a decaying rate, each step would depend on the total number of steps.
+        The learned parameters are a mean over the latest steps. Such a mean has a similar effect as a learning rate
+        that decays to zero. But with a decaying rate, each step would depend on the total number of steps.
         """
         batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
         clock, mean = Clock(self.seconds), program.params()
@@ -148,7 +148,8 @@ class DescentMethod(Method):
 
 
 def line_measure(problem: Problem, loss: str) -> Measure | None:
-    """Return the objective of elements on linear paths, or None for the default: minus the loss at the midpoint.
+    """Return the function that evaluates elements on linear paths, or None for the default: minus the loss at the
+    midpoint.
 
     If points are random, the objective is minus the mean loss on the linear path.
     """

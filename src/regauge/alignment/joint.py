@@ -2,9 +2,9 @@
 
 One group element then acts on all of these dictionaries.
 
-The role of a dictionary defines how an element acts on it. A view has one name for each tensor of each dictionary, and
-the placements of all dictionaries. Therefore any method that compares parameters can match several dictionaries at
-once.
+The role of a dictionary defines how an element acts on it. The joined dictionary (a view) has one name for each tensor
+of each dictionary, and its symmetry has the placements of all dictionaries. Therefore any method that compares
+parameters can match several dictionaries at once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -119,7 +119,7 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
 
 
 def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
-    """Return the symmetry as it acts on a dictionary of the given role; the dictionary may lack some names.
+    """Return the symmetry as it acts on a dictionary with the given role, which may lack some names.
 
     Elements of the whole symmetry can act with the returned symmetry. Parts of an element that the returned symmetry
     lacks do not act on the dictionary.

@@ -34,7 +34,8 @@ def best_universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Balance scales and matrices, select the best climb, and return identity elements if they are better.
+    """Balance the networks, run several coordinate ascents (climbs), and return the best result, or identity elements
+    if better.
 
     Unless scales are kept, networks are compared as the networks of smallest norm on their orbits, as in
     `WeightMatching`. The smallest norm is taken over positive scales and invertible matrices. All networks get the
@@ -44,7 +45,7 @@ def best_universe(
         problem: The networks as given. If there is a task, the loss of the mean network selects among climbs that are
             at least as good as the identity elements.
         scales: The treatment of scales, as in `WeightMatching`.
-        climbs_from: Functions that climb between the compared tensors of networks; see `one_climb`.
+        climbs_from: Functions that run one climb on the compared tensors of all networks; see `one_climb`.
         climb_from_identity: One more climb, which starts at the identity elements. Its objective never falls below the
             initial value.
     """
@@ -91,21 +92,23 @@ def _universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Return the best elements of networks that are compared after `factors` were applied to them."""
+    """Return the best elements for networks that are compared after the scales and matrices in `factors` have acted on
+    them.
+    """
     networks, symmetry, task = problem.networks, problem.symmetry, problem.task
     given = tensors = compared(networks, symmetry)
     if has_balance(symmetry):
         tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(given)]
 
     def as_first(names: Iterable[str]) -> list[Tensors]:
-        """Return tensors of all networks after the element that balances the first network."""
+        """Return tensors of all networks after the element that balances the first network has acted on each."""
         own: list[Tensors] = [{name: network[name] for name in names} for network in given]
         if not has_balance(symmetry):
             return own
         return [move_by(symmetry, factors.item(0), one) for one in own]
 
     def lead_back(found: Climbs, factors: Element = factors) -> Climbs:
-        """Convert elements of scaled networks to elements of the given networks.
+        """Convert elements that act on balanced networks to elements that act on the given networks.
 
         The first network stays unchanged by the converted elements.
         """

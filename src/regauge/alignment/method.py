@@ -108,7 +108,7 @@ class Method(ABC):
         return job.learned(found[0][0], [phase for _, phase in found]) if found else job
 
     def _phases(self, job: FileJob, task: Task) -> list[tuple[float, int]]:
-        """Return, for each phase that runs the model, the number of float32 copies of each network and further bytes.
+        """Return the memory of each phase that runs the model: float32 copies of each network, and further bytes.
 
         Phases of the methods among the settings are not included.
         """
@@ -137,7 +137,7 @@ class ManyMethod(Method):
         """Return one element for each of two or more networks. The elements bring all networks close to one another."""
 
     def match(self, problem: Problem) -> Results:
-        """Return one element for each pair, by aligning the pair as a set of two networks."""
+        """Return one element for each pair, by aligning each pair as a set of two networks."""
         return match_each(problem, self._match_two)
 
     def _match_two(self, problem: Problem) -> Results:

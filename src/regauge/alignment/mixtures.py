@@ -6,10 +6,10 @@ doubly stochastic matrix P. A weight between two relaxed layers becomes `P W Q^T
 nested groups are relaxed to convex combinations in the same way. If a group acts on two axes of one tensor, both axes
 are drawn independently, and the result is `P W P^T`.
 
-The code never builds a doubly stochastic matrix. A step moves every distribution part of the way towards one hard
-element. Such a step changes means by tensors on which the hard element has acted, and these are computed by gathers.
-Therefore a mixture stores, for every tensor, only the mean over the actions at each subset of its sites. For a weight
-between two layers, the mixture stores four tensors.
+The code never builds a doubly stochastic matrix. A step moves every distribution part of the way toward a single (hard)
+element. It changes the means by tensors on which the hard element has acted, which are computed by gathers. Therefore a
+mixture only stores some means for every tensor: one for each subset of the axes on which random elements act. For a
+weight between two layers, the mixture stores four tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ Vertex = Mapping[str, Element]
 
 @dataclass(frozen=True)
 class _Draw:
-    """Sites of one family on one tensor at which the same random element acts."""
+    """The sites on one tensor at which the same random element of a family acts."""
 
     family: Family
     sites: list[Site]
@@ -81,7 +81,7 @@ class Mixture:
 
     @property
     def excess(self) -> float:
-        """The amount by which half-period shifts increase the expected squared norm."""
+        """The amount by which half-period shifts increase the expected squared norm of the network."""
         return sum(sum(values) for values in self._excess.values())
 
     def start_from_barycenter(self) -> None:
@@ -130,7 +130,7 @@ class Mixture:
         )
 
     def step(self, vertex: Vertex, size: float) -> None:
-        """Move every distribution towards a hard element, which gets the additional probability `size`."""
+        """Move every distribution towards one element: mix it with this element, which gets the weight `size`."""
         for name, means in self._means.items():
             for mask in reversed(range(1, len(means))):  # Larger sets are made of smaller ones as they were.
                 terms, count = self._terms(name, mask, vertex), mask.bit_count()
@@ -140,7 +140,7 @@ class Mixture:
                 self._excess[name][k] = (1 - size) * before + size * self._excess_at(name, k, vertex)
 
     def settle(self, root: str, element: Element) -> None:
-        """Give a single element of a family the probability one."""
+        """Replace the distribution of a family by one element with probability one."""
         for name in self.families[root].sites:
             places, means = self._places[name], self._means[name]
             own = sum(1 << k for k, place in enumerate(places) if place.family.root.name == root)
@@ -156,7 +156,7 @@ class Mixture:
         return means[(len(means) - 1) ^ (1 << place)]
 
     def _terms(self, name: str, mask: int, vertex: Vertex) -> list[Tensor]:
-        """Return the coefficients of a multilinear function.
+        """Return the coefficients of a tensor on a linear path, as a polynomial in the step size.
 
         Coefficient j sums over all subsets of j sites of `mask` that move to the hard element. All other sites stay
         relaxed.
@@ -210,7 +210,7 @@ class RelaxedUniverse:
         return {name: torch.stack([m.mean(name) for m in others]).mean(0) for name in self._names}
 
     def vertices(self) -> list[Vertex]:
-        """Return, for every network and family, the hard element towards which the objective rises fastest."""
+        """Return, for every network and family, the single element towards which the objective rises fastest."""
         result: list[Vertex] = [{}]
         for k, mixture in enumerate(self.mixtures[1:], start=1):
             aims = self.aims(k)
@@ -218,7 +218,7 @@ class RelaxedUniverse:
         return result
 
     def line(self, vertices: Sequence[Vertex]) -> NDArray[np.float64]:
-        """Return the objective on the linear path to hard elements, as coefficients of powers of the step size."""
+        """Return the objective on the linear path to hard (not relaxed) elements, as a polynomial in the step size."""
         total = np.zeros(1 + 2 * max(mixture.degree for mixture in self.mixtures))
         for name in self._names:
             before = [self.mixtures[0].mean(name)]

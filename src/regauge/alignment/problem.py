@@ -28,7 +28,7 @@ NOTHING_KEPT = "there are too few examples to keep some: those that an element w
 
 
 class _Setting:
-    """The task and the generator that accompany networks, for methods that use them."""
+    """The task and the generator of an alignment problem, for methods that use them."""
 
     task: Task | None
     generator: torch.Generator | None

@@ -105,7 +105,7 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
 def _match_behind(
     method: Method, problem: Problem, rotate: Rotate
 ) -> tuple[list[tuple[Tensor, tuple[str, ...], Results, Ends]], tuple[str, ...]]:
-    """Match representatives, some pairs by rotations and all other pairs by permutations.
+    """Match representatives: some pairs by rotations, and all other pairs by permutations.
 
     Returns:
         For each of the two groups of pairs: its pairs, the names of the rotated groups, the results, and the
@@ -310,7 +310,9 @@ def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tup
 
 
 def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
-    """Return the squared distance from each first network to the transformed second network, and its squared norm."""
+    """Return, for each pair, the squared distance from the first network to the transformed second, and the first's
+    squared norm.
+    """
     a, b = compared([problem.a, params], problem.symmetry)
     if not a:  # Where there are translations alone, no group moves anything.
         return (nothing := torch.zeros(problem.pairs, dtype=torch.float64)), nothing
@@ -318,7 +320,7 @@ def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
 
 
 def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) -> Any:
-    """Return a method whose `init`, also in the methods of its settings, is an element for representatives."""
+    """Return a method in which every initial element `init` is converted to an element for representatives."""
 
     def restrict(value: Any) -> Any:
         if isinstance(value, Element):
@@ -365,9 +367,9 @@ def _in_coordinates(
 
 
 def add_difference(element: Element, ends: Ends) -> Element:
-    """Return an element that changes the coordinates under another symmetry by the same amounts.
+    """Return an element whose translation changes the coordinates as another symmetry defines them.
 
-    The translation differs between symmetries if gains absorb running variances.
+    The two symmetries differ in their coordinates if gains absorb running variances.
 
     Args:
         element: An element with translations.
@@ -382,8 +384,8 @@ def _take_over_statistics(
 ) -> tuple[Element, Params]:
     """Return elements that also transform stored statistics if the second network of a pair is a copy.
 
-    For a network that is not a copy, a recomputation of its statistics would undo one half of such a transformation.
-    `there` contains the representatives and coordinates of the transformed second networks.
+    For a network that is not a copy, recomputed statistics would undo part of such a transformation. `there` contains
+    the representatives and coordinates of the transformed second networks.
     """
     symmetry = problem.symmetry
     (first, wanted), (second, own) = symmetry.split(problem.a), there
@@ -400,11 +402,11 @@ def _take_over_statistics(
 def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> Element:
     """Return elements for near copies that minimize the distance to the first networks.
 
-    In the first network's coordinates, noise in a small gain or bias amplifies the noise of the weights that read its
-    output. Therefore the given networks are also matched, with scales fitted to the first network. This is best if the
-    networks do not differ by translations, because biases and gains then distinguish similar units. Networks that do
-    differ by translations are matched once more in the coordinates of the first network. Without gains, these
-    coordinates do not amplify noise, so a fit in them is sufficient.
+    A representative contains weights divided by gains, so noise in a small gain amplifies the noise of weights.
+    Therefore the given networks are also matched, with scales fitted to the first network. This is best if the networks
+    do not differ by translations, because biases and gains then distinguish similar units. If they do differ by
+    translations, they are matched once more after their coordinates were set to those of the first network. If there
+    are no gains, nothing amplifies noise, and fitting the scales is sufficient.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")

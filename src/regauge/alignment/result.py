@@ -55,8 +55,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             the objective is NaN for a climb that was not run for a pair.
         is_converged: Whether the method ended because no single step could improve the objective.
         is_judged: Whether a task evaluated the result. Otherwise, the height of the loss barrier is unknown.
-        notes: Messages about properties that could not be adopted from the first network, and about results without any
-            change.
+        notes: Messages about properties of the first network that the second could not adopt, and a message if the
+            element changes nothing.
     """
 
     symmetry: Symmetry
@@ -113,7 +113,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         )
 
     def but(self: "Results", rows: Tensor, other: "Results") -> "Results":
-        """Return a batch of results in which the pairs marked in `rows` have the results of `other`."""
+        """Return a batch of results in which `other` replaces the results of the pairs in `rows`."""
         if not bool(rows.any()):
             return self
         steps, tries = max(len(self.history), len(other.history)), max(len(self.starts), len(other.starts))
@@ -160,7 +160,9 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def report(self) -> str:
-        """Return sentences about the result, further options to try, and properties that could not be adopted."""
+        """Return sentences about the result, about options to try, and about properties that could not be adopted from
+        A.
+        """
         return "\n".join([self._outcome, *self.notes])
 
     @property
@@ -221,7 +223,7 @@ def join(parts: Sequence[Results]) -> Results:
 
 
 def extend(rows: Tensor, count: int, value: float | None = None) -> Tensor:
-    """Extend a tensor to a number of rows, filled with a value or with copies of the last row if it is None."""
+    """Extend a tensor to a number of rows, with copies of a value or, if it is None, of the last row."""
     missing = (count - len(rows), *rows.shape[1:])
     more = rows[-1:].expand(missing) if value is None else rows.new_full(missing, value)
     return torch.cat([rows, more])

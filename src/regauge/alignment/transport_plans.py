@@ -27,9 +27,10 @@ def transport(
 
     Rows of T sum to 1/n and columns sum to 1/m. The entropy is `entropy(T) = -sum T log T`. Without regularization, the
     optimum is exact. If n = m, the optimum is an assignment: n T is a permutation. If n and m have a small common
-    multiple, the optimum is an assignment of split units. In all other cases, the optimum is the solution of a linear
-    program. With regularization, Sinkhorn's iteration runs on logarithms while the regularization decreases to its
-    final strength. The returned plan is close to Sinkhorn's result and has exact marginals.
+    multiple, each unit is split into equal parts, and the optimum is an assignment of these parts. In all other cases,
+    the optimum is the solution of a linear program. With regularization, Sinkhorn's iteration runs on logarithms while
+    the regularization decreases to its final strength. The returned plan is close to Sinkhorn's result and has exact
+    marginals.
 
     Args:
         profit: The profits, `[n, m]`.
@@ -87,7 +88,9 @@ def _split_units(profit: Floats, common: int) -> Tensor:
 
 
 def _linear_program(profit: Floats) -> Tensor:
-    """Solve a transport problem by pricing: start with few pairs, and add pairs that gain in the dual solution."""
+    """Solve a transport problem by column generation: start with few pairs, and add pairs with which the optimum
+    improves.
+    """
     n, m = profit.shape
     cost = -profit / (np.abs(profit).max() or 1.0)
     masses = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
@@ -124,7 +127,9 @@ def _cheapest(cost: Floats, count: int) -> NDArray[np.bool_]:
 
 
 def _marginals_corrected(plan: Tensor) -> Tensor:
-    """Return a plan with exact marginals: too large ones are scaled down, and missing mass is added."""
+    """Return a plan with exact marginals: rows and columns with too much mass are scaled down, and missing mass is
+    added.
+    """
     n, m = plan.shape
     plan = plan * (1 / (n * plan.sum(1, keepdim=True))).clamp_max(1)
     plan = plan * (1 / (m * plan.sum(0, keepdim=True))).clamp_max(1)

@@ -31,8 +31,8 @@ class Average:
         child: The name of the average.
         parents: The compared networks that were averaged.
         weights: The weights of the parents, computed from distances. The weights of all parents sum to one.
-        is_told: Whether the provenance of the average names the parents. If not, the parents of an average were
-            recognized by distances.
+        is_told: Whether the provenance of the average names its parents. Otherwise, the parents were found from
+            distances between networks.
     """
 
     child: str
@@ -55,12 +55,12 @@ def find_averages(
 ) -> tuple[Average, ...]:
     """Return the networks that are averages of two or more other networks.
 
-    An average lies between its parents, because no training step separates the average from them. A common ancestor
-    does not lie between its descendants, because the steps of separate training runs are nearly orthogonal. If the
-    steps to the parents are orthogonal, with weights `w` and squared distances `c`, the squared distance from the
-    weighted mean is the sum of `w^2 c`. Distances up to symmetry are not exactly Euclidean distances of points.
-    Therefore even an average has a small squared distance to the mean of its parents. A network does not count as a
-    parent if other networks can replace it, for example the network's own parent.
+    An average lies exactly between its parents. A common ancestor does not lie between its descendants, because the
+    steps of separate training runs are nearly orthogonal. If the steps to the parents are orthogonal, with weights `w`
+    and squared distances `c`, the squared distance from the weighted mean is the sum of `w^2 c`. Distances up to
+    symmetry are not exactly Euclidean distances of points. Therefore even an average has a small computed distance to
+    the mean of its parents. A network does not count as a parent if the average is explained as well without it, for
+    example by the network's own parent.
 
     Args:
         names: The names of all networks.
@@ -97,8 +97,8 @@ def find_averages(
 def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told: bool) -> tuple[float, Average] | None:
     """Describe a network as an average of other networks, according to its provenance or distances.
 
-    The first result is the squared distance to the average, relative to the squared distance that independent steps
-    would leave.
+    The first result is the squared distance to the average, divided by the squared distance that would be expected for
+    independent training steps.
     """
     if np.isnan(squares).any():
         return (0.0, Average(child, tuple(others), (1 / len(others),) * len(others), True)) if is_told else None
@@ -124,12 +124,12 @@ def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told:
 
 
 class _Fit(NamedTuple):
-    """The average of some networks that is nearest to one network, called point 0.
+    """The weighted average of some networks that is nearest to one other network, called point 0.
 
     Attributes:
         weights: The weights of the averaged networks.
         gap: The squared distance from point 0 to the average.
-        steps: The squared distance that would remain if the steps from point 0 to the averaged networks were
+        steps: The squared distance that would be expected if the steps from point 0 to the averaged networks were
             independent.
     """
 

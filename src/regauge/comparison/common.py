@@ -1,4 +1,4 @@
-"""The common part of two networks with different shapes: the tensors that both have, in full or cut."""
+"""The common part of two networks with different shapes: the tensors that both have, cut to their common size."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ class Widths:
     common: Symmetry
 
     def narrow(self, shapes: Shapes) -> dict[str, Shape]:
-        """Return the shapes of one network after all groups are cut to the smaller number of units."""
+        """Return the shapes that both networks have after each group is cut to the smaller number of units."""
         return _with_lengths(shapes, self.common, [self.common[name] for name in self.sizes])
 
 
@@ -57,10 +57,10 @@ class Common:
         shapes: The shape to which each compared tensor is cut.
         share: The share of the first network's entries that is compared.
         notes: Notes on tensors that are cut or excluded.
-        widths: The groups in which the two networks have different numbers of units. Units of such groups are selected
-            before other axes are cut.
-        is_whole: Whether the common part covers both networks completely. Both networks then have the same shapes, and
-            only the symmetry was found on other shapes.
+        widths: The groups in which the two networks have different numbers of units. Matching units of these groups are
+            selected before other axes are cut.
+        is_whole: Whether the common part covers both networks completely. Both networks then have the same shapes; only
+            the network on which the symmetry was found has others.
     """
 
     symmetry: Symmetry
@@ -89,7 +89,7 @@ class Common:
         return part, symmetry.bind(part)
 
     def extend(self, symmetry: Symmetry) -> Symmetry:
-        """Return a symmetry for more units, restricted to the comparable part."""
+        """Return a symmetry for more units, restricted to the part of the networks that can be compared."""
         return restrict(symmetry, _with_lengths(self.shapes, symmetry, symmetry.groups))
 
 
@@ -346,7 +346,8 @@ def _fits(symmetry: Symmetry, shapes: Shapes) -> bool:
 
 
 def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield each group with its number of units, computed from an axis on which all other groups are counted.
+    """Yield each group with its number of units, computed from the length of an axis whose other groups are already
+    counted.
 
     The number is 0 if no number of units fits the length of the axis.
     """
@@ -367,7 +368,7 @@ def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Itera
 
 
 def _within(added: Added, length: int) -> Added:
-    """Return the constants to add to a vector, restricted to the first entries of the vector."""
+    """Return the constants that the model adds to a vector, restricted to the first entries of the vector."""
     if not isinstance(added, tuple):
         return added
     return tuple((start, min(stop, length), number) for start, stop, number in added if start < length)

@@ -196,7 +196,9 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A checkpoint and the networks that were opened with it; `is_own` if they have the shapes of this checkpoint."""
+    """A checkpoint, and the group of networks with which it was opened; `is_own` if it has the shapes of the group's
+    symmetry.
+    """
 
     relatives: Relatives
     checkpoint: Checkpoint

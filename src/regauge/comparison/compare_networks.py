@@ -66,13 +66,14 @@ def compare(
     | unrelated | neither |
     | undecided | between the two |
 
-    By chance, alignment also explains some share of an unrelated network. Scrambled copies of the second network
-    ("strangers") measure this chance. In a scrambled copy, a separate random element acts on each tensor. "Descended"
-    is symmetric: one network descends from the other, or both descend from a third. `regauge.comparison.verdicts`
-    defines the thresholds. The thresholds were chosen on networks that are not part of the reported measurements.
+    Alignment always finds some similarity, even between unrelated networks. The share that is explained by chance is
+    measured on scrambled copies of the second network ("strangers"). In a scrambled copy, a separate random element
+    acts on each tensor. "Descended" is symmetric: one network descends from the other, or both descend from a third.
+    `regauge.comparison.verdicts` defines the thresholds. The thresholds were chosen on networks that are not part of
+    the reported measurements.
 
     The p-value and z-score test the stored order of units. Both numbers are exact unless somebody chose the order of
-    units, for example by aligning one network to another. The order of units alone therefore never leads to the verdict
+    units, for example by aligning one network to another. Therefore a small p-value alone never leads to the verdict
     "descended". If regauge aligned a network, and the file records this together with the element, the alignment is
     undone first. If the element is missing, a note mentions the alignment.
 

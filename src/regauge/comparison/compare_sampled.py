@@ -72,19 +72,18 @@ def compare_sampled(
     Return None if the networks are small, or if the sample does not decide the verdict. From each stack of layers, the
     sample contains some layers. From each large group, the sample contains some units of the first network, and the
     most similar units of the second. The sampled parts are then compared as smaller networks, as in `rg.compare`. Two
-    facts relate measurements on a sample to measurements on all entries:
+    facts allow conclusions from the sample to all entries:
 
     - The objective of an element on sampled units and entries is an unbiased estimate of the objective on all entries.
       The best objective on a sample is therefore, in expectation, at least as large as the best objective on all
       entries. Therefore, for unrelated networks, a sample overestimates both the explained share and the share by
       chance.
-    - The mean share over sampled layers differs from the mean over all layers by about the standard error of the
-      former.
+    - The mean share over sampled layers differs from the mean over all layers by about its standard error.
 
-    The sample decides "descended" or "unrelated" if the share beyond chance is clearly above or below the thresholds,
-    that is, by its standard error plus a margin. In four cases, the sample does not decide. The networks may be the
-    same in another gauge. A residual stream may be rotated. Somebody may have chosen the order of units. Or units were
-    matched by too few entries.
+    The sample decides "descended" or "unrelated" if the share beyond chance is above or below the thresholds by more
+    than its standard error plus a margin. The sample does not decide if the networks may be the same in another gauge,
+    if a residual stream may be rotated, if somebody may have chosen the order of units, or if units were matched by too
+    few entries.
 
     Args:
         a: The first network.
@@ -199,7 +198,8 @@ class _Sampled:
 
     @cached_property
     def _may_be_rotated(self) -> bool:
-        """Whether a rotation of a residual stream may explain differences that permutations do not explain.
+        """Whether a rotation of a residual stream may explain differences between the networks that permutations do not
+        explain.
 
         A rotation does not change inner products. Suppose that a rotation R leaves the difference E = X - Y R between
         tensors X and Y. The Gram matrices of X and Y then differ by at most |E| (|X| + |Y|). If R explains nearly
@@ -224,7 +224,7 @@ class _Sampled:
 
 @dataclass(frozen=True)
 class _Stored(Pair):
-    """The sampled tensors of two networks as stored, with all of their units."""
+    """The sampled tensors of two networks, with all units in their stored order."""
 
     sample: Sample
     names: tuple[str, ...]

@@ -33,10 +33,10 @@ class Comparison:
         share_by_chance: The share that alignment explains by chance: the largest share of a scrambled copy, plus the
             range of the shares over all scrambled copies. None if the verdict does not depend on this share, for
             example if both networks are the same.
-        p_value: The probability that independently trained networks correspond at least as much in their stored order
-            of units, estimated with random elements; see `measure_independence`. None if no group permutes units. The
-            p-value is exact unless somebody chose the order of units. If the files record an alignment and contain its
-            element, the p-value refers to the order before the alignment.
+        p_value: The probability that the units of independently trained networks correspond at least as well in their
+            stored order, estimated with random elements; see `measure_independence`. None if no group permutes units.
+            The p-value is exact unless somebody chose the order of units. If the files record an alignment and contain
+            its element, the p-value refers to the order before the alignment.
         z_score: The deviation of the test statistic from its mean, in standard deviations of the null distribution.
         tested_groups: The groups whose units the independence test permutes.
         draws: The number of random elements that the independence test sampled.
@@ -49,11 +49,10 @@ class Comparison:
             is the network of smallest norm that scales and invertible matrices produce. Unlike `orbit_distance`, this
             distance does not depend on the scales of the first network. None for networks that are streamed, sampled,
             equal or of different widths.
-        lean: The change in the squared norm from the first to the second network, relative to the squared distance, for
-            balanced networks. The lean is above one if the second network was trained further from the first, and
-            around minus one if the second network was pruned. The lean is around zero if both were trained in the same
-            way from a third network; see `kinship`. None if `balanced` is None, or if only a part of the networks is
-            compared.
+        lean: The squared norm of the second network minus that of the first, divided by their squared distance, for
+            balanced networks. This ratio is above one if the second network was trained further from the first, and
+            around minus one if it was pruned. It is around zero if both were trained in the same way from a third
+            network; see `kinship`. None if `balanced` is None, or if only a part of the networks is compared.
         units: For networks of different widths, the indices of the compared units in the first and second network, for
             each group whose number of units differs. The indices ascend within each copy of the group. All other
             measurements use both networks cut to these units, in this order.

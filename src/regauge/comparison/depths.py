@@ -26,7 +26,7 @@ class Depths:
 
     Attributes:
         notes: Messages about the matched blocks.
-        single: The new name prefixes of blocks without a counterpart, each with the original prefix.
+        single: The name prefixes that blocks without a counterpart received, each with the original prefix.
     """
 
     notes: tuple[str, ...] = ()
@@ -42,7 +42,7 @@ class Depths:
 def match_depths(
     a: Mapping[str, Tensor], b: Mapping[str, Tensor], symmetry: Symmetry
 ) -> tuple[Mapping[str, Tensor], Depths]:
-    """Renumber the blocks of the second network like the most similar blocks of the first network.
+    """Give each block of the second network the number of the most similar block of the first network.
 
     Blocks are the outermost numbered parts of tensor names, such as `layers.7`. If one network has more blocks, blocks
     may have been removed or duplicated at any position. Block numbers therefore do not show which blocks correspond.
@@ -123,7 +123,9 @@ def _score(
 
 
 def _match_in_order(scores: Mapping[tuple[int, int], float], rows: int, columns: int) -> dict[int, int]:
-    """Return, for each matched column, its row in the order-preserving matching with the largest total score."""
+    """Return the matching of rows and columns that keeps their order and has the largest total score, as the row of
+    each column.
+    """
     best: dict[tuple[int, int], tuple[float, dict[int, int]]] = {}
     nothing = (0.0, dict[int, int]())
     for i in range(rows):

@@ -1,4 +1,6 @@
-"""Fingerprints: 256 numbers that are equal for all networks on one orbit. Also the tensors that define them."""
+"""Fingerprints: 256 numbers that are equal for all networks on one orbit, and the tensors from which they are
+computed.
+"""
 
 import itertools
 import math
@@ -69,10 +71,11 @@ def fingerprint(
     matrices produce (`regauge.core.balance`). Two networks on one orbit now differ only by permutations, signs and
     rotations, which do not change the features. The features of a tensor are its norm, the norms of its Gram matrices,
     and the norms of contractions with fixed random vectors. Tensors are contracted along axes on which no group acts.
-    The features of a group are the sorted norms of its units, averaged in eight parts, for four weighted sums over the
-    tensors. For periodic units, the sine of the bias is used. Entries that no element can exchange have different fixed
-    weights. Therefore a permutation of the inputs changes the fingerprint. Tensors are divided by their norms. A fixed
-    random projection, which keeps distances, maps all features to 256 numbers.
+    The features of a group are the norms of its units, sorted and then averaged in eight parts. There are four such
+    sets of features, which weight the tensors differently. For periodic units, the sine of the bias is used. Entries
+    that no element can exchange have different fixed weights. Therefore a permutation of the inputs changes the
+    fingerprint. Tensors are divided by their norms. A fixed random projection, which keeps distances, maps all features
+    to 256 numbers.
 
     A change of a balanced tensor changes each feature by at most the size of this change. Small noise therefore changes
     the fingerprint little. Units with scales are an exception if their incoming or outgoing weights are all exactly
@@ -227,7 +230,7 @@ def _averages(squares: Float64[Tensor, "models units"]) -> Features:
 
 
 def _gram_norm(values: Float64[Tensor, "models *copies units values"]) -> Features:
-    """Return one number for the Gram matrices of units, as `_gram_root` computes it."""
+    """Return the norm of the Gram matrices of units, as `_gram_root` computes it."""
     tall = values.mT if values.shape[-2] > values.shape[-1] else values
     return _gram_root(tall @ tall.mT)
 
@@ -321,7 +324,7 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
 
 
 def seen_by_fingerprints(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry that does not change fingerprints; it includes rotations of residual streams."""
+    """Return the symmetry under which fingerprints are invariant; it includes rotations of residual streams."""
     return symmetry.on_representatives(rotate=True) if symmetry.rotatable else symmetry
 
 

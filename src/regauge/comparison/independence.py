@@ -63,16 +63,18 @@ def measure_independence(
     sizes, data and training methods. No distribution is assumed.
 
     T is a sum of cosines over units and tensors, between the weights of unit i in the first and in the second network.
-    Only groups without common tensors are permuted, such as every second layer of a chain. T is then a sum of one entry
-    from each row of a matrix, which is cheap to compute for each permutation. The mean and variance of T are also
-    known. The test is exact for random elements of a subgroup, as it is for random elements of the whole group.
+    Only groups without common tensors are permuted, such as every second layer of a chain. For each permutation, T is
+    then a sum of one entry from each row of a matrix, which is cheap to compute. The mean and the variance of T over
+    all permutations have formulas. The test is exact for random elements of this subgroup, as for those of the whole
+    group.
 
     The test is not valid if one network was aligned to the other, because the alignment chose the order of the units.
     The chosen order makes the p-value small.
 
     The test cannot recognize a copy to which a random element was applied, because the order of units in such a copy
-    contains no information. Such a copy can only be recognized by its orbit. But independent networks may also have the
-    same orbit, for example if training has only one solution; see `Comparison.reference_p_value`.
+    contains no information. Such a copy can only be recognized because it lies on the same orbit. But independent
+    networks may also lie on one orbit, for example if training always finds the same solution; see
+    `Comparison.reference_p_value`.
 
     Args:
         load: A function that returns a tensor of both networks, given its name.
@@ -147,7 +149,7 @@ def choose_groups(symmetry: Symmetry, names: Sequence[str]) -> list[tuple[Group,
 
 
 def _describe(values: Float[Tensor, "*copies units values"]) -> Float[Tensor, "*copies units numbers"]:
-    """Return the normalized entries of each unit, projected to a few numbers."""
+    """Return a few numbers for each unit: a random projection of its normalized entries."""
     length = values.shape[-1]
     if length > SKETCH:
         # A count sketch (Charikar et al. 2002): with random signs, the same in both networks, the inner products of

@@ -148,7 +148,9 @@ def _grow(
     averages: Sequence[Average],
     size: float,
 ) -> list[Branch] | None:
-    """Return the tree of a family with all networks in one gauge, or None if no single gauge fits all of them."""
+    """Return the tree of a family whose networks are all aligned to common coordinates, or None if this is
+    impossible.
+    """
     found = {pair: pairs[pair] for pair in combinations(names, 2) if pair in pairs}
     larger = {first for (first, _), one in found.items() if one.compared < 1}
     known = [_balanced(one) for one in found.values()]
@@ -182,7 +184,7 @@ def _averages(
 
 
 def _balanced(found: Comparison) -> tuple[float, float, float] | None:
-    """Return the distance and norms of the balanced networks, or zeros if the networks are identical."""
+    """Return the distance between two balanced networks and their norms, or zeros if the networks are identical."""
     return (0.0, 0.0, 0.0) if found.verdict == "identical" and found.balanced is None else found.balanced
 
 

@@ -28,10 +28,11 @@ from regauge.core.task import Task
 def match_streamed(
     job: FileJob, symmetry: Symmetry, *, task: Task | None, references: Sequence[object], progress: Progress
 ) -> Matched:
-    """Align two checkpoints by reading their files repeatedly, and measure the share that is explained by chance.
+    """Align two checkpoints by reading their files repeatedly, and measure the share of A that alignment explains by
+    chance.
 
-    One scrambled copy measures this share. Translations and gains are removed from tensors when they are read. Residual
-    streams are rotated if rotations explain more than permutations.
+    The share by chance is measured with one scrambled copy of network B. Translations and gains are removed from
+    tensors when they are read. Residual streams are rotated if rotations explain more than permutations.
 
     Raises:
         ValueError: References or a task are given, which require networks in memory, or the memory limit is too low.
@@ -80,7 +81,7 @@ def match_streamed(
 def without_widths(job: FileJob, symmetry: Symmetry) -> Common:
     """Return the comparable part of streamed networks, without tensors on which groups of different sizes act.
 
-    Streamed networks are compared without matching units of groups that differ in size.
+    In streamed networks, units of groups that differ in size are not matched.
 
     Raises:
         ValueError: Groups of different sizes act on all tensors, so none can be compared.

@@ -48,9 +48,9 @@ def match_whole(
 
     Networks that differ only by translations and gains have the same representatives. Therefore representatives are
     aligned instead of networks. If a matrix product does not have full rank, its factors contain components that do not
-    affect the product. Then possibly no element maps one network to another network with the same function. If a
-    distance remains after alignment, the factors are therefore aligned again without these components. Residual streams
-    are rotated if rotations explain differences that permutations do not.
+    affect the product. Two networks with the same function can differ in these components, and no element then maps one
+    to the other. If a distance remains after alignment, the factors are therefore aligned again without these
+    components. Residual streams are rotated if rotations explain differences that permutations do not.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.

@@ -26,7 +26,7 @@ def match_widths(
 ) -> Matched:
     """Select the matching units of two networks with different widths, and align them.
 
-    Because units are selected for their match, any two networks explain some share of each other. Scrambled networks
+    Because matching units are selected, even unrelated networks explain some share of each other. Scrambled networks
     and references are therefore compared in the same way, each with its own selection of units. The order of units is
     tested for groups in which both networks have the same number of units.
 

@@ -1,4 +1,4 @@
-"""Matched pairs of networks, and the measurement of the evidence for a verdict."""
+"""Pairs of aligned networks, and the measurement of the evidence for a verdict."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ MOVED_ORDER = "the p-value is of the order as stored, which an element changes: 
 
 @dataclass(frozen=True)
 class Matched:
-    """Two matched networks, and further data for the comparison.
+    """Two networks that were aligned to each other, and further data for their comparison.
 
     Attributes:
         pair: The networks to compare.
@@ -32,15 +32,16 @@ class Matched:
             the verdict depends on this share.
         tested: The networks whose order of units is tested; None if no tensor has an order of units.
         stored: The networks as stored, if the pair contains converted networks with the same functions.
-        noise: A function from the precisions of two formats to the increase of the pair's distance by rounding.
+        noise: A function that returns how much rounding increases the distance of the pair, given the precisions of
+            both formats.
         is_factorized: Whether the factors of matrix products lack the components that do not affect the products.
         distances: The distances from the first network's fingerprint to the fingerprints of the second network and of
             the references.
         balanced: The distance between the balanced networks of the pair, and their norms.
         function: The agreement of outputs, losses and barriers on the data of a task.
         units: For each group whose number of units differs between the networks, the compared units.
-        whole: If the pair has another symmetry: the symmetry of the networks as stored, and the corresponding element
-            for the second network.
+        whole: The symmetry of the networks as stored, and the element for the second of them, if these differ from
+            those of the pair.
         notes: Notes on the match.
     """
 
@@ -60,7 +61,9 @@ class Matched:
 
     @property
     def reference_p_value(self) -> float | None:
-        """The p-value of the second network's fingerprint distance, given the distances of the references."""
+        """The p-value of the second network: the rank of its fingerprint distance among the distances of the
+        references.
+        """
         # A Monte Carlo p-value counts the second network itself so that it is never zero (Phipson and Smyth, 2010).
         nearer = sum(other <= self.distances[0] for other in self.distances[1:])
         return (1 + nearer) / len(self.distances) if len(self.distances) > 1 else None
@@ -69,7 +72,7 @@ class Matched:
 def weigh(
     matched: Matched, common: Common | None, origins: Origins, *, draws: int, generator: torch.Generator
 ) -> Comparison:
-    """Measure the evidence tensor by tensor, and return the comparison with its verdict.
+    """Measure the evidence tensor by tensor, and return the comparison with the verdict that follows.
 
     Args:
         matched: The matched networks.

@@ -46,11 +46,12 @@ def in_one_gauge(
     symmetry: Symmetry,
     distances: Float64[Tensor, "n n"],
 ) -> Points | None:
-    """Return related networks as points in common coordinates; None if these do not reproduce their distances.
+    """Align related networks to common coordinates, and return them as points; None if their distances do not fit.
 
     The first network is balanced. Then each network is aligned to a near relative that is already aligned. A network is
     kept in memory only as long as others are aligned to it. If networks differ in the lengths of axes without a group,
-    the common part is used. Residual streams are permuted. If this does not reproduce the distances, they are rotated.
+    only the common part is used. Residual streams are first aligned by permutations. If the distances between points
+    then differ from the given distances, streams are aligned by rotations.
 
     Args:
         names: The names of the networks.
@@ -80,12 +81,13 @@ def _in_gauge_of(
     *,
     is_rotated: bool,
 ) -> Points | None:
-    """Do what `in_one_gauge` does, for networks of one shape, with streams that are either permuted or rotated.
+    """Align related networks to common coordinates, as `in_one_gauge` does, for networks of one shape and one kind of
+    alignment.
 
     Args:
         names: The names of the networks.
         read: A function that returns a network.
-        symmetry: The symmetry, with the coordinates of the first network.
+        symmetry: The symmetry of the first network, to whose coordinates all others are aligned.
         distances: The absolute distances between the balanced networks of all pairs.
         is_rotated: Whether residual streams are rotated, instead of permuted.
     """
@@ -121,7 +123,7 @@ def _in_gauge_of(
 
 
 def _common_shapes(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> dict[str, tuple[int, ...]] | None:
-    """Return the common part of the shapes of all networks; None if they differ along axes of groups or in names."""
+    """Return the shapes that all networks have in common, or None if they differ in names or along axes of groups."""
     moved = {(place.parameter, place.axis) for group in symmetry.groups for place in group.placements}
     shapes = {name: tuple(tensor.shape) for name, tensor in networks[0].items()}
     for network in networks:
@@ -159,7 +161,7 @@ def _rounding(tensors: Iterable[Tensor]) -> float:
 
 
 def _find_pruned(points: Tensor) -> Tensor:
-    """Return for each pair of points whether the second one is the first one with some entries set to zero."""
+    """Return, for each pair of networks, whether the second equals the first with some entries set to zero."""
     zeros = points == 0
     found = torch.zeros(len(points), len(points), dtype=torch.bool)
     for k, own in enumerate(zeros):

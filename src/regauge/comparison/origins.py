@@ -58,7 +58,9 @@ class Origin:
         return cls(label, command, tuple(_parents(document, command)), is_chosen, alignment)
 
     def knows(self, other: Mapping[str, Tensor] | Checkpoint) -> bool:
-        """Return whether the provenance names another network as a parent, according to hashes of weights."""
+        """Return whether the provenance names another network as a parent, which is recognized by the hash of its
+        weights.
+        """
         if not self.parents or not isinstance(other, Checkpoint):
             return False
         files = [path for path in Input("", other.home).files if path.name.endswith(weight_suffixes(is_read=True))]
@@ -94,7 +96,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Undo:
-    """The inverse action of an element on single tensors, which undoes an alignment."""
+    """A function that undoes an alignment: it applies the inverse of an element to single tensors."""
 
     symmetry: Symmetry
     element: Element
@@ -112,7 +114,7 @@ class Origins:
         of: The origin of each network.
         undo: For each network, a function that undoes its alignment, if the element is known and the whole network is
             compared.
-        parent: A sentence for the case that one network's provenance names the other network as a parent by its hash.
+        parent: A sentence if the provenance of one network names the other as a parent; otherwise empty.
     """
 
     of: tuple[Origin, Origin]
@@ -131,7 +133,7 @@ class Origins:
 
     @property
     def cut(self) -> "Origins":
-        """Return a copy for networks that are compared only in part, in which no alignment can be undone."""
+        """Return a copy in which no alignment is undone, for networks that are compared only in part."""
         return replace(self, undo=(None, None))
 
     @property

@@ -47,7 +47,7 @@ class Sample:
         symmetry: The symmetry of the network as it acts on the sampled tensors, with all units of its groups.
         entries: The sampled indices along axes on which no group acts, unless all indices are read.
         units: The sampled units of the first network, in ascending order, for each group that has more units.
-        layers: The number of sampled layers, and the number of all layers in the same stacks.
+        layers: The number of sampled layers, and the number of layers from which they were sampled.
     """
 
     symmetry: Symmetry
@@ -119,8 +119,8 @@ class Sample:
 
         A group is matched by tensors whose other axes have no groups or only groups that are already matched. The first
         matched group, such as a residual stream, is matched by tensors on which no other group acts. Each sampled unit
-        may match any unit of the second network, so two sampled units may match the same one. Between unrelated
-        networks, a larger share is therefore explained than with a permutation of all units.
+        may match any unit of the second network, so two sampled units may match the same one. For unrelated networks,
+        the explained share is therefore larger than with a permutation of all units.
 
         Returns:
             The units, and the smallest number of entries per unit with which any group was matched.
@@ -137,7 +137,7 @@ class Sample:
         return found, least
 
     def _telling(self, name: str, known: Units) -> list[tuple[str, Site, int]]:
-        """Return a group's placements on tensors whose other groups are matched, and the entries per unit."""
+        """Return the placements of a group by which its units can be matched, and the number of entries per unit."""
         places, group = [], self.symmetry[name]
         for tensor in dict.fromkeys(place.parameter for place in group.placements):
             sites, shape = self.symmetry.sites[tensor], list(self.symmetry.shapes[tensor])
@@ -176,7 +176,7 @@ class Sample:
         return any(any(character(s.placement)) for s in self.symmetry.sites[tensor] if s.group.name != name)
 
     def _firsts(self, known: Units) -> Units:
-        """Return the units of the first network, for those groups whose units of the second network are known."""
+        """Return the sampled units of the first network, for those groups that are already matched."""
         return {name: self.units[name] for name in known}
 
 

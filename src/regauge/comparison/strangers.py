@@ -48,8 +48,8 @@ def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> 
 
     A separate random permutation, with signs and rotations, acts on each tensor.
 
-    Scrambling removes the correspondence of units between tensors. Whatever share alignment still explains is due to
-    its choice among many elements.
+    Scrambling removes the correspondence of units between tensors. The share that alignment then still explains arises
+    because it chooses the best of many elements.
     """
     return {name: scramble(symmetry, name, tensor, seed) for name, tensor in params.items()}
 
@@ -70,7 +70,7 @@ def _acting_on(symmetry: Symmetry, name: str) -> Symmetry:
 
 
 def _without_stretching(symmetry: Symmetry, element: Element) -> Element:
-    """Return the element with each invertible matrix replaced by the nearest rotation."""
+    """Return the element in which the nearest rotation replaces each invertible matrix."""
     for name, value in element.items():
         if value.matrix is not None and symmetry[name].matrix == "linear":
             u, _, vh = torch.linalg.svd(value.matrix)

@@ -41,9 +41,10 @@ class Branch:
         parent: The endpoint nearer to the root.
         child: The other endpoint.
         length: The length, in the unit of the distances.
-        support: The share of samples of the weights in whose tree the child has this parent. It is 1 for copies,
-            averages and pruned networks. If several networks may be the original of a pruned network, the support is 1
-            divided by their number. It is None if the weights were not sampled, as in `join_neighbors`.
+        support: The share of the sampled trees (each computed from a random sample of the weights) in which the child
+            has this parent. It is 1 for copies, averages and pruned networks. If several networks may be the original
+            of a pruned network, the support is 1 divided by their number. It is None if the weights were not sampled,
+            as in `join_neighbors`.
         is_copy: Whether parent and child are equal up to rounding. Either of them may be the original.
     """
 
@@ -67,7 +68,7 @@ class Points:
         names: The names of the networks.
         products: The inner products of the networks in blocks of entries. Their sum is the Gram matrix.
         tensors: For each block, the index of the tensor that contains the block.
-        pruned: Whether the second network is the first one with some entries set to zero.
+        pruned: For each pair of networks, whether the second equals the first with some entries set to zero.
         rounding: For each network, the distance that rounding explains, relative to the norm of the network.
         entries: The number of entries of a network.
     """
@@ -125,14 +126,14 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     along the tree. Squared distances are then lengths of paths, which are also the effective resistances of the tree as
     an electrical network. The pseudoinverse of the centered inner products is the Laplacian of this electrical network.
     Its entry for two networks is minus the conductance 1 / length of their branch, or zero if there is no branch. The
-    branches are the spanning tree with the largest conductances. Training runs of one task also share a drift, which
-    makes distances misleading. The drift has the same direction for all networks, so it changes conductances little.
+    branches are the spanning tree with the largest conductances. Training runs of one task also move in a common
+    direction, which makes distances misleading, but changes conductances little.
 
     The root is the network for which most branches lead from smaller to larger norms, because training increases norms.
     The parent of a pruned network is the network with the same entries, except those that are zero. Pruned networks and
-    averages may have children of their own, which were trained further. If the root is not older than its neighbors,
-    their common parent is an ancestor that is not among the networks. If another parent is missing, the nearest
-    relative of this parent takes its place.
+    averages may have children of their own, which were trained further. If the root is not older than its neighbors, a
+    common ancestor that is not among the networks becomes the root. If any other parent is not among the networks, its
+    nearest relative takes its place in the tree.
 
     Branches are certain if they are in nearly all trees of samples. A sample weights tensors and blocks of tensors at
     random, and leaves out some networks.
@@ -222,7 +223,7 @@ class _Made:
     Attributes:
         parents: For each of them, the weights of the networks of which it was made.
         cuts: For each pruned network, the network that was pruned.
-        offsets: The steps from these networks to the pruned ones, as sums of networks.
+        offsets: The steps from these networks to their pruned copies, as weighted sums of networks.
         sources: For each network, the weights of the trained networks of which it was made, perhaps in several steps.
         origins: For each made network, the networks among its sources.
     """
@@ -239,15 +240,18 @@ class _Made:
         self.origins = {k: {*np.flatnonzero(self.sources[k]).tolist()} for k in parents}
 
     def base(self, k: int) -> int:
-        """Return the largest source of a network."""
+        """Return the network from which a made network stems with the largest weight."""
         return int(self.sources[k].argmax())
 
     def as_a_walk(self, kept: list[int], above: Mapping[int, int]) -> np.ndarray:
-        """Return networks, as sums of networks, after each made network is moved to its base, with its branch.
+        """Return the networks after each made network, with its descendants, is shifted to the network from which it
+        was made.
+
+        Each result is given as a weighted sum of networks.
 
         Args:
             kept: The networks of the tree.
-            above: For networks below a made network, the nearest one.
+            above: For each descendant of a made network, the nearest such ancestor.
         """
         own, base = np.eye(len(self.sources)), np.zeros_like(self.sources)
         for child, k in above.items():
@@ -263,9 +267,9 @@ class _Made:
 def _find_parents(products: np.ndarray, kept: list[int], made: _Made, entries: int) -> tuple[dict[int, int], bool]:
     """Return the parent of each of some networks except the root, and whether the root is older than its neighbors.
 
-    Networks below a made network are no random walk from its parents. They become one if the whole branch is moved so
-    that the made network coincides with its base. Branches are moved as long as the steps of training become more
-    nearly independent.
+    A network that was made without training (pruned or averaged) is not one training step away from its parents.
+    Therefore this network and all its descendants are shifted, so that it coincides with the network from which it was
+    made. Shifts are applied as long as the training steps become more nearly independent.
     """
     squares = _squares(products)
     nearer = {(c, k) for k, parent in made.cuts.items() for c in kept if squares[c, k] < squares[c, parent]}
@@ -292,7 +296,7 @@ def _find_parents(products: np.ndarray, kept: list[int], made: _Made, entries: i
 
 
 def _below(node: int, parents: Mapping[int, int], barred: Collection[int]) -> list[int]:
-    """Return a node of a tree and its descendants, without some nodes and what is below them."""
+    """Return a node of a tree and its descendants, without certain nodes and their descendants."""
     found = [node]
     for one in found:
         found += [child for child, parent in parents.items() if parent == one and child not in barred]
@@ -300,10 +304,11 @@ def _below(node: int, parents: Mapping[int, int], barred: Collection[int]) -> li
 
 
 def _dependence(products: np.ndarray, kept: list[int], above: Mapping[int, int], made: _Made) -> float:
-    """Return how far the steps of training determine one another. A common direction of all steps counts little.
+    """Return a measure of the dependence between the training steps of a tree, in which a common direction counts
+    little.
 
     The determinant of the inner products of the steps is the same for all trees. For independent steps, the diagonal
-    of the inverse has the smallest product. The steps from networks to pruned ones count, too.
+    of the inverse has the smallest product. The steps from networks to their pruned copies are included.
     """
     walk = made.as_a_walk(kept, above)
     branches = span(_conductances(_squares(walk @ products @ walk.T)))
@@ -321,7 +326,9 @@ def _orient(
     forward: Collection[tuple[int, int]],
     entries: int,
 ) -> tuple[dict[int, int], bool]:
-    """Return the parents in the tree of networks that are a random walk, and whether the root is older."""
+    """Return the parent of each network in a tree of training steps only, and whether the root is older than its
+    neighbors.
+    """
     moved = made.as_a_walk(kept, above)
     walk = moved @ products @ moved.T
     near, norms = _squares(walk), np.diag(walk)
@@ -346,7 +353,7 @@ def _orient(
 def _turn(
     branches: list[tuple[int, int]], conductances: np.ndarray, time: "_Time"
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return a tree with nearly the largest conductances and with growing norms on more branches, and its root."""
+    """Return a tree with nearly the largest conductances in which norms grow along more branches, and its root."""
     best, root = time.find_root(branches)
     while True:
         better = None
@@ -365,7 +372,7 @@ def _turn(
 
 
 def _outward(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the branches of a tree from point 0 outward."""
+    """Return the branches of a tree, each directed away from point 0."""
     found, inside, rest = list[tuple[int, int]](), {0}, list(pairs)
     while rest:
         one = next(one for one in rest if inside & {*one})
@@ -389,12 +396,12 @@ def _path(branches: list[tuple[int, int]], a: int, b: int) -> list[tuple[int, in
 
 @dataclass(frozen=True)
 class _Time:
-    """The evidence on the direction of branches.
+    """The data that determine which end of a branch is the older one.
 
     Attributes:
         products: The inner products of the networks.
         entries: The number of entries of a network.
-        forward: Branches whose direction is known.
+        forward: Branches whose older end is known.
     """
 
     products: np.ndarray
@@ -402,7 +409,8 @@ class _Time:
     forward: Collection[tuple[int, int]]
 
     def find_root(self, branches: list[tuple[int, int]]) -> tuple[float, int]:
-        """Return the number of branches with growing norms minus that with shrinking norms, and the root of a tree.
+        """Return the root of a tree, and the number of branches with growing norms minus the number with shrinking
+        norms.
 
         The root is the point from which norms grow and steps have a common direction. A small step changes the norm by
         chance, so a short branch has less weight.

@@ -1,4 +1,4 @@
-"""The compared units of networks of different widths: the units that best match the narrower network."""
+"""The choice of the units to compare in networks of different widths: those that best match the narrower network."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -110,7 +110,9 @@ def _without_stretching(symmetry: Symmetry) -> Symmetry:
 
 
 def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, int]) -> Bool[Tensor, "*bases units"]:
-    """Return a mask of those units of a group in one network that match a unit with entries in the other network."""
+    """Return a mask of the units in one network that are matched with real units of the other, not with added units of
+    zeros.
+    """
     tensor, site = next((n, s) for n, local in symmetry.sites.items() for s in local if s.group.name == name)
     is_met = unit_values(symmetry, tensor, site, marks[tensor]).ne(0).any(-1)
     bases = (*symmetry[name].within, name)

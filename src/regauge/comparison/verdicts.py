@@ -1,4 +1,4 @@
-"""Verdicts of comparisons, with thresholds. Other networks chose the thresholds than evaluated the verdicts.
+"""Verdicts of comparisons and their thresholds, which were chosen on other networks than those of the evaluation.
 
 `benchmarks/aligned_strangers.py` contains the hard cases: independent networks that were trained on the same data and
 then aligned, fully or partly, some with further training. `benchmarks/lineage.py` contains the remaining networks for
@@ -98,7 +98,7 @@ class Evidence:
         is_whole: Whether both networks are compared completely.
         is_factorized: Whether distances are measured between products of matrices without full rank. If so, a distance
             of zero does not imply that an element maps one network to the other.
-        lean: The change of the squared norm divided by the squared distance, see `kinship`; None if it is unknown.
+        lean: The change of the squared norm divided by the squared distance (see `kinship`); None if it is unknown.
         parent: A sentence if one network's provenance names the other as a parent, otherwise empty.
     """
 
@@ -240,9 +240,8 @@ def kinship(lean: float | None) -> str:
 
     Further training increases the norm: the squared norm grows by more than the squared distance. If training steps
     were orthogonal to the weights, the squared norm would grow by the squared distance. Two networks that were trained
-    in the same way from a third network have nearly equal norms. Values of the lean between these cases are
-    inconclusive. Pruning and rounding also give inconclusive values, and so do two descendants of a third network of
-    which one was trained longer.
+    in the same way from a third network have nearly equal norms. Values between these cases are inconclusive. Pruning,
+    rounding, and unequally long trainings from a third network also give inconclusive values.
 
     Args:
         lean: The squared norm of the second network minus that of the first, relative to their squared distance, for

@@ -36,12 +36,12 @@ Shorter rows are gathered entry by entry.
 
 @dataclass(frozen=True)
 class Site:
-    """A placement for a parameter of known shape: the axis indices that it covers, and the unit of each index.
+    """A placement on a parameter of known shape: the axis indices on which it acts, and the unit that owns each index.
 
     The field `bases` has one pair (axis, base index) for each base of the group, that is, each group around a nested
-    group. The axis in `bases` is None if the base index is read from the axis of the placement. A base index has shape
-    `[m]` if it is read from the axis of the placement, and otherwise the length of the other axis. The field `added` is
-    the constant that the model adds to the parameter before it uses the parameter, or one constant for each index of
+    group. The axis is None if the indices of the placement's own axis determine the base; the base index then has shape
+    `[m]`. Otherwise another axis determines the base, and the base index has the length of this axis. The field `added`
+    is the constant that the model adds to the parameter before it uses the parameter, or one constant for each index of
     the axis. Factors multiply the sum of the parameter and the added constant.
     """
 
@@ -61,7 +61,7 @@ class Site:
     def is_sorted(self) -> bool:
         """Whether the axis indices of the site ascend.
 
-        If ascending indices cover every index of an axis, they are the whole axis in order.
+        If the site also covers every index of an axis, it covers the axis in its order.
         """
         return bool((self.positions[1:] > self.positions[:-1]).all())
 
@@ -98,7 +98,7 @@ def resolve(
 ) -> list[Site]:
     """Resolve all placements of all groups on one parameter.
 
-    Raise a ValueError if a placement does not fit the shape of the parameter."""
+    A ValueError is raised if a placement does not fit the shape of the parameter."""
     by_name = {group.name: group for group in groups}
     sites = []
     for group in groups:
@@ -147,7 +147,7 @@ def span(group: Group, place: Placement) -> tuple[int, int]:
 def overlapping(
     groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Group, Group, Placement]]:
-    """Yield pairs of groups that interfere on the same axis, and the placement of the first group.
+    """Yield pairs of groups that interfere on an axis, each with the placement of the first group.
 
     Two groups interfere if the first one moves entries between units of the second one.
     """
@@ -230,7 +230,9 @@ class ReadValues:
         return self._once(site, ("factor", place.scale, place.sign, place.parity), _factor)
 
     def displacement(self, site: Site) -> Int[Tensor, "..."] | None:
-        """Return, for each entry at a site, the index of its source minus its own index, or None if no entry moves."""
+        """Return, for each entry at a site, the index from which it is taken minus its own index, or None if no entry
+        moves.
+        """
         return self._once(site, "displacement", self._displacement)
 
     def _displacement(self, site: Site, value: Value) -> Tensor | None:
@@ -295,7 +297,7 @@ def act(
 ) -> Params:
     """Apply `element` to parameters; see `Symmetry.act`.
 
-    `read` caches the results computed from the element, and later calls can use them.
+    The argument `read` caches results that depend only on the element, for later calls.
     """
     moved, read = dict(params), read or ReadValues(element)
     if element.batch == (1,) and all(params[name].ndim == 1 + ndims[name] for name in sites):
@@ -344,9 +346,10 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Return whether each site is plain, covers an axis alone, and has no added constant.
+    """Return whether at each site unit i owns only index i, no other group acts on the axis, and the model adds no
+    constant.
 
-    Most parameters have only plain sites without added constants.
+    This is the case for most parameters.
     """
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain
@@ -385,9 +388,9 @@ def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int)
 def _base_index(
     base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
 ) -> tuple[int | None, Tensor]:
-    """Return the axis from which the index of a base is read, and that index.
+    """Return the axis that determines the index of a base (a group around a nested group), and the index.
 
-    The axis is None if the base index is read from the axis of the placement.
+    The axis is None if the axis of the placement itself determines the index.
     """
     found: dict[int, Tensor] = {}
     for other in base.placements:
@@ -445,7 +448,7 @@ def _merge(
 ) -> None:
     """Add values of a site to earlier values of sites on the same axes; there is one sum for each set of axes.
 
-    If `is_product`, multiply the values of a site into a product instead.
+    If `is_product`, multiply values instead of adding them.
     """
     axes = site.axes
     if site.is_plain and values.shape[-1] == shape[axes[-1]]:  # the whole axis in its order

@@ -148,12 +148,16 @@ def assign_in_place(profits: Float[Tensor, "target source"], *, slack: float = 0
 
 
 def assigning_bytes(itemsize: int) -> int:
-    """Return the additional bytes per cost that the solver needs, if a cost takes `itemsize` bytes."""
+    """Return the additional bytes that the solver needs for each entry of a cost matrix with `itemsize` bytes per
+    entry.
+    """
     return 8 if _solver() is _scipy and itemsize < 8 else 0
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Return column potentials by which an assignment is (nearly) optimal; shortest paths begin at `start`."""
+    """Return dual variables of the columns that prove an assignment (nearly) optimal; shortest paths begin at
+    `start`.
+    """
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
     # For costs -profit: u_i = cost(i, c_i) - v_(c_i) makes the chosen entries tight, v_j = min_i cost(i, j) - u_i keeps

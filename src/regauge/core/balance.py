@@ -74,8 +74,8 @@ class Balance:
 
     Attributes:
         element: The scales and symmetric matrices. All permutations and signs of the element are the identity.
-        rigid: For each group of matrices, one boolean for each network, true if balancing left the matrix at the
-            identity. A matrix stays the identity if its Gram matrix is singular within rounding.
+        rigid: For each group of matrices, whether the matrix of each network was left at the identity. This is the case
+            if a Gram matrix may be singular, because its rank is uncertain due to rounding.
     """
 
     element: Element
@@ -134,9 +134,9 @@ def balance_alike(
 ) -> list[Balance]:
     """Balance several networks that are to be compared.
 
-    If a group's matrices stay the identity in one of the networks, they stay the identity in all of them. The arguments
-    of `balance_alike` may also be populations. Networks with the same index in several populations are balanced for a
-    comparison with one another.
+    If the matrix of a group cannot be determined in one of the networks, it stays the identity in all of them. The
+    arguments of `balance_alike` may also be populations. Networks with the same index in different populations are then
+    compared with one another.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)
@@ -172,7 +172,8 @@ def agree(count: int, balance: Callable[[int, Mapping[str, Tensor]], Balance]) -
 
     Args:
         count: The number of networks.
-        balance: A function that balances one network, given the matrices that must stay the identity.
+        balance: A function that balances the network with a given index, given the matrices that must stay the
+            identity.
     """
     rigid: dict[str, Tensor] = {}
     while True:
@@ -239,7 +240,7 @@ def balance_but(
 
 
 def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[frozenset[str]]:
-    """Return sets of parameters that can be balanced independently of one another.
+    """Divide the parameters of a symmetry into sets that can be balanced independently of one another.
 
     The sizes of all groups of the symmetry must be known.
 
@@ -295,8 +296,8 @@ def minimize(
         rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds
             networks to `rigid` whose matrix may be singular, or whose norm has no minimum.
         tolerance: The approximate error to allow in the logarithms of the factors.
-        limits: Two shares of the largest eigenvalue of a Gram matrix. Eigenvalues below the first share count as zero,
-            and eigenvalues above the second share count as nonzero.
+        limits: Two fractions of the largest eigenvalue of a Gram matrix. Smaller eigenvalues than the first fraction
+            count as zero, and larger ones than the second as nonzero.
 
     References:
         Cohen, Madry, Tsipras and Vladu (2017), Matrix scaling and balancing via box constrained Newton's method;
@@ -358,7 +359,8 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a short direction of scales in which no row grows, and most rows shrink by at least one.
+    """Return a short direction of scales along which no sum of squares (row) grows, and most rows shrink by at least
+    one.
 
     If no row can shrink without another row growing, return zero.
     """

@@ -1,7 +1,7 @@
 """The symmetry of representatives (networks whose gains are one), and its relation to the whole symmetry.
 
-Scales and signs that change gains cannot act on representatives. Groups with a value in `behind_gains` may rotate
-representatives, because only gains prevent these rotations.
+Scales and signs that change gains cannot act on representatives. However, some rotations can, because only gains other
+than one prevent them; `Group.behind_gains` names these rotations.
 
 Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by
 `w -> s (w + 1) - 1`. The same holds for the bias of a layer if the model multiplies by `1 + layer(x)`. Functions that
@@ -28,11 +28,11 @@ Added = float | tuple[tuple[int, int, float], ...]
 
 
 class Gained(Scaled, Protocol):
-    """The properties of a symmetry with gains and translations, as a protocol."""
+    """A protocol: the properties of a symmetry with gains and translations that this module needs."""
 
     @property
     def gains(self) -> tuple[str, ...]:
-        """The gains (multipliers of activations) that an element of the symmetry can bring to one."""
+        """The gains (multipliers of activations) that an element of the symmetry can set to one."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
@@ -54,7 +54,7 @@ Owner = TypeVar("Owner", bound=Gained)
 
 @dataclass(frozen=True)
 class _Kept:
-    """Combinations of a group's scales and signs that leave the group's gains unchanged."""
+    """The combinations of a group's scales and signs that leave all gains unchanged."""
 
     scales: tuple[tuple[int, ...], ...]
     signs: tuple[tuple[int, ...], ...]
@@ -187,7 +187,9 @@ def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> 
 
 
 def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> Tensor:
-    """Permute rows `[*batch, size, n]` and flip their signs, as an element does with the units of a representative."""
+    """Permute rows `[*batch, size, n]` and flip their signs, as an element permutes and flips the units of a
+    representative.
+    """
     value = linear[name]
     if value.perm is not None:
         matrix = matrix.take_along_dim(value.perm.unsqueeze(-1), -2)
@@ -272,7 +274,7 @@ def constant(added: Added, length: int) -> float | Tensor:
 
 
 def ranges_of(numbers: Tensor) -> Added:
-    """Return the constants from which `constant` made one number for each entry of a vector."""
+    """Return the inverse of `constant`: the constants and ranges that give these numbers."""
     values = numbers.tolist()
     if len({*values}) == 1:
         return float(values[0])
@@ -298,7 +300,7 @@ def sums(added: Mapping[str, Added], params: Mapping[str, Tensor]) -> Params:
 def from_sums(added: Mapping[str, Added], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
     """Return the parameters, computed from sums of parameters and the constants that the model adds to them.
 
-    If a parameter in `given` has the same sum, this parameter is returned, because it has no rounding error.
+    If a parameter in `given` gives the same sum, it is returned instead, because it has no rounding error.
     """
     found = dict(summed)
     for name in added:

@@ -39,7 +39,7 @@ Coordinates = Mapping[str, Tensor]
 
 
 class Charted(Gained, Protocol):
-    """The properties of a symmetry with gains, translations and tied names, as a protocol."""
+    """A protocol: the properties of a symmetry with gains, translations and tied names that this module needs."""
 
     @property
     def translations(self) -> tuple[TranslationFamily, ...]:
@@ -97,7 +97,8 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
 
 
 def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """Return networks in which running variances are one and gains compensate for this, and the log variances.
+    """Set running variances to one, and let gains compensate for this. Return the networks and the logarithms of the
+    variances.
 
     The gains of the returned networks are not yet one.
     """
@@ -122,7 +123,7 @@ class Carrier:
         self._read = ReadValues(without_gains(symmetry, element, symmetry.gains))
 
     def carry(self, name: str, coordinate: Tensor) -> Tensor:
-        """Return the coordinate of a translation family after the element has acted."""
+        """Return the coordinate that a translation family has after the element has acted."""
         family = self._symmetry.translation(name)
         home = family.entries.parameter
         if home not in self._symmetry.sites:
@@ -192,7 +193,7 @@ def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return a tensor converted to the next wider dtype."""
+    """Return a tensor in the next wider dtype, such as float64 for float32."""
     wider = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
     return tensor.to(wider.get(tensor.dtype, tensor.dtype))
 
@@ -245,7 +246,7 @@ def compose_translations(symmetry: Charted, left: Element, right: Element, batch
 
 
 def onto_representative(symmetry: Charted, element: Element, params: Mapping[str, Tensor]) -> Element:
-    """Return an element that maps each network to the image of its representative under the given element.
+    """Return an element that maps each network to its representative, transformed by the given element.
 
     The coordinates of all mapped networks are zero.
     """
@@ -261,14 +262,15 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 def into_coordinates(
     symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
-    """Return an element that acts on representatives like `element`, and gives networks the wanted coordinates.
+    """Return an element that acts on representatives like `element`, and maps the coordinates of networks to the wanted
+    ones.
 
     Args:
         symmetry: The whole symmetry.
         element: An element that leaves gains unchanged and does not translate.
         own: The coordinates of the networks before the element acts, `[*batch, ...]`.
         wanted: The coordinates of the networks after the element acts.
-        kept: A boolean for each channel of a gain, true if the network keeps the gain and the bias behind it.
+        kept: For each channel of a gain, whether the network keeps this gain and the bias that is added after it.
     """
     gains = chart_gains(symmetry)
     moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
@@ -305,9 +307,9 @@ def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
 def random_translation(
     symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...], *, is_stored: bool = False
 ) -> dict[str, Tensor]:
-    """Return random translation vectors, about as large as weights, that are exact for any running statistics.
+    """Return random translation vectors, about as large as weights, which keep the function for any running statistics.
 
-    If `is_stored`, translation families that are exact only with the stored running statistics are included.
+    If `is_stored`, also use translation families that keep the function only with the stored running statistics.
     """
     found = {}
     for family in symmetry.translations:
@@ -413,7 +415,7 @@ def require_shapes(symmetry: Charted, element: Element) -> None:
 
 
 def round_alike_given(wide: Params, given: Mapping[str, Tensor], changed: Collection[str]) -> Params:
-    """Convert networks to the dtypes that the networks in `given` have.
+    """Convert networks to the dtypes of the networks in `given`.
 
     Tensors that did not change are taken from `given`.
     """

@@ -47,9 +47,9 @@ class ShiftCost:
 class Cost:
     """A linear objective over the elements of a group: the profit of assigning source unit j to target unit i.
 
-    For every character at the sites of the group, `matrices` holds the inner products `[..., target, source]`. If the
-    group does not permute units, `matrices` holds only the inner product of each unit with itself, `[..., target, 1]`.
-    Shifts add a quadratic term to the linear objective.
+    A character is a product of signs that multiplies a tensor. For every character, `matrices` holds the inner products
+    `[..., target, source]`. If the group does not permute units, `matrices` holds only the inner product of each unit
+    with itself, `[..., target, 1]`. Shifts add a quadratic term to the linear objective.
     """
 
     matrices: Mapping[Character, Float[Tensor, "*lead target source"]]
@@ -67,7 +67,7 @@ class Cost:
         return torch.stack([diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
 
     def at(self, value: Value) -> Float64[Tensor, "*lead"]:
-        """Return the objective at a value of the group; the value may not have positive factors."""
+        """Return the objective at an element of the group, which may not have positive factors."""
         if value.matrix is not None:
             matrices = torch.stack([m.double() for m in self.matrices.values()]).sum(0)
             return (matrices * value.matrix.to(matrices)).sum((-1, -2)).cpu()
@@ -92,7 +92,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Closest:
-    """The best element of a group, its objective, and dual variables (potentials) for similar assignments."""
+    """The best element of a group, its objective, and the dual variables (potentials) of the assignment."""
 
     value: Value
     objective: Float64[Tensor, "*lead"]
@@ -100,7 +100,9 @@ class Closest:
 
 
 def character(placement: Placement) -> Character:
-    """Return the exponents of a group's signs and parities at a placement."""
+    """Return the character of a placement: the exponents of the signs and half-period parities that multiply its
+    entries.
+    """
     return (*(e % 2 for e in placement.sign), *placement.parity)
 
 
@@ -126,8 +128,8 @@ def closest(
     | linear | the same: the best *orthogonal* matrix, since the objective is unbounded over all invertible ones |
 
     If a group has several families of signs, the characters are split into independent components (`SignCode`). Each
-    component is solved by enumeration of its signs if this is feasible. If groups are nested, `align` solves the inner
-    groups for every pair of outer blocks.
+    component is solved by enumeration of its signs if this is feasible. If a group is repeated within another one,
+    `align` first solves the inner group for every pair of outer units.
 
     Args:
         group: The group. If the group is repeated within other groups, each of them is a leading axis of the cost.
@@ -202,7 +204,9 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """Return the best profit of each pair of units over signs and shifts, or a large loss if their classes differ."""
+    """Return the profit of pairing each two units with their best signs and shifts, or a large loss if their classes
+    differ.
+    """
     if group.shifts:
         found = _best_profits(group, cost)
     elif group.signs:
@@ -215,7 +219,7 @@ def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
 
 
 def _signs_and_shifts(group: Group, cost: Cost) -> tuple[Value, Float64[Tensor, "*lead"]]:
-    """Return the best signs and shifts for paired units, from a cost of shape `[..., n, 1]`."""
+    """Return the best signs and shifts of units that are already paired, from a cost of shape `[..., n, 1]`."""
     cost = replace(cost, matrices={key: matrix.double() for key, matrix in cost.matrices.items()})
     if group.shifts:
         best, bits, steps = _enumerate(group, cost)
@@ -255,7 +259,9 @@ def _enumerate(group: Group, cost: Cost) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the best of several sign patterns for each pair of units: profit, index, shifts `[family, ..., n, m]`."""
+    """Return, for each pair of units, the best of several sign patterns: its profit, its index, its shifts `[family,
+    ..., n, m]`.
+    """
     total, steps = _by_shift(group, cost, patterns)
     best, chosen = total.max(0)
     return best, chosen, torch.stack([k.gather(0, chosen.unsqueeze(0)).squeeze(0) for k in steps])
@@ -318,7 +324,7 @@ def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
 
 
 def unit_signs(key: Character, value: Value) -> Tensor | None:
-    """Return the sign of a character for each unit, `[..., n]`; None if all signs are one."""
+    """Return the product of signs that a character gives each unit, `[..., n]`, or None if all are one."""
     signs = 0 if value.sign is None else value.sign.shape[-2]
     factor: Tensor | None = None
     for k, exponent in enumerate(key):

@@ -1,4 +1,4 @@
-"""Classes of exchangeable units: exchanging two units of a class does not change structure tensors, such as masks.
+"""Classes of exchangeable units: exchanging two units of a class changes no structure tensor, such as a mask.
 
 Every structure tensor then stays the same bit by bit.
 """

@@ -1,4 +1,4 @@
-"""Operations of a symmetry on tensors, and families of groups: inner products, averages, and entries of units."""
+"""Operations on tensors for alignment: inner products and averages of units, and families of nested groups."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,9 +29,9 @@ CHUNK = 1 << 25
 class Family:
     """A group that is not repeated within another group, and all groups that are repeated within it.
 
-    Coordinate ascent optimizes one family at a time. The groups of a family may also be repeated within groups that do
-    not belong to the family. While a family is optimized, all groups outside it are fixed. The field `fixed` holds the
-    groups outside the family as groups without degrees of freedom.
+    Coordinate ascent optimizes one family at a time, while all groups outside it are fixed. The groups of a family may
+    also be repeated within groups outside it. The field `fixed` holds the groups outside the family, without their
+    degrees of freedom.
     """
 
     root: Group
@@ -47,7 +47,7 @@ class Family:
 
     @property
     def is_nested(self) -> bool:
-        """Whether a group is repeated within the root, which is the outermost group of the family."""
+        """Whether a group is repeated within the outermost group of the family (the root)."""
         return len(self.members) > 1
 
 
@@ -76,7 +76,7 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
 
 
 def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
-    """Return an element for the groups of a family.
+    """Return an element from values for some groups of a family.
 
     If `values` has no value for a group, the element has the identity there.
     """
@@ -128,7 +128,7 @@ def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, 
 
 @remembered
 def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
-    """Return, for each group of invertible matrices, the compared parameters on which it acts."""
+    """Return, for each group of invertible matrices, those compared parameters on which it acts."""
     return {
         group.name: names
         for group in symmetry.groups
@@ -140,7 +140,7 @@ def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
 def row_ranges(
     symmetry: Symmetry, name: str, shape: Sequence[int] | None = None, chunk: int = CHUNK
 ) -> list[tuple[int, int] | None]:
-    """Return ranges of axis 0 that can be read and transformed separately, or `[None]` if there are none.
+    """Return ranges of axis 0 that can be read and transformed separately, or `[None]` if the tensor must stay whole.
 
     Each range has about `chunk` bytes as float32. The shape is needed only for tensors on which the symmetry does not
     act.
@@ -220,13 +220,14 @@ def add_term(
 
 
 def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
-    """Return the average of a tensor over all elements of some groups, which is the part that they do not change.
+    """Return the average of a tensor over all elements of some groups, which is the part of the tensor that they do not
+    change.
 
     The average over permutations gives all units the same entries. The average over signs or rotations is zero. The
     inner product of two averaged tensors is the expected inner product after a uniformly random element has acted.
-    Therefore inner products of averages are the known part of an objective before elements are chosen. If the average
-    covers a whole axis, the result has one entry for each class of units along this axis. Entries that represent a
-    whole class are scaled to keep inner products correct. If the average is zero, the result is None.
+    Therefore inner products of averages are the expected objective before elements are chosen. If the average covers a
+    whole axis, the result has one entry for each class of units along this axis. Entries that represent a whole class
+    are scaled to keep inner products correct. If the average is zero, the result is None.
     """
     for site in sites:
         axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()

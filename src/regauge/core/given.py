@@ -176,7 +176,7 @@ def _holds_tensors(value: object) -> bool:
 
 
 def _way_to_params(value: object) -> str:
-    """Return the expression that converts an object to parameters, or an empty string if none is known."""
+    """Return the Python expression that converts an object to parameters, or an empty string if none is known."""
     if isinstance(value, type):
         return ""
     if callable(getattr(value, "state_dict", None)):

@@ -35,8 +35,8 @@ class Placement:
         start: The index on the axis at which the first unit begins.
         stride: The distance between the first indices of consecutive units.
         repeats: Pairs (size, stride), which describe the block of axis indices that each unit owns.
-        is_inverse: Whether the inverse transpose of a matrix acts on the axis, instead of the matrix itself. This field
-            is used only by orthogonal and linear groups.
+        is_inverse: Whether the inverse transpose of the group's matrix acts on the axis, instead of the matrix itself.
+            Only orthogonal and linear groups use this field.
         scale: The exponent of each family of positive scales.
         sign: The exponent (0 or 1) of each family of signs.
         parity: For each family of shifts, whether an odd shift flips the sign of the entries on this axis.
@@ -75,7 +75,7 @@ class Group:
             are rotations by an angle. Rotations by an angle commute with the rotary position embeddings of attention.
         within: The names of the groups within which this group is repeated. A repeated group has one independent copy
             for each index of the groups in `within`.
-        is_base: Whether another group is repeated within this group.
+        is_base: Whether this group contains another group, which is repeated for each of its units.
         behind_gains: The kind of rotations, "orthogonal" or "centered", that the group allows once all gains are one.
             Gains are one in representatives, so representatives can be rotated.
         classes: The class of each unit, which is the same in every copy of the group. Only units of the same class are
@@ -190,7 +190,7 @@ class Group:
 
     @property
     def log10_order(self) -> float:
-        """Return log10 of the number of permutations, signs and half-period shifts of one copy."""
+        """Return log10 of the number of permutations, signs and half-period shifts of one copy of the group."""
         if self.matrix != "none":
             return 0.0
         order = sum(math.lgamma(size + 1) for size in self.class_sizes) / math.log(10)
@@ -241,7 +241,7 @@ def groups_from_axes(
 
 
 def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[str, int], ...]:
-    """Return the axes (parameter, axis) along which layers sum over units: the axes on which the inverse acts."""
+    """Return the axes (parameter, axis) on which the inverse of a group acts, along which layers sum over units."""
     return tuple(
         (parameter, axis)
         for parameter, row in axes.items()
@@ -259,7 +259,7 @@ def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
 
 
 def axes_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the lengths of the axes on which placements act: a number counts as a vector of one entry."""
+    """Return the shape of a tensor as placements count it: a tensor without axes counts as a vector of one entry."""
     return tuple(shape) or (1,)
 
 

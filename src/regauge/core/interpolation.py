@@ -1,4 +1,4 @@
-"""Interpolation, means and distances of networks, and how much of one network another network explains.
+"""Interpolation, means and distances of networks, and the share of one network that another one explains.
 
 Networks in half precision are combined in float32, and the result is rounded once. Integer and boolean tensors
 (positions, masks) must be equal in all networks. Counters, such as numbers of seen batches, are copied from the first
@@ -69,7 +69,8 @@ def mean(networks: Sequence[Mapping[str, Tensor]], shares: Sequence[float] | Non
 def shares_of(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     """Return the weights of `count` networks, scaled to sum to one. Default: all networks have equal weights.
 
-    A ValueError is raised if the number of weights is wrong, or if weights are negative, not finite, or all zero.
+    A ValueError is raised if the number of weights is wrong, a weight is negative or not finite, or all weights are
+    zero.
     """
     given = [1.0] * count if weights is None else [float(w) for w in weights]
     if len(given) != count or any(not 0 <= w < math.inf for w in given) or sum(given) <= 0:
@@ -122,7 +123,7 @@ class ExplainedTensor:
 
 
 class ExplainedSums:
-    """Sums of squares and products for one tensor of two networks, with and without the part that no element changes.
+    """Sums of squares and products of one tensor in two networks, with and without the part that no element changes.
 
     The sums contain the second network twice, before and after alignment. The part that no element changes, such as the
     mean over units, contains no information about units. Networks that were trained on similar data share this part.

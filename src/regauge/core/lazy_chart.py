@@ -34,7 +34,7 @@ Read = Callable[[str, Rows], Tensor]
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """The tensors of a network that may change when the network is split or joined; see `regauge.core.chart`.
+    """The tensors of a network that differ from those of its representative; see `regauge.core.chart`.
 
     Each tensor is computed on request, in a wider dtype.
 
@@ -77,7 +77,7 @@ class LazyTensors(Mapping[str, Tensor]):
         raise NotImplementedError
 
     def _scale(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor after the gains of the network have been changed."""
+        """Return a tensor that compensates for changed gains of the network."""
         if self._scaling is None:
             return tensor
         if name in self._gains:
@@ -87,7 +87,7 @@ class LazyTensors(Mapping[str, Tensor]):
         return tensor
 
     def _scale_by(self, gains: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Scale later results as if all gains were set to one, and afterwards all nonzero gains to `wanted`."""
+        """Scale all later results as if gains were first set to one, and then nonzero gains to `wanted`."""
         self._scaling = unit_element(self.symmetry, gains, self.symmetry.gains)
         self._gains = dict(wanted)
 

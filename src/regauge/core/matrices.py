@@ -78,9 +78,9 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
 
 
 def _flushed(gram: Gram) -> Gram:
-    """Set tiny entries of a Gram matrix to zero, with which LAPACK's eigenvalue solver would not converge.
+    """Set tiny entries of a Gram matrix to zero, because LAPACK's eigenvalue solver would not converge otherwise.
 
-    Such tiny entries arise in null spaces, where entries shrink with every step of balancing.
+    In null spaces, entries shrink with every step of balancing and become tiny.
     """
     return torch.where(gram.abs() > FAINT_ENTRY * gram.abs().amax((-1, -2), keepdim=True), gram, 0.0)
 
@@ -104,7 +104,7 @@ def _ratio(values: Float64[Tensor, "*lead n"]) -> Float64[Tensor, "*lead"]:
 
 
 def root_of(product: Gram, power: float = 0.5) -> Gram:
-    """Return the symmetric square root, or another power, of a positive definite matrix."""
+    """Return the square root (or another power) of a symmetric positive definite matrix."""
     values, vectors = torch.linalg.eigh(product)
     root: Tensor = (vectors * values.clamp_min(0).pow(power).unsqueeze(-2)) @ vectors.mT
     return root

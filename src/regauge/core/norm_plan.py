@@ -22,7 +22,8 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors whose sums of squares form matrices of one shape; one scale multiplies each row and each column.
+    """Tensors on which scales act along two sets of axes: their sums of squares form matrices, whose rows and columns
+    scale.
 
     Attributes:
         axes: For each tensor, the axes that become the rows of its matrix, and the axes that become the columns.
@@ -37,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Pool:
-    """Entries `[batch, copies, n, columns]` that one group of matrices multiplies along the axis of length n.
+    """Entries `[batch, copies, n, columns]` that a group of matrices multiplies along the axis of length n.
 
     Scales multiply the columns of a pool.
 
@@ -56,7 +57,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Loose:
-    """A tensor `[batch, values]` on whose axes several matrices act, or scales and matrices on part of an axis.
+    """A tensor `[batch, values]` that fits no simpler case: matrices act on several of its axes, or on part of an axis.
 
     Attributes:
         name: The name of the tensor.
@@ -70,7 +71,8 @@ class Loose:
 
 
 class Incidence:
-    """Exponents `[row, unit]`: the growth of a row's log sum of squares if the log scale of a unit grows by one.
+    """Exponents `[row, unit]`: how much the logarithm of a sum of squares (row) grows if the log scale of a unit grows
+    by one.
 
     Attributes:
         rows: The matrix of exponents, `[row, unit]`.
@@ -96,7 +98,9 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Filters:
-    """Normalizers (scales that change buffers): their effect on all rows, and on rows that no other scale affects."""
+    """Scales that change buffers (normalizers): their effect on all sums of squares, and on those that no other scale
+    changes.
+    """
 
     direction: Direction
     moves: Incidence
@@ -200,9 +204,9 @@ def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
 
 
 class _Rows:
-    """A growing list of rows, which are sums of squares with one common factor.
+    """A growing list of rows, that is, of sums of squares of entries that scales multiply by a common factor.
 
-    Each row is an entry of a summed tensor and has coordinates along some axes of the tensor.
+    Each row is one entry of a tensor of sums, and has an index along each axis over which the tensor was not summed.
     """
 
     def __init__(self, symmetry: Symmetry) -> None:
@@ -222,7 +226,7 @@ class _Rows:
         return slice(first, self._count)
 
     def add_columns(self, sites: Sequence[tuple[str, Site]]) -> slice:
-        """Add rows for the columns of entries at sites, copy by copy, and tensor by tensor within each copy."""
+        """Add a row for each column of the entries at sites, ordered by copy and, within a copy, by tensor."""
         first = self._count
         columns = [_index(self._symmetry, name, site)[:, 0] for name, site in sites]
         self._count += sum(each.size for each in columns)
@@ -236,7 +240,7 @@ class _Rows:
     def exponents(self, directions: Sequence[Direction]) -> csr_array:
         """Return the exponents with which scales multiply all rows.
 
-        A scale affects the rows that have coordinates along all axes on which the scale depends.
+        A scale affects only rows that have an index along each axis that determines the unit of the scale.
         """
         placed: dict[str, list[tuple[int, ScaleSite]]] = {}
         ends = np.cumsum([0, *(direction.count for direction in directions)])

@@ -30,7 +30,7 @@ def output_tensors(output: Any, outputs: Outputs = None) -> list[Tensor]:
 
 
 def named_outputs(output: Any, outputs: Outputs = None) -> dict[str, list[Tensor]]:
-    """Return the selected tensors of a model's output by the name or the index of the field that holds them.
+    """Return the selected tensors of a model's output, each under the name or the index of its field.
 
     The name is empty if the model's output is a single tensor. See `output_tensors` for the selection and the errors.
     """

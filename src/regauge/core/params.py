@@ -188,7 +188,8 @@ def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Para
 
 
 def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
-    """Raise an error if a computed tensor contains more NaN or Inf than the tensors from which it was computed.
+    """Raise an error if a computed tensor has entries that are NaN or Inf, unless the tensors that it came from already
+    had them.
 
     Entries that already were NaN or Inf are accepted, for example in a permuted attention mask. Any other computed
     entry that is NaN or Inf exceeds the range of the dtype. The given tensors are read only if the computed tensor

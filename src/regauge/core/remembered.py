@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Remembering(Protocol):
-    """The property of symmetries to store computed results, as a protocol."""
+    """A protocol: an object, such as a symmetry, that can store results computed from it."""
 
     @property
     def memory(self) -> dict[Hashable, Any]:

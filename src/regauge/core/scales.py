@@ -1,4 +1,4 @@
-"""Directions of positive scales: combinations of a group's families of scales that balancing treats as one."""
+"""Directions of positive scales, which are the combinations of a group's families of scales that balancing changes."""
 
 import itertools
 from collections.abc import Sequence
@@ -37,7 +37,8 @@ class ScaleSite:
 
 @dataclass(frozen=True)
 class Direction:
-    """A combination of a group's families of scales that balancing treats as one, and the sites where it acts.
+    """A direction: a combination of a group's families of scales that balancing changes as one scale, and where it
+    acts.
 
     For a normalizer (a direction that changes buffers), `own` holds the sites whose entries no other direction scales.
     """
@@ -93,7 +94,7 @@ def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
 
 
 def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
-    """Return the different exponents with which the scale families of a group act on buffers."""
+    """Return the exponents with which the scale families of a group act on buffers, without repetitions."""
     return sorted({p.scale for p in group.placements if p.parameter in symmetry.buffers})
 
 
@@ -128,7 +129,7 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
 
 
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Add and subtract combinations of scale families in a basis until no sum or difference affects fewer sites.
+    """Add and subtract the combinations in a basis until no sum or difference of two of them affects fewer sites.
 
     If a scale multiplies only one tensor, such as a filter before a normalization, the norm has no minimum. A linear
     term in the logarithm of the scale gives the norm a minimum. This term requires a combination that scales only this
@@ -152,7 +153,7 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
 
 
 def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return integer vectors orthogonal to `kept`, one for each row of a maximal independent set of rows.
+    """Return integer vectors that are orthogonal to `kept`, one for each row of a maximal set of independent rows.
 
     Each returned vector is also orthogonal to all other rows of this set.
     """

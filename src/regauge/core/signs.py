@@ -1,6 +1,6 @@
 """The best signs for each pair of units, for groups with several families of signs.
 
-Each family k has a sign s_k for each unit. At each placement, the units are multiplied by the product of s_k over a
+Each unit has one sign s_k for each family k. At each placement, the units are multiplied by the product of s_k over a
 subset of the families, which is called a *character*. Different placements can have different characters. For one pair
 of units, the objective is `sum_chi chi(s) c_chi`, where chi runs over the characters, and it is maximized over the
 signs s. A character that is independent of all others over GF(2) contributes `|c_chi|` to the maximum. The characters
@@ -21,7 +21,9 @@ ENUMERATED = 8
 
 @dataclass(frozen=True)
 class _Component:
-    """Characters that depend on one another: their indices, and each character as a bit mask of free signs."""
+    """A set of dependent characters (products of signs): their indices, and each one as a bit mask of independent
+    signs.
+    """
 
     members: tuple[int, ...]
     masks: tuple[int, ...]
@@ -118,7 +120,9 @@ class SignCode:
         return result
 
     def _solve(self, component: _Component, costs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the best objective of a component, and a bit (1 for minus) for each basis character."""
+        """Return the best objective of a set of dependent characters, and a bit (1 for minus) for each character of its
+        basis.
+        """
         own = [costs[m] for m in component.members]
         size = len(component.basis)
         if size == 0:

@@ -114,12 +114,14 @@ class SquaredNorm:
         return sums
 
     def _side(self, rows: Array, table: Table, side: int) -> Array:
-        """Return numbers of rows, arranged by the rows or columns of a table's matrices: `[tensor, batch, length]`."""
+        """Arrange one number for each sum of squares like the rows or columns of a table's matrices: `[tensor, batch,
+        length]`.
+        """
         parts = rows[table.sides[side]].reshape(len(table.axes), table.shape[side], self._batch)
         return np.ascontiguousarray(parts.swapaxes(1, 2))
 
     def _columns(self, rows: Array, pool: slice, copies: int) -> Array:
-        """Return numbers of rows, arranged by the columns of a pool: `[batch, copies, 1, columns]`."""
+        """Arrange one number for each sum of squares like the columns of a pool: `[batch, copies, 1, columns]`."""
         return rows[pool].T.reshape(self._batch, copies, 1, -1)
 
     def _measure(self) -> None:
@@ -146,13 +148,14 @@ class SquaredNorm:
     def objective(self) -> Float64[np.ndarray, " batch"]:
         """Return the squared norm plus linear terms.
 
-        There are linear terms for units and singular matrices that can only increase, or only decrease, entries.
+        Units and singular matrices that can only increase, or only decrease, entries have linear terms, which make the
+        minimum finite.
         """
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found
 
     def _meet(self, incidence: Incidence) -> Array:
-        """Return the step of scales to the minimum of an upper bound of the squared norm.
+        """Return the step of scales that minimizes an upper bound of the squared norm.
 
         The upper bound is a sum of one function for each unit: `sum W exp(e t)` of the step t, with weights W and
         exponents e. This function has a rising and a falling part, and is smallest where the slopes of both parts have
@@ -176,7 +179,7 @@ class SquaredNorm:
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """Return steps after which entries that only one normalizer scales have norm one, up to a constant.
+        """Return the steps after which all filters that only one normalizer scales have norm one, up to a constant.
 
         A normalizer is a direction of scales that changes buffers, for example the scale of a filter before batch
         normalization.
@@ -199,7 +202,9 @@ class SquaredNorm:
         return sums[0], sums[1]
 
     def _acted_on(self, group: str) -> Iterator[tuple[int, Array]]:
-        """Yield the entries on which a group and scales or other groups act; -1 marks action by the inverse."""
+        """Yield the entries on which a group acts together with scales or other groups; -1 marks action by the
+        inverse.
+        """
         for pool, values in zip(self.plan.pools, self._pools, strict=True):
             if pool.group == group:
                 yield pool.sign, values
@@ -242,10 +247,10 @@ class SquaredNorm:
     ) -> None:
         """Take the best step of the matrices of one group, while all scales and other groups are fixed.
 
-        Networks outside of `is_chosen`, and networks in which the group stays the identity (is rigid), do not change.
-        If the group acts on d axes of one tensor, the step is the d-th root of the best step for one axis, which does
-        not go too far. In singular copies, a subspace may be nonzero in only one of the two Gram matrices. The
-        logarithm of the volume of this subspace then gets a linear term. If the rank of a copy's Gram matrices is
+        Networks outside of `is_chosen` do not change, nor do those in which the group must stay the identity (is
+        rigid). If the group acts on d axes of one tensor, the step is the d-th root of the best step for one axis,
+        which does not go too far. In singular copies, a subspace may be nonzero in only one of the two Gram matrices.
+        The logarithm of the volume of this subspace then gets a linear term. If the rank of a copy's Gram matrices is
         uncertain, the group becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
@@ -296,10 +301,9 @@ class SquaredNorm:
         return gradient * self._free, diagonal * self._free
 
     def _projectors(self, group: str) -> tuple[Array, Array]:
-        """Return projections to subspaces on which only one of the two Gram matrices of a copy is nonzero.
+        """Return the projections to the two subspaces on which only one of the two Gram matrices of a copy is nonzero.
 
-        For the first projection, this is the Gram matrix of the group, and for the second the Gram matrix of its
-        inverse.
+        On the first subspace, only the Gram matrix of the group is nonzero; on the second, only that of its inverse.
         """
         found = np.zeros((2, *self.found[group].shape))
         for k, copy, bases in self._single[group]:
@@ -393,7 +397,7 @@ def _beyond(gram: Array, other: Array, zero: float) -> Array:
 def _are_regular(
     grams: Float64[np.ndarray, "side batch copies n n"], certain: float
 ) -> Bool[np.ndarray, "batch copies"]:
-    """Return whether both Gram matrices of a copy, of the group and of its inverse, have full rank."""
+    """Return, for each copy, whether the Gram matrices of the group and of its inverse both have full rank."""
     values = np.linalg.eigvalsh(grams)
     found: NDArray[np.bool_] = np.all(values[..., 0] > certain * values[..., -1], axis=0)
     return found

@@ -161,7 +161,9 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Give different colors to units with different entries towards units of some color, until no color changes."""
+        """Refine colors: units get different colors if their entries differ toward units of some color, until no color
+        changes.
+        """
         while True:
             signatures = {name: [color] for name, color in colors.items()}
             for name in self._names:
@@ -186,7 +188,7 @@ class _Search:
 
 
 def _codes(network: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Codes]:
-    """Return one integer for each entry of each tensor: the entry's bits, combined with the index of its tensor."""
+    """Return one integer for each entry of each tensor, made of the entry's bits and the index of its tensor."""
     result = {}
     for k, name in enumerate(names):
         tensor = network[name].detach().cpu().contiguous()

@@ -270,12 +270,14 @@ class Symmetry:
 
     @cached_property
     def _unmet(self) -> bool:
-        """Return whether a group must keep structure tensors whose entries the symmetry does not know yet."""
+        """Return whether a group permutes structure tensors, such as masks, whose entries the symmetry has not seen
+        yet.
+        """
         return any(not group.classes for group in self._keeping)
 
     @cached_property
     def _keeping(self) -> tuple[Group, ...]:
-        """Return the groups that permute the units of structure tensors."""
+        """Return the groups that permute the units of structure tensors, such as masks."""
         held = frozenset(self.structure)
         return tuple(
             g for g in self.groups if g.is_permuted and g.size > 1 and any(p.parameter in held for p in g.placements)
@@ -353,10 +355,9 @@ class Symmetry:
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
         """Return the network with this representative and these coordinates; the inverse of `split`.
 
-        For given coordinates, the network is an affine function of the representative, unless two parameters multiply
-        what a translation adds, one after the other. A linear path between two
-        representatives therefore becomes a linear path between the networks. The joined network has the dtypes of the
-        representative.
+        For given coordinates, the network is an affine function of the representative, unless two parameters in
+        succession multiply the vector that a translation adds. A linear path between two representatives therefore
+        becomes a linear path between the networks. The joined network has the dtypes of the representative.
 
         Raises:
             KeyError: A coordinate or a parameter is missing.
@@ -590,7 +591,7 @@ class Symmetry:
         return replace(self, groups=tuple(set_sizes(group, shapes) for group in self.groups), shapes=shapes)
 
     def require_ones(self, params: Mapping[str, Tensor]) -> None:
-        """Raise an error if the symmetry does not hold for these parameters.
+        """Raise an error if a gain that the symmetry requires to be one is not one.
 
         Raises:
             ValueError: A gain that the symmetry requires to be one is not one.

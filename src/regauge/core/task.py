@@ -239,7 +239,8 @@ def choose_and_judge(
 
 
 def choose_and_try_to_judge(task: Task, test: Task | None = None) -> tuple[Task, Task | None]:
-    """Return the tasks of `choose_and_judge`, if the examples can be split.
+    """Return a task for making a choice and a task for evaluating it, as `choose_and_judge` does, if examples can be
+    split.
 
     If the examples cannot be split, return the given task for making a choice, and None for evaluating it.
     """

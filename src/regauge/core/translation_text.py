@@ -12,7 +12,9 @@ from regauge.core.typed_json import require_fields
 
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
-    """Return lines that describe families of translations: changed parameters, and conditions on representatives."""
+    """Return lines of text that describe families of translations: the changed parameters, and the conditions on
+    representatives.
+    """
     if not families:
         return []
     rows = []

@@ -24,7 +24,7 @@ Kind = Literal["take", "through", "times", "over", "over root", "total", "scale"
 
 @dataclass(frozen=True)
 class Entries:
-    """Entries of a parameter, read as an array: entry `(i, j, ...)` has index `start + i * stride_0 + j * stride_1`.
+    """Entries of a parameter, read as an array: its entry (i, j) is at index `start + i * stride_0 + j * stride_1`.
 
     Attributes:
         parameter: The name of the parameter. Indices count the entries of the parameter in row-major order. The name is
@@ -42,12 +42,12 @@ class Entries:
 
     @classmethod
     def whole(cls, parameter: str, shape: Sequence[int]) -> "Entries":
-        """Return the array that contains all entries of a parameter, in the shape of the parameter."""
+        """Return the array of all entries of a parameter, in the shape of the parameter."""
         return cls(parameter, tuple(shape), _contiguous(shape))
 
     @property
     def last(self) -> int:
-        """The largest parameter index in the array."""
+        """The largest index of a parameter entry in the array."""
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
     def family_name(self, constant: Sequence[int], shape: Sequence[int]) -> str:
@@ -57,7 +57,7 @@ class Entries:
 
     @property
     def once(self) -> "Entries":
-        """The array without the axes that repeat its entries."""
+        """The array without axes along which its entries are repeated."""
         own = [(n, stride) for n, stride in zip(self.sizes, self.strides, strict=True) if stride]
         return replace(self, sizes=tuple(n for n, _ in own), strides=tuple(stride for _, stride in own))
 
@@ -89,11 +89,11 @@ class ImageStep:
 
     Attributes:
         kind: The operation. "take" selects entries of the vector. "through" multiplies by weights `[copies, outputs,
-            inputs, ...]`, which are summed over all further axes. "through" maps a vector `[copies * inputs]` to a
-            vector `[copies * outputs]`. "times" and "over" multiply and divide by entries of a parameter, entry by
-            entry. Before that, "times" sums these entries over the last axes, which the vector lacks. "over root"
-            divides by the square roots of entries of a parameter plus a constant. "total" multiplies by the sum of
-            entries of a parameter. "scale" multiplies by a constant.
+            inputs, ...]`, which are summed over all further axes. The operation "through" maps a vector `[copies *
+            inputs]` to a vector `[copies * outputs]`. "times" and "over" multiply and divide by entries of a parameter,
+            entry by entry. Before that, "times" sums these entries over the last axes, which the vector lacks. "over
+            root" divides by the square roots of entries of a parameter plus a constant. "total" multiplies by the sum
+            of entries of a parameter. "scale" multiplies by a constant.
         entries: The selected entries of the vector, or the entries of the parameter.
         factor: The constant by which "scale" multiplies, or which "over root" adds to entries.
         by: Entries of a gain by which "total" divides its entries before it computes the sum. If a gain in `by` is
@@ -106,7 +106,7 @@ class ImageStep:
     by: Entries | None = None
 
     def size_of(self, size: int) -> int:
-        """Return the length of the image of a vector with the given length.
+        """Return the length of the result of this linear map for a vector with the given length.
 
         Raises:
             ValueError: The map does not accept a vector of this length.
@@ -254,7 +254,9 @@ class TranslationFamily:
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
-        """Return the part of the home parameter that this family may have added: `[*lead, *vector_shape]`."""
+        """Return the home parameter (times the gain, if any), averaged along its constant axes: `[*lead,
+        *vector_shape]`.
+        """
         values = self.entries.of(home, lead)
         if gains is not None:
             values = values * self._spread(gains, lead)
@@ -336,7 +338,7 @@ class Addition:
         entries: The entries to which the vector is added.
         constant: The axes of `entries` along which the added vector is constant, apart from `factor`.
         flat: The added vectors, one for each network, `[*lead, n]`, flattened over the axes that are not constant.
-        factor: A factor that multiplies the vectors, in the shape of the entries. Axes of `factor` may have length one.
+        factor: A factor that multiplies the vectors, in the shape of the entries or broadcastable to it.
         eps: A constant if the vectors are logarithms of factors, otherwise None. If eps is given, the factors multiply
             the entries plus eps.
     """

@@ -19,7 +19,7 @@ def parse_json(text: str | bytes) -> Any:
 
     Raises:
         ValueError: The text is not JSON, not UTF-8 or nested too deeply; or an object has the same name twice; or a
-            character is cut in half. The message of the error is a clause for the caller's sentence, such as "it is
+            character is cut in half. The message is a clause that the caller puts into a sentence, such as "it is
             nested too deeply".
     """
     try:

@@ -21,7 +21,7 @@ The exponents are those of an orthonormal basis, so their size does not depend o
 
 
 class Scaled(Remembering, Protocol):
-    """The properties of a symmetry with groups, shapes, buffers and sites, as a protocol."""
+    """A protocol: the properties of a symmetry with groups, shapes, buffers and sites that this module needs."""
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -78,7 +78,7 @@ def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) ->
 
 
 class GainScales:
-    """The gains that scales and signs of one group can set to one, each independently of the other gains.
+    """The gains that scales and signs of one group can set to one, independently of one another.
 
     Scales that change running statistics are not used, because recomputed statistics would then change the function.
     """
@@ -98,7 +98,7 @@ class GainScales:
 
     @classmethod
     def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
-        """Return the gains that have independent exponents, and for each a sign that flips no earlier gain."""
+        """Return gains with independent exponents, each with signs that flip it but no earlier gain."""
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
         flips: list[tuple[int, ...]] = []
@@ -130,7 +130,7 @@ class GainScales:
         return {"scale": (-self.inverse @ logs).exp(), "sign": self._signs(flipped)}
 
     def project(self, value: Value) -> Value:
-        """Return a value of the group without its effect on the gains."""
+        """Return a value of the group, changed such that it leaves the gains unchanged."""
         assert value.scale is not None
         assert value.sign is not None
         logs = value.scale.log()

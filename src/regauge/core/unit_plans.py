@@ -1,4 +1,4 @@
-"""Transport plans (soft correspondences) between units of two networks, and conversion of tensors by them."""
+"""Transport plans (soft assignments) between units of two networks, and conversion of tensors by transport plans."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ class UnitPlan:
     Attributes:
         mass: The mass of each pair of units, float64 `[n_a, n_b]`. Each row of the masses sums to 1/n_a, and each
             column to 1/n_b.
-        sign: The sign that relates each pair of units, int8 `[families, n_a, n_b]`.
+        sign: For each pair of units, the sign by which one must be multiplied to match the other, int8 `[families, n_a,
+            n_b]`.
     """
 
     mass: Tensor
@@ -46,7 +47,7 @@ def map_tensor(
     plans: Mapping[str, UnitPlan],
     readers: Collection[Axis],
 ) -> Tensor:
-    """Convert a tensor of the second network, axis by axis, to the shape of the tensor in the first network."""
+    """Convert a tensor of the second network, axis by axis, to the units and the shape of the first network."""
     for axis in sorted({site.placement.axis for site, _ in pairs}):
         own = [pair for pair in pairs if pair[0].placement.axis == axis]
         there = uncovered([b for _, b in own], axis, tensor.shape[axis]).to(tensor.device)

@@ -8,8 +8,7 @@ Discovery takes the following steps. Each step is implemented in the file of the
   how the operator constrains axes.
 - **laws**: the constraints of an operator call are stored as a *record* until no later call refines its axes further.
 - **slots** (`write_out`): every record is expanded into *ties* between *slots*, index by index and block by block.
-- **solve**: the ties of each atom form equations. The solutions of the equations of an atom are the *freedom* of the
-  atom.
+- **solve**: the ties of each atom form equations. Their solutions are the *freedom* of the atom.
 - **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Such pairs are found by tests on random
   numbers.
 - **emit**: freedoms are converted to named groups with placements. Every axis that stays frozen gets a reason.
@@ -21,27 +20,28 @@ The terms, in the order in which they appear:
   parameter influences it. A value is *uniform* along the axes on which it is constant.
 - A *layout* describes the meaning of the indices of one axis, as a row-major product of atoms.
 - An *atom* is a factor of an axis: a leaf, a product of smaller atoms, or a direct sum of layouts (a concatenation).
-- A *leaf* is an atom whose units all operators so far treat alike. If an operator ties two axes, leaves are split, cut
-  and merged until both axes have the same structure.
+- A *leaf* is an atom that is not divided further, because no operator so far distinguishes its units. If an operator
+  ties two axes, leaves are split, cut and merged until both axes have the same structure.
 - A *unit* is one index of a leaf, such as a neuron, a channel or a head.
 - An atom is *frozen* if its units cannot be permuted. Every axis that no rule covers is frozen. Therefore discovery
   never allows a transformation that changes the function.
 - A *stacked* value consists of several tensors along an axis whose indices have different meanings, such as query, key
   and value. The tensors stay separate as long as possible.
-- A value can have a *virtual* axis, which is not an axis of the tensor, but from which one of its axes selects indices.
-  For example, if each token selects an expert, the values of the tokens have a virtual expert axis.
-- In a law, an *axis* is one axis of a value, several axes that are treated as one axis, or a range of one axis.
-- A *law* belongs to one index of an operator, along several axes. It determines which scales, signs, matrices and
-  translations of these axes must agree. A *record* contains the laws of one operator call.
-- A *term* is one block of an axis that is written as a sum of products: the block's first index, and its leaves with
-  their strides.
-- A *slot* is one occurrence of a leaf in one term of one axis of one value.
-- A *tie* is one instance of a law: the slots that the law relates at one position of the axes.
+- A *virtual* axis of a value is an axis that its tensor lacks, because the tensor contains only selected indices of
+  this axis. For example, if each token selects an expert, the values of the tokens have a virtual expert axis.
+- The *axis* of a law is one axis of a value, several axes that are treated as one, or a range of one axis.
+- A *law* belongs to one index of an operator, such as the summed index of a matrix product, and to all axes along which
+  this index runs. It determines which scales, signs, matrices and translations of these axes must agree. A *record*
+  contains the laws of one operator call.
+- A *term* is one block of an axis, stored as the first index of the block, and its leaves with their strides.
+- A *slot* is one occurrence of a leaf: in one term, on one axis of one value.
+- A *tie* is a law, applied to single slots: one slot of each axis of the law, all at the same position.
 - The *companions* of a slot are the other leaves whose index is known wherever the slot's index is known. A
   transformation of the slot may depend on the units of a companion.
 - The *bases* of a leaf are the leaves within whose units it is repeated. The leaf's group acts separately within each
   unit of a base, for example in each head or expert.
-- A *family* is one independent solution for all units: the exponents of a positive scale, or the slots of a sign.
+- A *family* is one independent kind of factor that every unit has: a positive scale with its exponents, or a sign with
+  the slots that it flips.
 - A *freedom* contains all transformations that may act on one leaf: a permutation, families of scales, signs and
   shifts, matrices, and rotations of pairs.
 - A *watched* value is an intermediate value for which the caller also requests placements. Watching a value does not

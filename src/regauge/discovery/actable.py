@@ -1,4 +1,4 @@
-"""A test whether groups can act on parameters: a random element acts on random tensors of the same shapes.
+"""A test whether groups can act on parameters, by applying a random element to random tensors of the same shapes.
 
 Parameters are tested one at a time. For a large parameter, the test uses only those axes whose groups depend on one
 another. Therefore a model on the meta device needs no memory for its parameters. If groups act in the same way on
@@ -110,7 +110,7 @@ class _Part:
 
 
 def _families(group: Group) -> Hashable:
-    """Return the sorted exponents of a group's families, without families that do nothing on this parameter.
+    """Return the sorted exponents of a group's families, without families that do not change this parameter.
 
     The exponents are sorted because the order of the families must have no influence. A residual stream that is read
     through many gains has one family for each gain, but most parameters depend on only one family.

@@ -1,4 +1,4 @@
-"""The action of a known symmetry's groups on the intermediate values of a model."""
+"""The action of a known symmetry on the intermediate values of a model."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -98,7 +98,7 @@ class IntermediateValues:
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
         """Return the names of values that layers compute from the inputs and at least one of the given parameters.
 
-        Parameters are followed through copies, slices and selections, and through all values that no input influences.
+        Values computed from a parameter alone, such as copies and slices, count as this parameter.
         """
         reached = {f"%{node.name}" for node in _reached(self.program)}
         held: set[Node] = set()
@@ -176,8 +176,8 @@ class Activations:
         symmetry: The groups of the model's symmetry under the same names, but with intermediate values instead of
             parameters. A group that acts on no reported value has no placements.
         read: Names of the values that layers read, each listed once: operands of matrix products, convolutions,
-            attention and recurrent layers, before copies and reshapes. If a group acts on none of these values, `read`
-            includes all values on which the group acts.
+            attention and recurrent layers, before copies and reshapes. If a group acts on no value that a layer reads,
+            `read` includes all values on which the group acts.
         notes: Messages about groups and values for which the action is unknown.
         intermediate: All intermediate values of the model, whether or not groups act on them.
     """
@@ -273,7 +273,7 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Return the groups with only those values for which placements can describe the action of all groups."""
+    """Return the groups, without the values on which some group acts in a way that placements cannot describe."""
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:

@@ -1,8 +1,8 @@
 """Gains of the form `1 + weight`: the graph is changed to multiply by the weight, and the constant is recorded.
 
 The gain may also be computed by a layer, as in FiLM and AdaLN, which multiply by `1 + layer(x)`. The constant is then
-added to the bias of the layer. The same holds for a matrix that a layer computes and that is added to the identity, as
-in PointNet.
+recorded for the bias of the layer. PointNet adds a matrix that a layer computes to the identity, which is treated in
+the same way.
 """
 
 import operator
@@ -123,7 +123,7 @@ def _addend(node: Node, fixed: Collection[Node], constants: Mapping[str, Tensor]
 
 
 def _fixed(graph: GraphModule, constants: Mapping[str, Tensor]) -> set[Node]:
-    """Return the nodes of small real tensors that depend neither on inputs nor on parameters."""
+    """Return the nodes whose values are small real tensors that depend neither on inputs nor on parameters."""
     fixed: set[Node] = set()
     for node in graph.graph.nodes:
         value = node.meta.get("val")

@@ -5,9 +5,9 @@ solver finds only a common scale and a common sign for the pair. In fact, all ro
 fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not reveal on
 which axes rotary embeddings act. Models implement pairs of coordinates as halves, neighbors or complex numbers, in many
 ways. Therefore every pair of coordinates that shares a sign is tested. The test evaluates the operators from the
-parameters up to the first values without the axis of the pairs, in float64, before and after random rotations.
-Parameters are random, constants come from the trace, and all other operands are random. A rotation that changes none of
-these first values changes no output.
+parameters up to the first values that lack the axis of the pairs. It does so in float64, before and after random
+rotations. Parameters are random, constants come from the trace, and all other operands are random. A rotation that
+changes none of these first values changes no output.
 """
 
 import math
@@ -38,7 +38,8 @@ ANGLE_TOLERANCE = 1e-9
 def free_angles(
     freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
 ) -> tuple[list[Freedom], tuple[str, ...]]:
-    """Return the freedoms, with rotations of pairs that pass the test, and a message for each undecided pair.
+    """Return the possible transformations of all axes, with rotations of pairs that pass the test, and a message for
+    each undecided pair.
 
     The example inputs, listed leaf by leaf, may be on the meta device, where their entries are unknown.
     """
@@ -68,7 +69,7 @@ class _Trial:
         self.taken: set[tuple[str, int, int]] = set()
 
     def angles(self, freedom: Freedom) -> int:
-        """Return the number of angles that a freedom would have if its pairs could be rotated."""
+        """Return the number of rotation angles that there would be if the pairs of coordinates could be rotated."""
         families = (math.prod(base.size for base in bases) for _, bases in freedom.signs)
         return freedom.atom.size * max(families, default=0)
 
@@ -76,7 +77,7 @@ class _Trial:
         return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in self.bases)
 
     def turn(self, freedom: Freedom) -> Freedom:
-        """Return the freedom in which rotations of pairs replace the signs of these pairs."""
+        """Return the possible transformations, with rotations of pairs of coordinates in place of their signs."""
         signs, scales, turns = [], list(freedom.scales), list(freedom.turns)
         for family, bases in freedom.signs:
             own = [slot for slot in freedom.slots if slot in family]
@@ -102,7 +103,9 @@ class _Trial:
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]
     ) -> tuple[int | None, Sequence[PairedAxis]]:
-        """Return the first grouping of slots into pairs whose rotations all pass the test, or an empty grouping."""
+        """Return the first grouping into pairs of coordinates whose rotations all pass the test, or an empty
+        grouping.
+        """
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):
             groups = _groups(pairs, atom, {base: self.where[base] for base in bases})
@@ -118,7 +121,9 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Return whether random rotations at all places together change no later value, although one alone does."""
+        """Return whether later values stay the same if random rotations act on all parameters, but change if they act
+        on one.
+        """
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
             return False
@@ -182,7 +187,10 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
 def _pairings(
     slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
-    """Yield groupings of slots with a common sign into pairs of coordinates, each with the index of its leaf."""
+    """Yield ways to group axes with a common sign into pairs of coordinates.
+
+    Each grouping comes with the index of the leaf along which the two coordinates of a pair differ.
+    """
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):
         yield k, _neighbors(slots, k, bases, places)
@@ -192,7 +200,9 @@ def _pairings(
 
 
 def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
-    """Return the leaves of an axis that may index the two coordinates of a pair, beginning with the nearest entries."""
+    """Return the factors of an axis that may index the two coordinates of a pair, beginning with the smallest
+    distance.
+    """
     near = sorted(zip(place.mates, place.others, strict=True), key=lambda piece: piece[1][1])
     return [atom for atom, _ in near if atom.size == 2 and atom not in bases]
 
@@ -200,7 +210,9 @@ def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
 def _neighbors(
     slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Return pairs of coordinates along a leaf of size two in each block: adjacent entries, or complex numbers."""
+    """Return pairs of coordinates that differ along a factor of size two of the axis: adjacent entries, or complex
+    numbers.
+    """
     result = []
     for slot in slots:
         place = places[slot]
@@ -234,9 +246,9 @@ def _paired_axis(
 def _watched_pairs(
     slots: Sequence[int], k: int | None, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Return the pairs of coordinates in intermediate values, grouped like the pairs in parameters.
+    """Return the pairs of coordinates in intermediate values, grouped in the same way as the pairs in parameters.
 
-    Intermediate values whose slots do not form such pairs are omitted.
+    Intermediate values in which the coordinates do not form such pairs are omitted.
     """
     result = []
     for name in dict.fromkeys(places[slot].name for slot in slots):

@@ -1,4 +1,4 @@
-"""Primitives (basic functions) for operator rules, which tie axes and record the laws of an operator.
+"""Primitives, the functions of which rules of operators are composed: they tie axes and record laws.
 
 Every primitive is sound: it never allows a transformation that changes the function. A rule is sound if it composes
 primitives that together compute the same function as the operator. `movement.py` contains the primitives that record
@@ -99,8 +99,8 @@ class Builder(Movement):
 
         The argument `along` is the law for the remaining axes, which is linear by default.
 
-        The argument `over` states what does not change the result: "sum": permutations; "magnitude": also signs;
-        "norm": also rotations of one axis.
+        The argument `over` states which transformations do not change the result: "sum": permutations; "magnitude":
+        also signs; "norm": also rotations of one axis.
         """
         dims = sorted(d % x.ndim for d in dims)
         sources = [None if k in dims else k for k in range(x.ndim) if keepdim or k not in dims]
@@ -117,7 +117,9 @@ class Builder(Movement):
         select: Value | None = None,
         exponents: Sequence[int] | None = None,
     ) -> Value:
-        """Combine operands entry by entry: for each axis, tie the operands that vary along it, and record the law."""
+        """Combine operands entry by entry: for each axis of the result, tie the operands that vary along it, and record
+        the law.
+        """
         given = zip(operands, exponents or [1] * len(operands), strict=True)
         tensors = [(self.use(x), e) for x, e in given if isinstance(x, Value)]
         tensors = list(zip(self.distinct([x for x, _ in tensors]), [e for _, e in tensors], strict=True))
@@ -154,9 +156,10 @@ class Builder(Movement):
     def _carry_virtual(
         self, operands: Sequence[Value], out: Sequence[Hashable], labels: Sequence[Sequence[Hashable]]
     ) -> Virtual | None:
-        """Return the virtual axis of a result, from which one of the result's own axes selects indices.
+        """Return the virtual axis of a result: an axis that the result lacks, and from which one of its axes selects
+        indices.
 
-        A virtual axis exists as long as the axis that selects from it exists.
+        A result has a virtual axis as long as it has the axis that selects from it.
         """
         found: Virtual | None = None
         for value, names in zip(operands, labels, strict=True):
@@ -173,7 +176,9 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """The axes of operands that vary along one axis of a result, with exponents, and the axis of a selecting mask."""
+    """The operands that vary along one axis of a result: their axes, with exponents, and the axis of a
+    selecting mask.
+    """
 
     axes: tuple[Axis, ...]
     exponents: tuple[int, ...]

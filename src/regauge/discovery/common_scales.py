@@ -5,8 +5,8 @@ example, before a normalization to length one, all units may be multiplied by on
 Each tensor of the program has one unknown: the logarithm of a factor of the whole tensor. If an axis is a direct sum,
 such as fused queries, keys and values, each of its blocks has another unknown. The laws of an operator also hold for
 factors that are constant along an axis. The laws of each operator therefore give linear equations between the unknowns.
-A solution is a new common scale if it is not a combination of factors for units, invertible matrices and other common
-scales.
+A solution is a new common scale unless it is a combination of factors for units, of invertible matrices, and of other
+common scales.
 """
 
 import math
@@ -55,8 +55,8 @@ def common_groups(
         records: The laws of all operators.
         params: The parameters and buffers.
         slots: The slots of all laws in `records`.
-        freedoms: All freedoms of single atoms.
-        groups: The groups made from these freedoms; their names are taken.
+        freedoms: The possible transformations of the units of single atoms.
+        groups: The groups made from these transformations. New groups get other names.
         aliases: All names of each tensor.
         structure: The tensors that no group scales.
         watched: Intermediate values on which the groups are also placed.
@@ -90,7 +90,7 @@ class _Equations:
     def add(self, record: Record) -> None:
         """Add the equations that follow from the laws of one operator.
 
-        Unknowns that no law with factors contains are zero.
+        An unknown is zero if the laws allow no factor for it.
         """
         order: dict[Value, int] = {}
         key = []
@@ -115,7 +115,9 @@ class _Equations:
         self.unknowns.fix(*(number for number, _, _ in self._numbers(value)))
 
     def tie_unread(self, value: Value) -> None:
-        """Give unused blocks of a parameter, such as the last rows of a table, the factor of a neighboring block."""
+        """Give blocks of a parameter that the model never reads, such as the last rows of a table, the factor of a
+        neighboring block.
+        """
         counts = self.counts.get(value, ())
         numbers = _factors(counts)
         for axis, count in enumerate(counts):
@@ -146,7 +148,9 @@ class _Equations:
         return [family for family in found if family]
 
     def _counts(self, value: Value) -> Counts:
-        """Return the number of blocks with factors on each axis of a tensor, and number the unknowns of a new one."""
+        """Return the number of blocks with factors on each axis of a tensor; number the unknowns of a tensor that is
+        new.
+        """
         found = self.counts.get(value)
         if found is None:
             counts = _block_counts(self.blocks, value)
@@ -234,7 +238,7 @@ class _Equations:
         return tuple((every[k][0] - axis.start, every[k][1]) for k in blocks if len(every) <= MOST_BLOCKS)
 
     def _unknowns(self, value: Value, axis: int, block: int, starts: Mapping[Value, int], factor: Rational = 1) -> Row:
-        """Return the change of a tensor's unknowns that scales one block of an axis."""
+        """Return the change of a tensor's unknowns that multiplies one block of an axis by a factor."""
         counts = self.counts[value]
         numbers = _factors(counts)
         found = _block_factor(counts, axis, block)
@@ -251,7 +255,9 @@ def _factors(counts: Counts) -> dict[Block, int]:
 
 @cache
 def _block_factor(counts: Counts, axis: int, block: int) -> dict[Block, int]:
-    """Return the change of a tensor's factors that scales one block of an axis, or the whole tensor."""
+    """Return the change of a tensor's unknowns that multiplies one block of an axis, or the whole tensor, by a
+    factor.
+    """
     every = _factors(counts)
     first = next(iter(every))[0]
     if axis != WHOLE and counts[axis] > 1 and (axis == first or block):
@@ -348,7 +354,7 @@ def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collect
         return sum(name in params for name, _, _ in exponents)
 
     def shorter(exponents: Exponents, others: Sequence[Exponents]) -> Exponents:
-        """Subtract multiples of other families as long as this reduces the number of nonzero exponents."""
+        """Subtract multiples of other families of scales as long as this reduces the number of nonzero exponents."""
         every = (
             {e: x for e in {**exponents, **other} if (x := exponents.get(e, 0) - factor * other.get(e, 0))}
             for other in others
@@ -364,7 +370,7 @@ def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collect
 
 
 def _few(exponents: Exponents) -> Exponents:
-    """Return a multiple of a family whose exponents are whole numbers without a common divisor.
+    """Return the multiple of a family of scales whose exponents are whole numbers without a common divisor.
 
     The first exponent is positive.
     """

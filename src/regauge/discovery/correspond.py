@@ -87,7 +87,8 @@ def _has_same_units(
 
 
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
-    """Return a map from placements of `other` to placements of `group`, or None if their families differ.
+    """Return the function that converts placements of the group `other` to placements of `group`; None if the families
+    differ.
 
     If an element of `group` has factors s, signs e and shifts k, the corresponding element of `other` has log factors
     `log s @ scale`, shifts `k @ shift`, and signs `e @ sign + k @ parity` modulo two.

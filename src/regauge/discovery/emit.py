@@ -1,4 +1,4 @@
-"""Conversion of the freedoms of atoms to named groups with placements, and the list of frozen axes."""
+"""Conversion of the possible transformations of axes to named groups with placements, and the list of frozen axes."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -122,9 +122,9 @@ class _Emitter:
         return groups + [self._of_pairs(freedom, bases, *families) for bases, families in pairs.items()]
 
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
-        """Return a group of size one that is repeated for every unit of an atom and of its bases.
+        """Return a group of size one that is repeated for every unit, such as one factor for every edge of a layer.
 
-        An example is a group with one factor for every edge of a layer.
+        The units are those of an atom, and of the atoms within which it is repeated.
         """
         placements = []
         for slot in dict.fromkeys(slot for family in (*scales, *signs) for slot in family):
@@ -201,7 +201,7 @@ class _Emitter:
         return self._named(self.places[slot].placement(**how))
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
-        """Return a group's name, made of the first parameter with this axis and a word for the atom."""
+        """Return a group's name, made of the first parameter on which it acts and a word for the axis."""
         place = self.places[slots[0]]
         stem, _, last = place.name.rpartition(".")
         stem = stem if stem and last in ("weight", "bias") else place.name
@@ -214,7 +214,7 @@ class _Emitter:
 
 
 def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
-    """Return the atoms within whose units some group is repeated."""
+    """Return the atoms (factors of axes) within whose units some group is repeated."""
     needed: set[Atom] = set()
     for freedom in freedoms:
         if _can_permute(freedom) or freedom.shifts:
@@ -230,13 +230,13 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 
 
 def _can_permute(freedom: Freedom) -> bool:
-    """Return whether a permutation acts on a slot of the atom on which no matrix acts."""
+    """Return whether the units of an atom can be permuted on some axis on which no matrix acts."""
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
 
 
 def merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Merge neighboring blocks into one placement if a group acts on them in the same way."""
+    """Merge placements on neighboring blocks of an axis into one if a group acts on them in the same way."""
     result: list[Placement] = []
     for new in placements:
         joined = _join(result[-1], new) if result else None

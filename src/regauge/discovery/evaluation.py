@@ -44,7 +44,7 @@ class Constants:
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
-        """Return the first node of the graph that applies the same operator to the same constants as this node."""
+        """Return the first node that applies the same operator to the same constants; it represents all such nodes."""
         if node not in self._names:
             same = node
             if node.op == "call_function":

@@ -1,4 +1,4 @@
-"""The freedom of one atom: the permutations, scales, signs, shifts, matrices and rotations that may act on it."""
+"""The freedom of an atom (a factor of an axis): the transformations that may act on its units."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -19,8 +19,8 @@ Family = tuple[Vector, frozenset[Atom]]
 class PairedAxis:
     """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
 
-    The two slots of a paired axis belong to the first and the second coordinate of each pair. If both coordinates
-    belong to one leaf of the axis, the two slots are the same. The field `others` contains the sizes and strides of the
+    The two slots (positions on the axis) belong to the first and the second coordinate of each pair. If one leaf of the
+    axis contains both coordinates, the two slots are the same. The field `others` contains the sizes and strides of the
     other leaves of the block.
     """
 
@@ -47,11 +47,11 @@ class PairedAxis:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rotations of pairs of coordinates; each unit of an atom has one pair on every paired axis.
+    """Rotations of pairs of coordinates, where each unit has one pair on every one of the given axes.
 
     Attributes:
         axes: The axes that contain the pairs of coordinates.
-        bases: Atoms whose index may determine the rotation angle, in addition to the unit.
+        bases: Atoms (factors of axes) whose index may determine the rotation angle, in addition to the unit.
         scales: Families of scales that act only on these pairs of coordinates.
         unread: The names of intermediate values that contain only one coordinate of a pair. No placement describes how
             rotations act on these values.
@@ -65,7 +65,9 @@ class Turns:
 
 @dataclass(frozen=True)
 class ShiftFamily:
-    """A half-period shift: the amount added at each slot, and the slots where an odd number of steps flips the sign."""
+    """A family of half-period shifts: the amount that a step adds at each slot (an axis of a parameter), and the slots
+    where an odd number of steps flips the sign.
+    """
 
     amounts: Mapping[int, float]
     parity: Vector
@@ -73,7 +75,9 @@ class ShiftFamily:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """A matrix that acts on some slots: directly on slots marked +1, as its inverse transpose on slots marked -1."""
+    """A matrix that acts on axes of parameters: directly on slots (axes) marked +1, as its inverse transpose on slots
+    marked -1.
+    """
 
     kind: Literal["orthogonal", "linear"]
     slots: Mapping[int, int]
@@ -84,14 +88,14 @@ class MatrixPart:
 
 @dataclass
 class Freedom:
-    """All transformations that may act on one atom.
+    """All transformations that may act on the units of one atom (a factor of an axis).
 
     A family of scales, signs or shifts lists slots of parameters and slots of watched values. Only the parameters, not
     the watched values, determine which families exist.
 
     Attributes:
         atom: The atom on which the transformations act.
-        slots: The slots of the atom in parameters.
+        slots: The slots of the atom: its occurrences on axes of parameters.
         watched: The slots of the atom in the intermediate values for which the caller requested placements.
         is_permuted: Whether the units of the atom can be permuted.
         bases: Atoms whose index may determine the permutation, such as heads with separate permutations. If there is no
@@ -121,9 +125,10 @@ KINDS: tuple[tuple[Callable[[Freedom], list[Family]], int], ...] = ((attrgetter(
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases that do not exist or have matrices, and bases because of which atoms would contain each other.
+    """Remove bases (atoms within which others are repeated) that do not exist, have matrices, or would contain each
+    other.
 
-    If two atoms are bases of each other, the first atom remains a base of the second.
+    If each of two atoms would be repeated within the other, only the second remains repeated within the first.
     """
     order = {freedom.atom: k for k, freedom in enumerate(freedoms)}
     by_atom = {freedom.atom: freedom for freedom in freedoms}
@@ -160,7 +165,7 @@ def _restrict(freedom: Freedom, keep: Callable[[frozenset[Atom]], frozenset[Atom
 
 
 def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop families of a base that are special cases of the groups that are repeated within this base.
+    """Drop factors of a unit, such as a head, that are special cases of transformations inside the unit.
 
     For example, one matrix per head includes one factor per head.
     """
@@ -180,7 +185,7 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop the family of a single unit if a larger group can multiply the same parameters by a common factor.
+    """Drop the factor of a single unit if a larger group can multiply the same parameters by a common factor.
 
     This is the case if the same factor for all units of the larger group has the same effect.
     """
@@ -212,7 +217,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return exponents for the units of a base with the same effect as given exponents for all units of a block."""
+    """Return exponents for units, such as heads, with the same effect as given exponents for everything inside them."""
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

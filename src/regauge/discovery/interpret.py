@@ -63,7 +63,7 @@ All other operators use positions as plain numbers."""
 
 @dataclass(frozen=True)
 class Summed:
-    """Two tensors whose product is only used in sums over one axis; for a square, both are the same tensor.
+    """Two tensors whose product is used only in sums over one axis; for a square, both are the same tensor.
 
     Rotations do not change a sum of squares. Matrices that act inversely on both factors do not change a sum of
     products.
@@ -90,7 +90,7 @@ def interpret(
 ) -> Pass:
     """Run one pass over a program, given the results of earlier passes.
 
-    Earlier passes find the axes to split (`unrolled`) and the unspecified orders on which operators depend
+    Earlier passes find the axes that must be split (`unrolled`), and the unspecified orders on which operators depend
     (`sensitive`).
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)
@@ -245,7 +245,7 @@ class _Run:
         return result
 
     def _keep_blocks(self, node: Node, operands: Any, results: Any) -> None:
-        """Give constants with blocks of equal entries axes that can be permuted.
+        """Allow permutations along the axes of constants that consist of blocks of equal entries.
 
         If all entries of a constant are zero, its axes can also be scaled.
 
@@ -281,7 +281,9 @@ class _Run:
             value.made = partial(make, k)
 
     def _freeze_ties(self, node: Node, call: Call) -> None:
-        """Freeze an axis along which an operator compares entries, if the order of equal entries has an effect."""
+        """Freeze an axis along which an operator compares entries, if the result depends on the order of equal
+        entries.
+        """
         x, dim = call.x, call.arguments.get("dim", -1)
         uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
         if call.name not in COMPARES or not uses_positions or not isinstance(x, Value):

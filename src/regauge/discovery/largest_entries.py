@@ -32,7 +32,7 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 
 
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
-    """Return whether equal entries among the largest are only zeros of a ReLU that are written into zeros.
+    """Return whether the only equal entries among the largest are zeros of a ReLU that are then written into zeros.
 
     A choice among zeros that are written into zeros has no effect. Sparse autoencoders keep their largest entries by
     writing them into zeros.

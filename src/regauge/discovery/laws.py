@@ -15,9 +15,9 @@ LawOf = Callable[..., "Law"]
 
 
 class Virtual(NamedTuple):
-    """The layout of a virtual axis, which a tensor does not have.
+    """A virtual axis: an axis that a tensor lacks, but from which one of its axes selects indices.
 
-    Axis `dim` of the tensor selects indices from this missing axis, by the index tensor `source`.
+    Axis `dim` of the tensor selects the indices, by the index tensor `source`.
     """
 
     dim: int
@@ -37,7 +37,7 @@ class Value:
         is_norm: Whether the entries are norms. A norm is zero only if all entries over which it is computed are zero.
         is_complex: Whether the tensor depends on complex parameters or buffers, on which no group acts.
         uniform: The axes along which the tensor is constant.
-        index_of: If the entries are positions, the axis into which they point.
+        index_of: If the entries are indices into an axis, this axis.
         virtual: An axis that the tensor lacks, but from which one of its axes selects indices.
         has_inputs: For a fixed tensor, whether it depends on the inputs or on an unknown value.
         made: For fixed tensors with blocks of equal entries, a function that returns a copy in which these blocks are
@@ -85,7 +85,7 @@ class Value:
         return Axis(self, (dim,))
 
     def whole(self) -> "Axis":
-        """Return the whole tensor in the form that laws use, for factors that all of its entries share."""
+        """Return the whole tensor in the form that laws use, for one factor of all its entries."""
         return Axis(self, ())
 
     @classmethod
@@ -118,7 +118,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Law:
-    """One index of an operator, and the constraint on transformations of all axes along which the index runs.
+    """The law of one index of an operator: a constraint on the transformations of all axes along which the index runs.
 
     Each row of `scale` and `sign` is an equation: the sum of the axes' transformations, with these coefficients, is
     zero. For scales, transformations are logarithms and coefficients are rational; for signs, both are modulo two. Each
@@ -166,7 +166,7 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """Return the law of values that are copied to another place. Every transformation commutes with a copy."""
+    """Return the law of a copy. Every transformation commutes with a copy."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 
@@ -181,14 +181,14 @@ def linear(*axes: Axis) -> Law:
 
 
 def added(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of an axis that all tensors in a sum have."""
+    """Return the law of an axis along which all summands of a sum vary."""
     rows = _equal(len(axes) + 1)
     shift = ((*(1.0 for _ in axes), -1.0),)
     return Law((*axes, out), rows, rows, _alike(len(axes) + 1), shift=shift)
 
 
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of an axis that one tensor in a sum lacks.
+    """Return the law of an axis along which one summand of a sum does not vary.
 
     Only permutations and translations of such an axis commute with the sum.
     """

@@ -235,7 +235,7 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
     """Flatten a direct sum of direct sums into one direct sum.
 
-    Without this, repeated cuts would nest sums in sums, up to the length of the axis.
+    Otherwise, repeated cuts would nest direct sums as deeply as the axis is long.
     """
     pending, flat = list(branches)[::-1], list[Layout]()
     while pending:
@@ -301,7 +301,7 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 
 
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
-    """Match the atoms at one end of two layouts if the atom of `a` is larger than that of `b`.
+    """Match the outermost atoms of two layouts at one end, if the atom of `a` is larger than the atom of `b`.
 
     Both layouts are shortened in place.
     """
@@ -370,7 +370,7 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Tie the leaves of size one of two layouts with equal numbers of such leaves, because they can be scaled."""
+    """Tie the leaves of size one of two layouts, if both have equally many; a leaf of one unit can still be scaled."""
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]
     if len(units_a) == len(units_b):
@@ -384,7 +384,7 @@ def _bounds(branches: Sequence[Layout]) -> set[int]:
 
 
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
-    """Cut two layouts into blocks of the greatest size that divides all blocks of both.
+    """Cut two layouts into equal blocks, of the greatest size that divides the sizes of all their blocks.
 
     This is only used if blocks do not fit into each other in any other way.
     """

@@ -1,4 +1,5 @@
-"""The basis of operator rules: functions that tie axes, record laws, freeze unknown axes and rearrange entries.
+"""The functions on which all operator rules build: they tie axes, record laws, freeze unknown axes and rearrange
+entries.
 
 Views, permutations, slices, repetitions and concatenations rearrange entries without changing them.
 """
@@ -42,7 +43,7 @@ Moved = TypeVar("Moved", Value, Stacked)
 
 
 class Movement:
-    """The state of a discovery pass: records so far, axes to split in the next pass, and unspecified orders.
+    """The state of one pass of discovery: the records, the axes to split in the next pass, and the unspecified orders.
 
     Axes that no record mentions are frozen. Therefore even a rule that omits an axis allows no wrong transformation.
     """
@@ -125,7 +126,7 @@ class Movement:
                 self.records.append([law.mixed(value.whole())])
 
     def settle(self, value: Value) -> None:
-        """Freeze the axis into which the entries of a tensor point, because an operator uses the entries as numbers."""
+        """Freeze the axis that a tensor of indices indexes, because an operator uses the indices as numbers."""
         if value.index_of is not None:
             algebra.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
@@ -162,10 +163,9 @@ class Movement:
             sources: For each axis of the result, the corresponding axis of x, or None for a new axis.
             shape: The sizes of the result's axes.
             along: The law that relates an axis of x to the corresponding axis of the result.
-            ended: The law of an axis of x that the result lacks. If `ended` is None, axes of x that the result lacks
-                are frozen.
-            reason: The reason for freezing new axes, and axes of x that end without a law. If `reason` is None, new
-                axes are not frozen.
+            ended: The law of axes of x that the result lacks. If `ended` is None, these axes are frozen.
+            reason: The reason for freezing new axes of the result, and axes of x that it lacks. If `reason` is None,
+                new axes are not frozen.
         """
         layouts = [leaf(n, reason) if d is None else x.layouts[d] for d, n in zip(sources, shape, strict=True)]
         result = Value(layouts, shape, index_of=x.index_of if along is law.same else None)
@@ -294,7 +294,7 @@ class Movement:
     def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
         """Repeat an axis as a whole, as `torch.Tensor.repeat` does.
 
-        If `is_inner`, each index of the axis is repeated in place.
+        If `is_inner`, each single index is repeated instead, as `torch.repeat_interleave` does.
 
         The copies get a new uniform axis, which is merged with the repeated axis.
         """

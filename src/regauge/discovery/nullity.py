@@ -62,8 +62,9 @@ class Nullity:
             the null space. Examples are key biases of attention (which a translation changes), unused entries, and
             entries of dead units.
         null: The dimension of the null space of the Jacobian.
-        found: The dimension of the part of the null space that the discovered symmetry spans. The found part includes
-            scales, rotations, invertible matrices, translations, and rotations of streams whose gains are set to one.
+        found: The dimension of the part of the null space that the discovered symmetry spans. This part includes
+            scales, rotations, invertible matrices, translations, and rotations of residual streams whose gains are set
+            to one.
         explained: The known causes of missing dimensions: a sentence for each cause, and the number of dimensions that
             it adds. The directions of each cause were checked to lie in the null space.
     """
@@ -230,7 +231,9 @@ def _at_point(
 
 
 def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
-    """Return the number of unexplained null directions that change the outputs if norms have another eps."""
+    """Return the number of unexplained null directions that change the outputs if the eps of normalizations is
+    changed.
+    """
     if not any(True for _ in _norms_eps(probe.module)):
         return 0
     with InDouble(), _other_eps(probe.module):
@@ -243,7 +246,7 @@ def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.G
 
     Return the increase of the dimension.
 
-    Such a direction changes either the inputs but no parameter of the layer, or only the layer's parameters.
+    Such a direction changes either only the inputs of the layer, or only its parameters.
     """
     space, before = point.space, len(point.space.basis)
     held: list[tuple[Tensor, Tensor]] = []
@@ -300,7 +303,9 @@ class _Directions:
         return len(self.basis) - before
 
     def add_null(self, directions: Tensor) -> int:
-        """Add the null vectors in the span of some directions, and return the increase of the subspace's dimension."""
+        """Add the null vectors that are combinations of some directions, and return the increase of the subspace's
+        dimension.
+        """
         directions = _unit_rows(directions)
         if not len(directions) or len(self.basis) == len(self.kernel):
             return 0
@@ -315,7 +320,7 @@ class _Directions:
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """Return the number of null directions that another Jacobian does not map to zero, up to rounding.
+        """Return the number of null directions that are not in the null space of another Jacobian, up to rounding.
 
         Two null directions count as one if they differ by a vector of the explained subspace. The other Jacobian may
         also be nonzero on the explained subspace.
@@ -327,7 +332,9 @@ class _Directions:
         return int((torch.linalg.svdvals(seen - left @ (left.mT @ seen)) > rounding).sum())
 
     def count_hidden(self, is_dead: Tensor) -> int:
-        """Return the number of unexplained null directions that change only dead entries, up to explained ones."""
+        """Return the number of unexplained null directions that differ from an explained direction only in dead
+        entries.
+        """
         rest = self.rest()
         parts = self.basis, torch.cat([self.basis, rest])
         known, whole = (int(torch.linalg.matrix_rank(part[:, ~is_dead], rtol=1e-8)) for part in parts)

@@ -1,4 +1,4 @@
-"""Open orders: orders of entries that an operator does not specify, and on which no operator should depend.
+"""Open orders: orders of entries that an operator leaves unspecified, and on which no later operator should depend.
 
 `topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. If every
 later operator treats all ranks alike and each token separately, the order of the selected entries has no effect. The

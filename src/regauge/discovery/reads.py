@@ -1,4 +1,4 @@
-"""Axes of parameters along which a layer sums over units, for weights in any order of axes."""
+"""A search for the axes of parameters along which a layer sums over units, for weights in any order of axes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -38,9 +38,9 @@ class _Roles:
     Axes that share an index of an operator are joined into one set.
 
     Attributes:
-        parts: Pairs of an axis and the axes of another tensor into which it splits.
-        open: Axes over which a product is summed whose factors all depend only on parameters. Any of these axes may be
-            chosen as the axis along which a layer reads units.
+        parts: Pairs of an axis and the axes into which an operator splits it.
+        open: Axes over which a product of parameters alone is summed. Any of these axes may be chosen as the axis along
+            which a layer reads units.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:

@@ -1,4 +1,4 @@
-"""A region of a program: operators through which an atom of an axis passes, evaluated on random numbers."""
+"""A region of a program: the operators whose tensors have a certain part of an axis, evaluated on random numbers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ FEW = 3
 
 
 class Region:
-    """The operators between some parameters and the first values without a certain atom of an axis.
+    """The operators from some parameters up to the first values that lack a certain part (atom) of an axis.
 
     Operands from outside the region are constants with their true values, or random numbers.
     """

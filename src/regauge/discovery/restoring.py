@@ -50,7 +50,7 @@ def parameters_kept(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _TensorState:
-    """A tensor with those of its properties that can change, and with its entries if they were copied."""
+    """A tensor, with its properties that can change, and with its entries if they were copied."""
 
     tensor: Tensor
     shown: Tensor

@@ -1,7 +1,7 @@
-"""Expansion of records into slots (occurrences of atoms on the axes of parameters) and ties between slots.
+"""Expansion of the laws of operators into ties between slots, which are the occurrences of atoms on axes of parameters.
 
-A slot is one occurrence of a leaf in one product block of one axis of one tensor. A tie is one instance of a law: the
-slots at the same position in all axes of the law.
+An atom is a factor of an axis. A slot is one occurrence of an atom: in one block, on one axis of one tensor. A tie is a
+law, applied to single slots: one slot of each axis of the law, all at the same position.
 """
 
 import math
@@ -18,7 +18,7 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """The slots that an operator index relates at one position, one slot for each axis of the law.
+    """A law of an operator, applied to single slots: one slot of each axis of the law, all at the same position.
 
     The companions of a slot are other atoms of the same tensor whose index is known wherever the slot's index is known.
     A transformation of the slot may depend on the index of a companion. Each companion is stored with the number of an
@@ -31,7 +31,9 @@ class Tie:
     companions: tuple[frozenset["Companion"], ...]
 
     def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
-        """Return the companions that all given slots share, or None if the tie contains none of these slots."""
+        """Return the companions that all given slots have in common, or None if the tie contains none of these
+        slots.
+        """
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
             if slot in touched:
@@ -56,7 +58,7 @@ class Slots:
         watched: The places of the slots in the intermediate values for which the caller requested placements.
         unread: Names of watched values that the laws of operators do not fully describe.
         atoms: The atom of each slot.
-        blocks: The product blocks of each axis of all tensors.
+        blocks: The blocks of each axis of all tensors.
     """
 
     ties: dict[Atom, list[Tie]] = field(default_factory=lambda: defaultdict(list))
@@ -108,7 +110,7 @@ def write_out(
 ) -> Slots:
     """Expand all records into ties between slots. All axes must be final, that is, no later operator refines them.
 
-    Watched values also get places, but they do not affect the ties.
+    Slots are also found in watched values, but they do not affect the ties.
     """
     return _Writer(params, watched or {}).run(records)
 
@@ -144,7 +146,7 @@ class _Writer:
         return self.blocks[key]
 
     def _terms(self, layout: Layout) -> list[tuple[Term, tuple[Atom, ...]]]:
-        """Return the product blocks of an axis, each with its leaves that have more than one unit.
+        """Return the blocks of an axis, each with those of its leaves that have more than one unit.
 
         Axes that are tied together share their blocks.
         """
@@ -231,7 +233,9 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Tie leaves of size one that all axes of a law have; allow only permutations for all other leaves."""
+        """Tie the leaves of size one that all axes of a law have in common; allow only permutations for all other
+        leaves.
+        """
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
         if len(set(map(len, units))) == 1 and all(len({atom for atom, _ in c}) == 1 for c in columns):
@@ -293,7 +297,7 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """Return the companions of each axis in a block: other leaves of the block, and companions in `outside`."""
+    """Return the companions of each axis in a block: the other leaves of the block, and those in `outside`."""
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])
@@ -322,7 +326,9 @@ def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
 
 
 def _virtual_axes(record: Record) -> list[tuple[frozenset[Atom], set[Value]]]:
-    """Return the axes from which tensors of a record select, each with the tensors that depend on the selection."""
+    """Return the virtual axes, from which tensors of a record select indices, each with the tensors that depend on the
+    selection.
+    """
     found: dict[tuple[int, int], tuple[frozenset[Atom], set[Value]]] = {}
     direct: dict[Atom, set[Value]] = defaultdict(set)
     for k, law in enumerate(record):

@@ -14,7 +14,10 @@ from regauge.discovery.systems import MatrixSlots, Proportions, Rational, Vector
 
 
 def solve(slots: Slots) -> list[Freedom]:
-    """Return the freedom of every atom that parameters have, in the order of first appearance."""
+    """Return, for every atom (factor of an axis) of parameters, the transformations that satisfy all laws.
+
+    Atoms are in the order of their first appearance.
+    """
     by_atom: dict[Atom, list[int]] = defaultdict(list)
     for slot in slots.places:
         by_atom[slots.atoms[slot]].append(slot)
@@ -29,7 +32,7 @@ def solve(slots: Slots) -> list[Freedom]:
 
 
 class _AtomSolver:
-    """The laws of one atom as systems of equations over its slots."""
+    """The laws of one atom as systems of equations, with an unknown for each of its occurrences (slots) on axes."""
 
     def __init__(self, atom: Atom, own: list[int], watched: list[int], slots: Slots) -> None:
         self.atom, self.own, self.watched = atom, own, watched
@@ -62,7 +65,7 @@ class _AtomSolver:
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
-        """Return the atoms on whose index a transformation of the given slots may depend."""
+        """Return the atoms (factors of axes) on whose index a transformation of the given slots may depend."""
         touching = {id(tie): tie for slot in slots for tie in self.reading.get(slot, ())}
         there = [self.beside[slot] for slot in slots if slot in self.beside]
         return _common([*there, *_bases(touching.values(), slots)])
@@ -119,7 +122,7 @@ class _AtomSolver:
         return result
 
     def _translations(self) -> tuple[Proportions, list[int]]:
-        """Return the translations of entries along this atom, and the slots that periodic functions read."""
+        """Return the translations of entries along this atom, and the slots in arguments of periodic functions."""
         unknowns = Proportions()
         periods: list[int] = []
         if not any(tie.law.period for tie in self.ties):

@@ -102,7 +102,7 @@ def _is_table(program: Program, name: str) -> bool:
 
 
 class _Statistics:
-    """The buffers that a graph reads as running estimates of a normalization, which may be several operators."""
+    """The buffers that a graph uses as running estimates of a normalization, which may consist of several operators."""
 
     def __init__(self, program: Program) -> None:
         self._sources: dict[Node, frozenset[str]] = {}
@@ -157,7 +157,9 @@ class _Statistics:
             self._deviations.add(node)
 
     def _grow(self, node: Node) -> None:
-        """Collect buffers that are combined with `(buffer + eps) ** -0.5`: the mean, and a frozen gain and bias."""
+        """Collect buffers that are combined with a factor `(buffer + eps) ** -0.5`: the running mean, and a frozen gain
+        and bias.
+        """
         name = operator_name(node)
         operands = [one for one in node.args[:2] if isinstance(one, Node)]
         if name not in POINTWISE | PASSES or not self._deviations & {*operands}:

@@ -70,7 +70,9 @@ class Proportions:
             self.zero.add(self.find(x)[0])
 
     def equate(self, unknowns: Sequence[int], coefficients: Sequence[Rational]) -> None:
-        """Require that the sum of coefficient * unknown is zero. An unknown may occur twice in the sum."""
+        """Require that the sum of all coefficients times their unknowns is zero. An unknown may occur twice in
+        the sum.
+        """
         self._use(zip(unknowns, coefficients, strict=True))
 
     def settle(self) -> None:
@@ -174,7 +176,7 @@ def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], mo
 
 
 def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
-    """Return a row minus multiples of pivot rows, which is zero at every pivot."""
+    """Subtract multiples of pivot rows from a row, such that it is zero at every pivot."""
     result: Row = dict(row)
     for pivot, equation in pivots.items():
         factor = result.get(pivot, 0)

@@ -46,7 +46,7 @@ class Given(NamedTuple):
     kwargs: dict[str, Any]
 
     def beside(self, module: nn.Module) -> "Given":
-        """Return the inputs on the meta device if a tensor of the module is on the meta device."""
+        """Return the inputs, moved to the meta device if a tensor of the module is on the meta device."""
         if not any(one.is_meta for one in (*module.parameters(), *module.buffers())):
             return self
         moved: Given = pytree.tree_map_only(Tensor, lambda one: one.to("meta"), self)
@@ -64,7 +64,7 @@ class Program:
         constants: The tensors of masks and of placeholders that are not states, by placeholder. Buffers that the model
             updates are left out.
         held: The constants and the buffers that the model updates, by placeholder.
-        inputs: The placeholders of the model's inputs, leaf by leaf, in their order.
+        inputs: The placeholders of all tensors in the model's inputs, in their order.
         outputs: Nodes that the model returns, each with the name of its output; see `named_outputs`.
         written: The output node and the name of each buffer and parameter that the model updates.
         aliases: For the first name of each tensor, all its names. Tied weights have several names.

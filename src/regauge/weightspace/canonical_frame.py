@@ -27,9 +27,10 @@ class CanonicalFrame:
         symmetry: The symmetry of the networks.
         plan: The steps that bring a network to its canonical form.
         parts: The canonicalized parts of the symmetry: some of "sign", "scale", "shift" and "linear".
-        open: The canonicalized parts that the weights of at least one group do not determine. Canonical forms of
-            networks from one orbit can differ in these parts.
-        is_weighed: Whether the canonical form of a unit stays the same if the unit is split into two.
+        open: The canonicalized parts for which the weights of at least one group do not determine a unique form.
+            Canonical forms of networks from one orbit can differ in these parts.
+        is_weighed: Whether the canonical form of a unit stays the same if the unit is split into two copies that divide
+            its outgoing weights.
     """
 
     symmetry: Symmetry
@@ -40,7 +41,9 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """Return the frame that canonicalizes some parts of the symmetry in few steps; layers respect the others."""
+        """Return the frame that canonicalizes the given parts of the symmetry in few steps; layers must respect all
+        other parts.
+        """
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
         needed = [step for step in found.steps if step.group not in touched]
@@ -81,7 +84,7 @@ class CanonicalFrame:
 
 
 def _sees_signs(step: Step) -> bool:
-    """Return whether a step of the canonical form depends on sums of entries whose signs other groups change."""
+    """Return whether a step of the canonical form sums entries whose signs other groups can change."""
     if isinstance(step, ShiftStep):
         places: tuple[GroupSite, ...] = (step.place,)
     elif isinstance(step, SignStep):

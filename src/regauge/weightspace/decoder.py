@@ -39,11 +39,11 @@ class MLPDecoder:
 class Decoder(nn.Module):
     """An MLP from vectors `[models, inputs]` to the parameters of networks of one architecture, with a model axis.
 
-    The decoder generates one network for each vector. Training may choose any network of an orbit as the generated
-    network. An invariant encoder and a decoder together are an autoencoder of orbits, which is trained by comparing the
-    functions of networks. Each tensor is multiplied by its typical size, which `standardize` measures on networks.
-    `begin_at` initializes the decoder such that all vectors give almost the same network. Buffers, and parameters
-    without influence, are not generated but copied from `like`.
+    The decoder generates one network for each vector. All networks of an orbit compute the same function, and the
+    decoder may learn to generate any of them. An invariant encoder and a decoder together are an autoencoder of orbits.
+    It is trained by comparing the functions of networks, not their weights. Each tensor is multiplied by its typical
+    size, which `standardize` measures on networks. `begin_at` initializes the decoder such that all vectors give almost
+    the same network. Buffers, and parameters without influence, are not generated but copied from `like`.
 
     Args:
         symmetry: The symmetry of the networks, with every size known.

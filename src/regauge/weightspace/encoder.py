@@ -76,7 +76,7 @@ class Logarithms:
     """An encoding by `sign(v) log(1 + |v|)` of each value v and of a multiple of v, for values of very different sizes.
 
     Values differ by orders of magnitude if networks were trained with different hyperparameters. In canonical networks,
-    values differ even more, because canonical scales collect the sizes of all tensors in one tensor. Values are not
+    values differ even more, because the canonical form moves the scales of all tensors into one tensor. Values are not
     centered. Values are divided by the median over networks of their root mean squares.
 
     Attributes:
@@ -109,22 +109,23 @@ VALUES: dict[str, type[Values]] = {"scalars": Scalars, "fourier": Fourier, "loga
 
 
 class Encoder(nn.Module):
-    """The map from weights to features, with separate parameters for every block of values.
+    """The map from weights to features, with separate parameters for every block (the values of one tensor, or of a
+    part of it).
 
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
     permutes (pixels, classes, kernel positions) become input channels, so their positions are distinguished. Every unit
-    with a fixed position gets a learned vector. The weight of a unit to itself gets another learned vector. If signs
+    with a fixed position gets a learned vector. Weights from a unit to itself get another learned vector. If signs
     still act on values, the encoder reads these values in two ways. Features that no sign changes are computed from
     absolute values. Features that signs change are computed from the values themselves, without biases. The encoder
-    treats positive scales in the same way. If half periods still act, features are the sine and cosine of an angle plus
-    a linear map of the values that add to this angle. The coefficients of this linear map are initially at most one
-    radian for each value, times the frequency. A learned multiple of the sine of twice the angle is included in the
-    features that add to the angle.
+    treats positive scales in the same way. If half-period shifts still act on a bias, the bias is read as an angle.
+    Features are then the sine and cosine of this angle plus a linear map of the values that are added to it. The
+    coefficients of this linear map are initially at most one radian for each value, times the frequency. One of the
+    added values is a learned multiple of the sine of twice the angle.
 
     Args:
-        has_pairs: Whether blocks with two or more ends get vectors.
+        has_pairs: Whether blocks with values between two or more units get feature vectors.
         channels: The number of additional functions of each value between units.
-        multiplied: Names of blocks whose values change sign and multiply features in layers.
+        multiplied: Names of the blocks whose values signs change, and by which layers multiply features.
         reads_moments: Whether the moments of all blocks also enter the initial vectors of networks.
     """
 
@@ -289,7 +290,7 @@ class Encoder(nn.Module):
         )
 
     def _even(self, k: int, found: Tensor) -> Tensor:
-        """Return functions of a block's values that do not change with signs and scales, such as absolute values."""
+        """Return functions of a block's values that signs and scales do not change, such as absolute values."""
         if self.is_scaled[k]:
             norm = torch.linalg.vector_norm(found, dim=-1, keepdim=True).clamp_min(torch.finfo(found.dtype).tiny)
             found = found / norm * math.sqrt(found.shape[-1])
@@ -308,7 +309,9 @@ class Encoder(nn.Module):
 
 
 def _frequency(block: Block, layout: Layout) -> float | None:
-    """Return the radians per unit of a block's values, if these values add to the angle of its units."""
+    """Return the factor that converts a block's values to radians, if these values are added to the angles of its
+    units.
+    """
     if len(block.ends) != 1 or block.name not in layout.signs:
         return None
     (end,) = block.ends
@@ -318,14 +321,16 @@ def _frequency(block: Block, layout: Layout) -> float | None:
 
 
 def _count_sharing(block: Block, layout: Layout) -> int:
-    """Return the number of blocks whose vectors are summed for the same units, or for the network as a whole."""
+    """Return the number of blocks whose vectors are summed to one vector of each unit, or of the network."""
     if not block.ends:
         return len(layout.network_blocks)
     return sum(any(end.units == block.ends[0].units for end in one.ends) for one in layout.unit_blocks)
 
 
 def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
-    """Return a linear map from the values of a pair to one number, for a single value initialized as the identity."""
+    """Return a linear map from the values of a pair of units to one number; with one value, it is initialized as the
+    identity.
+    """
     dense = Dense(channels, 1, is_biased=False, generator=generator)
     if channels == 1:
         nn.init.ones_(dense.weight)

@@ -14,18 +14,19 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class Odd:
-    """Feature vectors that signs multiply in the same way as weights.
+    """Feature vectors that change their signs together with weights.
 
-    A `Character` specifies the signs by which a vector is multiplied.
+    A `Character` contains, for each axis and each family of signs, the exponent of the sign that multiplies a vector.
 
     Attributes:
         units: For each set of units and each character of their values: vectors `[models, *sizes, width]`.
-        pairs: Vectors of each block with two or more ends whose values signs change, `[models, *labels, width]`.
+        pairs: Vectors of each block of values between units that signs change, `[models, *labels, width]`.
         values: The original values of each such block, `[models, *labels, channels]`, and their root mean square, if
             layers multiply by them. Layers do not change `values`.
         given: The part of `units` that comes from values of single units, without sines and cosines of angles. Layers
             do not change `given`.
-        waves: The sine and cosine of each unit's angle, for each set whose units have angles: `[models, *sizes, 1]`.
+        waves: The sine and cosine of each unit's angle, for each unit set with angles (such as phases of sine units):
+            `[models, *sizes, 1]`.
     """
 
     units: dict[str, dict[Character, Float[Tensor, "models *sizes width"]]] = field(default_factory=dict)
@@ -41,12 +42,14 @@ class Features:
 
     Attributes:
         units: For each set of units, their vectors `[models, *sizes, width]`.
-        pairs: For each block with two or more ends, vectors `[models, *labels, width]`.
+        pairs: For each block of values between units, vectors `[models, *labels, width]`.
         network: The vector of each network, `[models, width]`.
         values: For each such block, some functions of its values, `[models, *labels, functions]`, if layers multiply by
             them. Layers do not change `values`.
-        odd: The features that signs change, or None if signs are canonicalized. Signs change no other features.
-        shares: The weights of units in means, called shares. Units of groups without shares have equal weights.
+        odd: The features that signs change, or None if signs are canonicalized. All other features are invariant to
+            signs.
+        shares: The weights of units in means, called shares; see `weightspace.shares`. Units of groups without shares
+            have equal weights.
     """
 
     units: dict[str, Float[Tensor, "models *sizes width"]]
@@ -119,14 +122,14 @@ def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Ten
 def at_units(
     network: Float[Tensor, "models width"], units: Float[Tensor, "models *sizes _"]
 ) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of networks, reshaped to broadcast over units."""
+    """Return one vector for each network, reshaped to broadcast over units."""
     return network.reshape(len(network), *([1] * (units.ndim - 2)), -1)
 
 
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Yield vectors from the surroundings of units: of the units that contain them, and means over units inside them.
+    """Yield vectors for nested units: vectors of the units that contain them, and means over the units inside them.
 
     Yields:
         Whether the vectors belong to containing units, and the vectors themselves, which broadcast over the set.

@@ -94,11 +94,11 @@ class Metanet(nn.Module):
 
     The layers are equivariant to permutations. If any invertible matrix can be inserted between two tensors, such as
     queries and keys, the net reads their product. The net first canonicalizes scales, signs and half periods. The net
-    also canonicalizes rotations whose products would be too large. Parts that the layers respect without a canonical
-    form are not canonicalized (`ScaleGMN`: signs; `Propagation`: signs and half periods). With an `Equivariant` head,
-    the net maps its changes of canonical networks back to the original networks. The canonical form of signs is
-    discontinuous where the sum that determines a sign is zero. If the symmetry has translations, the net reads networks
-    without translations (representatives, `Symmetry.split`). To compute these, the population must include buffers.
+    also canonicalizes rotations whose products would be too large. `ScaleGMN` respects signs, and `Propagation` signs
+    and half periods, without a canonical form, so these are not canonicalized. With an `Equivariant` head, the net maps
+    its changes of canonical networks back to the original networks. The canonical form of signs is discontinuous where
+    the sum that determines a sign is zero. If the symmetry has translations, the net reads networks without
+    translations (representatives, `Symmetry.split`). To compute these, the population must include buffers.
 
     Args:
         symmetry: The symmetry of the networks, with all sizes known, or a list with the symmetries of several
@@ -423,7 +423,7 @@ class Metanet(nn.Module):
         return self.linear_reader(reader.number)(values)  # type: ignore[no-any-return]
 
     def _plain_values(self, reader: Reader, population: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the values of blocks after all parts of the symmetry except permutations are canonicalized."""
+        """Return the values of blocks of networks in which everything except the order of units is canonicalized."""
         if reader.plain is None:
             raise ValueError("this net has no linear reader of statistics; make it with `is_linear=True`")
         return reader.plain.read(reader.plain.canonicalize(population)[0])[0]
@@ -502,7 +502,7 @@ class Metanet(nn.Module):
         return replace(make(left, readers=made.readers), plain=make((), readers=()) if made.is_linear else None)
 
     def _trace(self, reader: Reader, made: Reader, module: nn.Module | None) -> Probed | None:
-        """Trace how a module of another layout computes on a reader's probes, or return None if there are no probes."""
+        """Trace the evaluation of a module on the probes of a reader; return None if there are no probes."""
         if reader.probed is None:
             return None
         if module is None:

@@ -21,7 +21,7 @@ from regauge.weightspace.shares import divide, find_shares
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """The reader of one architecture for a net; `number` is the index of the parameters for this architecture.
+    """The part of a net that reads networks of one architecture; `number` is the index of its parameters in the net.
 
     If there are probes, `probed` evaluates the networks on them. If `is_translated`, the reader reads representatives.
     If statistics are read, `plain` canonicalizes everything except permutations.
@@ -99,7 +99,8 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """Return the canonical networks, and the element that maps representatives to these, or None for the identity.
+        """Return the canonical networks, and the element that maps representatives to canonical networks, or None for
+        the identity.
 
         Masks and integer structure tensors become floating-point tensors in canonical networks.
         """
@@ -204,7 +205,8 @@ def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
 
 
 def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
-    """Return whether layers can respect scales, that is, whether messages read all values that scales change.
+    """Return whether layers can respect scales without a canonical form, because messages read all values that scales
+    change.
 
     Changes along the axes of matrices consist of products, in which scales would not cancel.
     """
@@ -217,6 +219,6 @@ def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
 
 
 def multiplied_blocks(layer: Layer, layout: Layout, depth: int) -> frozenset[str]:
-    """Return the blocks whose values change sign and by which a layer multiplies."""
+    """Return the blocks whose values signs change, and by which a layer multiplies."""
     found = [] if layer.traits.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
     return frozenset(name for one in found if one is not None for name in one.multiplied)

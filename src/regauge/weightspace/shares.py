@@ -96,7 +96,7 @@ def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
-    """Return products of the shares of the units that a block reads, `[models, *ones]`; None without such units."""
+    """Return products of the shares of the units that a block reads, `[models, *ones]`, or None if it reads none."""
     grid, made = layout.grid_of(block), None
     for axis, label in enumerate(block.labels):
         if label.reads and label.group in shares:
@@ -106,7 +106,9 @@ def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
 
 
 def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
-    """Return vectors times the shares of units along some axes (with the model axis); their sum is a weighted mean."""
+    """Return vectors times the shares of units along some axes (counted with the model axis), whose sum is a weighted
+    mean.
+    """
     for axis in axes:
         share = shares.get(grid.groups[axis - 1])  # Without shares all units count alike: 1 / n each.
         x = x / grid.sizes[axis - 1] if share is None else x * _along(share, axis - 1, grid)
@@ -122,7 +124,8 @@ def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tenso
 
 
 class Terms:
-    """Factors for sums of n terms with random signs, which grow like sqrt(n); the factors give them size one.
+    """Factors that normalize sums of n terms: sums of terms with random signs grow like sqrt(n), and the factors undo
+    this.
 
     If units are weighted by shares, all sums are means. The number n is then the number of units in the networks for
     which the layer was made, because other networks may contain copies of units.

@@ -30,8 +30,8 @@ class TemplateDecoder:
         layer: The settings of the layers; see `regauge.weightspace.LAYERS`.
         width: The width of the metanetwork.
         depth: The number of layers.
-        widening: Whether a unit that is split in two counts as one unit. `Template.widened` requires this; see also the
-            argument `readers` of `Metanet`.
+        widening: Whether two copies into which a unit was split count as one unit. `Template.widened` requires this;
+            see also the argument `readers` of `Metanet`.
     """
 
     layer: Layer = field(default_factory=Propagation)

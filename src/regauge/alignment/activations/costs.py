@@ -144,8 +144,8 @@ class ActivationCosts:
 
     Attributes:
         symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
-        a: Correlations, covariances or mean products between the units of the first and the second network. Activations
-            on which groups act in the same way are summed.
+        a: Correlations, covariances or mean products between the units of the first and the second network, summed over
+            activations on which groups act in the same way.
         b: The identity matrices on which elements act.
         reach: An upper bound of the objective. The objective reaches this bound if every unit has a perfectly
             correlated partner in the other network.
@@ -306,7 +306,8 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
     """Group the sites on an activation tensor into parts.
 
-    Two sites belong to one part if they share positions on an axis, or if one group is repeated within the other.
+    Two sites (places where a group acts) belong to one part if they share positions on an axis, or if one group is
+    repeated within the other.
     """
 
     def is_linked(x: Site, y: Site) -> bool:
@@ -350,9 +351,9 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart
 
 
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
-    """Return a placement on the joint axis of an activation part.
+    """Return a placement, changed such that it acts on the joint axis of an activation part.
 
-    The placement has no scales, and a rotation replaces its inverse transpose, because both are equal.
+    It has no scales, and its matrix acts directly, because the inverse transpose of a rotation is the rotation.
     """
     scale = (0,) * len(place.scale)
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)
@@ -391,7 +392,9 @@ def _collect(
 
 
 def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
-    """Return the class of each index of a joint axis (one per matrix copy), and a mask of indices with a group."""
+    """Return the class of each index of a joint axis (one class for each copy of a matrix), and a mask of indices with
+    a group.
+    """
     classes, is_covered = torch.arange(size), torch.zeros(size, dtype=torch.bool)
     for site in sites:
         is_covered[site.positions] = True

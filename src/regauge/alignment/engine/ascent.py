@@ -11,11 +11,12 @@ do not change norms. For permutations, signs and rotations, J is therefore the i
 Half-period shifts do change norms. In general, J is minus half of the squared distance, up to a constant. Methods of
 matching differ only in the tensors that they compare: weights, activations, or means and standard deviations.
 
-All tensors have one leading pair axis, whose length is one for a single pair. Every pair of networks has its own order
-of families and its own list of families to search. A step processes only the pairs that need it, so converged pairs
-cost no time. The best element of a family is computed from second networks to which only the *other* families have been
-applied. The current element of the family therefore does not matter. Families with nested groups are an exception,
-because their steps are relative to their current element.
+All tensors have one leading pair axis, whose length is one for a single pair. A family is a group, together with all
+groups that are nested in it. Every pair of networks has its own order of families and its own list of families to
+search. A step processes only the pairs that need it, so converged pairs cost no time. The best element of a family is
+computed from second networks to which only the *other* families have been applied. The current element of the family
+therefore does not matter. Families with nested groups are an exception, because their steps are relative to their
+current element.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -59,14 +60,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """Families of groups, and for each family the other families that influence its best element.
+    """The families (groups with the groups nested in them), and for each the other families that influence its best
+    element.
 
     Attributes:
         families: The families to optimize.
         coupled: For each family, whether it acts on two axes of one tensor.
         neighbors: For each family, the families whose best element depends on its element.
         sign_pairs: Pairs of families whose signs are optimized jointly at the end.
-        others: For the tensors of each family, the sites of other families on these tensors, by the index of the other
+        others: For the tensors of each family, where other families act on these tensors, by the index of the other
             family.
         near: For each family, the indices of the families that act on the same tensors.
     """
@@ -186,7 +188,7 @@ class Ascent:
         return searching(self._searches, next(iter(self.networks.a.values())).device)
 
     def climb(self, rows: Rows, max_sweeps: int) -> tuple[Rows, list[Tensor]]:
-        """Sweep until no pair changes.
+        """Sweep over all families until no pair of networks changes.
 
         Return the pairs that changed in the last sweep, and the total gain after each sweep.
         """
@@ -200,15 +202,16 @@ class Ascent:
         return rows, gained
 
     def start_from_barycenter(self, first: Collection[str] = ()) -> None:
-        """Choose an element for every family once, as the start of the ascent.
+        """Choose an initial element for every family, one family after the other.
 
         A family without a chosen element is replaced by the average over all of its elements.
 
         The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs or
-        rotations is zero. In each pair of networks, the next family is the one whose cost is known best. The known part
-        of a cost comes from inputs, outputs and families that already have an element. On residual networks, coordinate
-        ascent from the identity would end in poor local optima, because the first costs are mostly noise. Rotations are
-        chosen before all other families, from tensors that no other family changes; see `first_rotations`.
+        rotations is zero. In each pair of networks, the next family is the one whose cost depends least on families
+        without an element. The known part of a cost comes from inputs, outputs and families that already have an
+        element. On residual networks, coordinate ascent from the identity would end in poor local optima, because the
+        first costs are mostly noise. Rotations are chosen before all other families, from tensors that no other family
+        changes; see `first_rotations`.
 
         Args:
             first: The roots of families that are chosen before all others. The same families also come first in later
@@ -248,10 +251,11 @@ class Ascent:
         self._order = order
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace tensors of the first networks, and continue from the current element.
+        """Replace tensors of the first networks, such that the ascent continues toward these from the current element.
 
         Tensors of the first networks that `a` lacks are not changed. Only families that act on replaced tensors are
-        searched again, from the potentials of their last search. The total gain in `gained` continues to grow.
+        searched again, beginning with the potentials (dual variables) of their last search. The total gain in `gained`
+        is not reset.
         """
         self.networks.a |= a
         self._measure(a)
@@ -358,7 +362,7 @@ class Ascent:
     def _join_signs(self, rows: Rows) -> Bool[Tensor, " row"]:
         """Optimize the signs of two families that share an axis jointly.
 
-        Return the pairs of networks that gained.
+        Return the pairs of networks whose objective rose.
         """
         before = self.gained[rows]
         for pair in self._around.sign_pairs:
@@ -412,12 +416,12 @@ class Ascent:
             self._soil(k, rows)
 
     def _hidden(self, k: int, name: str, unknown: Iterable[int]) -> list[Site]:
-        """Return the sites at which unknown families act on a tensor of family k."""
+        """Return the sites at which families without a chosen element act on a tensor of family k."""
         others = self._around.others[k].get(name, {})
         return [site for number in unknown if number in others for site in others[number]]
 
     def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
-        """Return the share of a family's tensors that does not depend on families without a chosen value."""
+        """Return the fraction of a family's tensors that does not depend on families without a chosen element."""
         near = tuple(other for other in unknown if other in self._around.near[k])
         if (k, near) not in self._shares:
             known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)
@@ -477,7 +481,7 @@ def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
 
 
 def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
-    """Return the cost plus a term that favors the current value of the group in each pair of networks.
+    """Return the cost of a group plus a term that favors its current value, for each pair of networks.
 
     This term makes steps smaller, so the linear model of the objective is more accurate.
     """
@@ -503,7 +507,8 @@ MAX_SWEEPS = 20
 
 
 def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> tuple[Element, Tensor]:
-    """Find one element for each problem by two coordinate ascents, from the identity and from the barycenter.
+    """Find one element for each problem by two coordinate ascents, from the identity and from averages over all
+    elements.
 
     Args:
         families: The families of groups. The families act on common tensors, so the best value of one depends on all

@@ -80,7 +80,7 @@ class Climbs:
         )
 
     def lift(self, offset: Tensor) -> "Climbs":
-        """Return a copy with a number added to each pair's objective and history."""
+        """Return a copy in which a number is added to the objectives in each pair's results."""
         return replace(self, objective=self.objective + offset, history=self.history + offset)
 
 
@@ -133,7 +133,8 @@ def climb(
         a: The compared tensors of the first networks, `[pair, ...]`.
         b: The compared tensors of the second networks.
         start: A batch of initial elements without positive scales. Default: the identity.
-        is_from_barycenter: Whether every family is chosen once before the sweeps, while unknown families are averaged.
+        is_from_barycenter: Whether an initial element of every family is chosen before the sweeps, by averaging over
+            families without an element.
         max_sweeps: The largest number of sweeps.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
     """
@@ -179,7 +180,7 @@ def is_exact(symmetry: Symmetry, name: str) -> bool:
 
 
 class Pursuit:
-    """A repeated coordinate ascent for a single pair of networks, whose first network changes between climbs.
+    """Repeated coordinate ascents (climbs) for one pair of networks, whose first network changes between climbs.
 
     Every climb begins at the end of the previous climb, with the dual variables (potentials) of its assignments. A
     climb searches only groups that act on changed tensors of the first network. The tensors are the compared tensors,
@@ -195,7 +196,7 @@ class Pursuit:
         self.changed: set[str] = set()
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace tensors of the first network. Tensors of the first network that `a` lacks are not changed."""
+        """Replace those tensors of the first network that `a` contains."""
         self._ascent.aim_at(batch_of_one(a))
 
     def climb(self, max_sweeps: int) -> float:
@@ -226,7 +227,8 @@ class Pursuit:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A climb from another initial element, for pairs whose earlier climbs all ended below this element's objective.
+    """A further coordinate ascent (climb), for pairs whose earlier climbs all ended below the objective of its initial
+    element.
 
     Attributes:
         worth: The objective of this initial element.
@@ -243,11 +245,11 @@ def ladder(
     initial: Float64[Tensor, " pair"],
     losses: Callable[[Element], Tensor] | None = None,
 ) -> tuple[Climbs, Float64[Tensor, "try pair"]]:
-    """Choose the best climb for each pair, after further climbs for pairs whose objective is too low.
+    """Choose the best climb for each pair, after further climbs for pairs that are not yet as good as a known element.
 
     Args:
         climbs: For every start, one climb for each pair. Random starts come last.
-        fallbacks: Further climbs, which are tried in this order. The last of the further climbs starts at the identity.
+        fallbacks: Further climbs, which are tried in this order. The last one starts at the identity.
         initial: The objective at the identity.
         losses: A function that returns the task loss of each pair for the elements of climbs. If there are losses and
             several climbs, the loss selects among climbs that are at least as good as the identity. Without losses, the

@@ -23,9 +23,9 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 class _Term:
     """A term of a family's cost, which belongs to one site of the family's outermost group on a tensor.
 
-    A term is part of the stored sums if `is_present`, and is computed anew every time otherwise. If only one other
-    group permutes the tensor, `neighbor` corrects the term. If no other group acts on the tensor, the term may have a
-    quadratic part, `shift`.
+    If `is_present`, the term is part of the stored sums; otherwise it is computed anew every time. If only one other
+    group permutes the tensor, `neighbor` corrects the stored term when this group changes. If no other group acts on
+    the tensor, the term may have a quadratic part, `shift`.
     """
 
     name: str
@@ -62,9 +62,9 @@ class FamilyCost:
         self._dtype = functools.reduce(torch.promote_types, {networks.a[term.name].dtype for term in self._terms})
 
     def aim_at(self, names: Collection[str]) -> None:
-        """Mark for recomputation the sums that use the named tensors of the first networks.
+        """Mark the sums that use the named tensors of the first networks, which are then computed again.
 
-        Potentials of the assignments are kept.
+        The potentials (dual variables) of the assignments are kept.
         """
         if not any(term.name in names for term in self._terms):
             return
@@ -120,7 +120,7 @@ class FamilyCost:
         return Cost(matrices, tuple(shifts))
 
     def _keep(self, term: _Term, rows: Tensor) -> None:
-        """Update a cost term that is stored in the sums."""
+        """Update a term of the cost that is stored in the sums."""
         if term.neighbor is None and term.is_present:
             return
         networks, key = self._networks, character(term.site.placement)

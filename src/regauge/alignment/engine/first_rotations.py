@@ -34,7 +34,9 @@ LEAST = 1e-9
 
 @dataclass(frozen=True)
 class Side:
-    """Part of a matrix: the axis on which a rotation acts, and some indices along the other axis with their sites."""
+    """Part of a matrix: the axis on which a rotation acts, some indices along the other axis, and the groups that act
+    there.
+    """
 
     name: str
     axis: int
@@ -50,7 +52,7 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two matrix parts whose product is changed only by the rotation; other actions cancel in the product.
+    """Two matrix parts whose product only the rotation changes, because the actions of all other groups cancel in it.
 
     For each inner index of the first part, `index` contains the inner index of the second part. Indices can repeat,
     because several heads may share keys and values.
@@ -143,8 +145,8 @@ class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
-    square root of the product of both norms. Otherwise large tensors would dominate, most of which stay near their
-    initialization. All products A and B have the same total weight.
+    square root of the product of both norms. Otherwise large tensors would dominate, although most of them stay near
+    their initialization. All products together have a fixed weight.
 
     Attributes:
         group: The name of the group that rotates.
@@ -168,19 +170,23 @@ class FirstRotation:
         self._gained: Tensor | float = 0.0
 
     def add(self, cost: Float64[Tensor, "pair n n"], size: Float64[Tensor, " pair"]) -> None:
-        """Add one tensor's term, given the inner products of its units in both networks and the product of norms."""
+        """Add the term of one tensor, given the inner products of its units in both networks, and the product of both
+        norms.
+        """
         self._cost = self._cost + cost * torch.where(size > 0, size, 1.0).rsqrt()[:, None, None].to(cost)
         self._reach = self._reach + size.sqrt()
 
     def start(self) -> bool:
-        """Choose the rotation that is best for single tensors, and return whether there are any."""
+        """Choose the rotation that is best for the terms of single tensors, and return whether there are such terms."""
         if not (isinstance(self._cost, Tensor) and isinstance(self._reach, Tensor) and bool((self._reach > 0).all())):
             return False
         self.matrix = self.best = self._solve(self._cost)
         return True
 
     def see(self, a: Float[Tensor, "pair n n"], b: Float[Tensor, "pair n n"]) -> None:
-        """Add the term of one product of tensors, of the first networks and of the second ones rotated by `matrix`."""
+        """Add the term of one product of tensors, given this product in the first networks and in the second, rotated
+        by `matrix`.
+        """
         size = norms(a) * norms(b)
         weight = SHARE / self.count * self._reach / torch.where(size > 0, size, 1.0)
         linear = (matmul(a, b.mT) + matmul(a.mT, b)).double()

@@ -1,12 +1,12 @@
 """Pairs of networks, prepared for comparison: each network is replaced by the smallest network on its orbit.
 
 The smallest network is the one with the smallest norm. If a filter before batch normalization is scaled, the gain
-(gamma) of the normalization can compensate for the scale. Such a scaling changes the running mean but not the running
-variance, so the stored statistics no longer match the activations. The function stays the same as long as the stored
-statistics are used. But a recomputation of the statistics undoes part of the scaling. Therefore the second network
-keeps its statistics, unless it is a transformed copy of the first network. In a transformed copy, the statistics were
-transformed too. Copies are recognized by running variances that equal those of the first network. In an independently
-trained network, the running variances follow the scales of its filters.
+(gamma) of the normalization can compensate for the scale. Such a scaling changes the stored running mean but not the
+running variance, so the stored statistics no longer match the activations. The function stays the same as long as the
+stored statistics are used. But if statistics are recomputed, part of the scaling is undone. Therefore the second
+network keeps its statistics, unless it is a transformed copy of the first network. In a transformed copy, the
+statistics were transformed too. Copies are recognized by running variances that equal those of the first network. In an
+independently trained network, the running variances follow the scales of its filters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -43,7 +43,8 @@ MOVED = 0.25
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try: first without changes of buffers, then with changes, for copies.
+    """Return the kinds of balancing to try: first without changing buffers, and then with changed buffers, which fits
+    copies.
 
     If a task recomputes statistics, balancing never changes running statistics.
     """
@@ -67,8 +68,7 @@ class Frame:
         a: The first networks, `[pair, ...]`.
         b: The second networks.
         given: The second networks before balancing.
-        sides: The elements that balance the first and the second networks. `sides` is None if networks are compared as
-            given.
+        sides: The elements that balance the first and the second networks, or None if networks are compared as given.
         buffers: Whether balancing changes running statistics.
         rigid: For each group of invertible matrices, the pairs in which the group may only rotate. In these pairs, a
             Gram matrix of one network is singular up to rounding.
@@ -149,14 +149,14 @@ class Frame:
         return torch.stack([dots(self.a[name], b[name]) for name in self.a]).sum(0)
 
     def rows(self, rows: Tensor) -> "Frame":
-        """Return the frame of only the selected pairs."""
+        """Return the frame with only the selected pairs."""
         a, b, given = ({n: at(t, rows) for n, t in tensors.items()} for tensors in (self.a, self.b, self.given))
         sides = None if self.sides is None else (self.sides[0].rows(rows), self.sides[1].rows(rows))
         rigid = {name: flags[rows] for name, flags in self.rigid.items()}
         return Frame(self.symmetry, a, b, given, sides, self.buffers, rigid)
 
     def turnable(self, params_a: Params, params_b: Params) -> tuple[Params, Params]:
-        """Return both networks of a single pair, with balanced invertible matrices but with the original scales."""
+        """Return both networks of a single pair, balanced by invertible matrices, but with their original scales."""
         if self.sides is None or not _linear(self.symmetry):
             return params_a, params_b
         sides = (select_parts(side.item(0), self.symmetry.groups, ("linear",)) for side in self.sides)
@@ -190,7 +190,9 @@ class FramedProblem(Problem):
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether balanced networks can be equal up to permutations, signs and rotations, by their invariants."""
+    """Return whether invariants of balanced networks allow that they are equal up to permutations, signs and
+    rotations.
+    """
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name in sorted(symmetry.sites.keys() & a.keys(), key=lambda name: a[name].numel()):
         is_rotated = any(site.group.matrix != "none" for site in symmetry.sites[name])
@@ -239,7 +241,7 @@ def _moved(symmetry: Symmetry, read: _act.ReadValues, tensors: Tensors) -> dict[
 
 
 def stretching(symmetry: Symmetry, element: Element) -> Element:
-    """Return an element with only the positive factors and invertible matrices of the given element."""
+    """Return the element that consists of the positive factors and invertible matrices of the given element."""
     linear = _linear(symmetry)
     values = {n: Value(scale=v.scale, matrix=v.matrix if n in linear else None) for n, v in element.items()}
     return Element(values, element.batch)
@@ -298,7 +300,9 @@ def have_equal_variances(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping
 
 
 def statistics_gap(symmetry: Symmetry, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Float64[Tensor, " pair"]:
-    """Return the distance between the running statistics of each pair, relative to the first network's norm."""
+    """Return the distance between the running statistics of both networks of each pair, relative to the norm of the
+    first.
+    """
     names = [name for name in symmetry.buffers if name in symmetry.sites]
     return _measure_gap(*({name: one[name] for name in names} for one in (a, b)))
 

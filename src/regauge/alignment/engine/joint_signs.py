@@ -44,7 +44,9 @@ class SignPair:
     sites: Mapping[str, Sequence[Site]]
 
     def closest(self, a: Tensors, b: Tensors) -> tuple[Signs, Signs, Float64[Tensor, " row"]]:
-        """Return the best signs of both families, relative to the current signs in `b`, and the gain of these."""
+        """Return the best signs of both families, relative to their current signs in `b`, and how much they raise the
+        objective.
+        """
         terms = self._terms(a, b)
         total = torch.stack([term.sum((-1, -2)) for term in terms.values()]).sum(0)
         rows, (left, right) = len(total), self.groups
@@ -81,7 +83,7 @@ class SignPair:
         return *signs, torch.maximum(value - best, torch.zeros_like(best))
 
     def _terms(self, a: Tensors, b: Tensors) -> dict[tuple[Character, Character], Float64[Tensor, "row first second"]]:
-        """Return inner products of both networks, sorted by the sign products (characters) of both groups.
+        """Return inner products of both networks, one for each product of signs of both groups that multiplies entries.
 
         Entries on which a group does not act are assigned to its first unit.
         """
@@ -173,7 +175,7 @@ def _meet(one: Family, other: Family) -> bool:
 
 
 def _acts_across(sites: Sequence[Site]) -> bool:
-    """Return whether signs multiply a tensor along several axes, which sums along one axis cannot represent."""
+    """Return whether signs multiply a tensor along several axes, which this module cannot treat."""
     return len({site.placement.axis for site in sites if any(site.placement.sign)}) > 1
 
 

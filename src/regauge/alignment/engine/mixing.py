@@ -52,7 +52,7 @@ def match_mixture(
 ) -> Results:
     """Find the elements that maximize `(1 - weight) <responses> / reach + weight <a, g b> / sum |a| |b|`.
 
-    The term of the responses is maximized first. If groups act independently on the responses, the solution for each
+    The term of the responses is maximized first. If no two groups act on one tensor of responses, the solution for each
     group is exact. Ascent on both terms then continues from this solution, or from the identity if the identity is
     better. If `max_sweeps` is zero, there is no further ascent.
 
@@ -121,7 +121,7 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
 
 
 def _turns(site: Site) -> bool:
-    """Return whether a group does not only permute the entries at a site."""
+    """Return whether a group does more to the entries at a site than permute them."""
     place = site.placement
     return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
 

@@ -1,4 +1,4 @@
-"""Updates of costs for two groups on one tensor, where the cost of one group depends on the other group's value."""
+"""Updates of the cost of a group on one tensor after another group, which also acts on this tensor, has changed."""
 
 import torch
 from jaxtyping import Float, Int, Int8
@@ -16,8 +16,8 @@ SHARES = (1 / 16, 1 / 4, 1.0)
 class NeighborTerm:
     """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where h of another group acts on the index u.
 
-    The method `update` adds the changes since the last update to the cost. The changes are products with those units
-    that h changed. The group to which the cost belongs acts on the tensor at the site `own`. The other group acts on
+    The method `update` adds to the cost what has changed since the last update: the products with those units u that h
+    moved or flipped. The group to which the cost belongs acts on the tensor at the site `own`. The other group acts on
     another axis, at the site `neighbor`.
 
     Elements are stored on the CPU, where the changed units are determined. Therefore the code never waits for the
@@ -36,7 +36,9 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Return whether the neighbor only permutes units and flips signs, along a whole axis without this group."""
+        """Return whether the neighboring group only permutes units and flips signs, along a whole axis on which this
+        group does not act.
+        """
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
         is_more = any(neighbor.placement.shift) or any(own.placement.shift) or neighbor.group.matrix != "none"
@@ -49,7 +51,7 @@ class NeighborTerm:
         return self._neighbor.group.name
 
     def aim(self) -> None:
-        """Use the current first networks from now on. The next update then adds the whole term."""
+        """Use new first networks. The next update then adds the whole term again."""
         self._a = self._by_unit(self._networks.a[self._name])
         self._factor.zero_()
         self._seen = -1
@@ -71,7 +73,7 @@ class NeighborTerm:
         put(self._factor, rows, factor)
 
     def _add_changes(self, sums: Tensor, rows: Tensor, perm: Tensor, factor: Tensor) -> None:
-        """Correct the cost of every pair, with work in proportion to the number of changed units."""
+        """Correct the cost of every pair; the time is proportional to the number of changed units."""
         changed = (perm != at(self._perm, rows)) | (factor != at(self._factor, rows))
         if len(sums) == 1:
             units = changed[0].nonzero().T

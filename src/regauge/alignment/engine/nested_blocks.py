@@ -48,7 +48,9 @@ class Blocks:
 
 
 def split(family: Family, a: Tensors, b: Tensors) -> Blocks:
-    """Return one tensor per site of the outer group, with blocks along axis 1, and inner groups' sites on a block."""
+    """Return one tensor for each site of the outer group, with blocks along axis 1, and the sites of inner groups on a
+    block.
+    """
     root = family.root
     inner = {group.name: _outside(group, root) for group in (*family.members[1:], *family.fixed)}
     blocks = Blocks({}, {}, {}, [])
@@ -110,7 +112,7 @@ SIGN_FAMILIES = 4
 
 @dataclass(frozen=True)
 class _Inner:
-    """The gain of inner groups over the identity for each pair of blocks, `[problem, u, v]`, and their values."""
+    """The best values of inner groups for each pair of blocks, and their gain over the identity, `[problem, u, v]`."""
 
     gain: Tensor
     values: dict[str, Value]
@@ -185,7 +187,7 @@ def _block_products(root: Group, a: Tensors, b: Tensors) -> Tensor:
 
 
 def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
-    """Optimize inner families with common tensors together, and every other family separately."""
+    """Optimize inner families that share tensors together, and every other family separately."""
     parts: list[tuple[set[str], list[Family]]] = []
     for family in blocks.families:
         keys, together = set(family.sites), [family]
@@ -254,7 +256,9 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
 
 
 def is_compressed(pairs: int, rows: int, rest: int) -> bool:
-    """Return whether inner products of rows replace blocks, each with `rows` times `rest` entries."""
+    """Return whether inner products of rows replace blocks (with `rows` times `rest` entries), because they are
+    smaller.
+    """
     return rest > rows and pairs * rows * rest > COMPRESSED
 
 

@@ -172,7 +172,9 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Cached tensors of a second network, the values that were applied, and the times that each was set."""
+    """Cached tensors of a second network, with the values that were applied to them, and how often each value had been
+    set.
+    """
 
     tensors: Tensors
     values: Mapping[str, Value]

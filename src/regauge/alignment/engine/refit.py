@@ -49,7 +49,9 @@ PerPair = Float64[Tensor, " pair"]
 
 
 def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results:
-    """Fit second networks that nearly equal their first networks, and keep each fit that lowers the distance."""
+    """Fit second networks that nearly equal their first networks by scales and matrices; keep fits that lower the
+    distance.
+    """
     if frame.sides is None or not frame.a:
         return found
     symmetry = problem.symmetry
@@ -114,9 +116,9 @@ def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]
 
 
 def _fit_parts(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
-    """Fit one independent set of tensors after the other, as for networks on disk.
+    """Fit the independent sets of tensors one after the other, as for networks on disk.
 
-    Rounds of one set do not influence the extrapolation of another set.
+    The extrapolation of one set then does not depend on other sets.
     """
     total, left = symmetry.identity((len(next(iter(a.values()))),)), squared_distances(a, b)
     for part in fitted_parts(symmetry, groups, a):
@@ -139,8 +141,8 @@ class GroupFit:
     sites. For scales, the step X multiplies each unit by factors: the exponents of its families times steps t. The
     steps t of a unit solve its normal equations. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y`
     where its inverse acts. Hence X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with Gram matrices F and G of
-    both kinds of sites. If a group acts on several axes of one tensor, the curvatures along these axes are enlarged by
-    a factor. Their sum is then never below the true curvature.
+    both kinds of sites. If a group acts on several axes of one tensor, the curvature along each axis is multiplied by a
+    factor, such that their sum is never below the true curvature.
 
     Attributes:
         sites: The sites of the group on compared tensors.
@@ -178,7 +180,7 @@ class GroupFit:
         self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
 
     def step(self) -> tuple[Value, PerPair]:
-        """Return the step and the decrease of the squared distance to first order, and reset all sums."""
+        """Return the step, and the decrease of the squared distance that it predicts to first order; reset all sums."""
         sums, self._sums = self._sums, {}
         right = sums["right"]
         if self.group.matrix == "linear":
@@ -351,7 +353,8 @@ def _sylvester(
 
 
 def _solve(curvature: Float64[Tensor, "*lead k"], right: Float64[Tensor, "*lead k"]) -> Float64[Tensor, "*lead k"]:
-    """Return `right / (curvature + d)` with the smallest d >= 0 that limits the length, and zero in flat directions.
+    """Return `right / (curvature + d)` with the smallest d >= 0 for which it is short enough, and zero in flat
+    directions.
 
     Poorly determined directions therefore do not slow down the steps in well-determined directions.
     """

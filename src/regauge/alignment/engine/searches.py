@@ -28,8 +28,8 @@ def count_searches() -> int:
 def searching(count: int, device: torch.device) -> Iterator[Launch]:
     """Start work in up to `count` threads at a time.
 
-    Exact assignments release the interpreter lock. A thread uses the device stream and the gradient mode of the thread
-    that starts it. Therefore operations on the device keep their order.
+    Exact assignments release the interpreter lock. A thread takes over the device stream and the gradient mode from the
+    thread that starts it, so operations on the device keep their order.
     """
     has_gradients = torch.is_grad_enabled()
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -36,8 +36,8 @@ class ActivationMatching(Method):
     finds are optimized, through their action on the values that layers read. These values include outputs of activation
     functions, all states of a residual stream, and queries, keys and values of attention heads. Values on which a group
     acts in the same way are summed. Entries along all other axes (images, positions, tokens) are samples. For
-    correlations, units that a rotation mixes share their mean variance. Therefore the matched element does not depend
-    on the basis in which a rotation sees these units.
+    correlations, units that a rotation mixes are all divided by the root of their mean variance. Therefore the matched
+    element does not depend on the basis of these units.
 
     The data are read once, for all networks and groups. For each activation tensor, memory holds one matrix with an
     entry for each pair of units. Groups do not depend on one another in activation matching, so their order has no
@@ -49,8 +49,8 @@ class ActivationMatching(Method):
     the published method.
 
     For every statistic, the method departs from the papers. Parameters have a weight of 1e-4 in the objective, and
-    decide if activations do not. Without parameters, the choice would be arbitrary for units that are always zero, and
-    between a sign and a half-period shift of a sine unit. Arbitrary choices raise the loss at the midpoint between the
+    decide where activations do not. Otherwise the choice would be arbitrary for units that are always zero, and between
+    a sign and a half-period shift of a sine unit. Arbitrary choices raise the loss at the midpoint between the
     networks.
 
     Attributes:

@@ -45,8 +45,9 @@ class ContinuousDescent(DescentMethod):
 
     In a transformer with folded gains, any rotation may act on the residual stream. The closest parameters then do not
     give the lowest midpoint loss, and the descent removes the barrier nearly completely. In ReLU networks, the descent
-    changes the scales. Activations shrink at the midpoint between different units. A factor s on the incoming weights
-    of a unit and 1/s on its outgoing weights compensate for the shrinkage: `(1 + s) (1 + 1/s) / 4 > 1`.
+    changes the scales. At the midpoint between different units, activations are too small. If one network has the
+    incoming weights of a unit times s and the outgoing weights times 1/s, the midpoint has the larger product `(1 + s)
+    (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.
@@ -73,7 +74,8 @@ class ContinuousDescent(DescentMethod):
             raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return whether the method gets representatives: not if their gains of one leave no scales to optimize.
+        """Return whether the method gets representatives. It does not if their gains of one leave no scales to
+        optimize.
 
         For example, if all layers have batch normalization, only gains have scales that leave running statistics
         unchanged. The descent then optimizes the networks themselves. Networks with a residual stream that can be

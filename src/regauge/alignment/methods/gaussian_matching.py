@@ -128,7 +128,8 @@ class GaussianMatching(Method):
 
 
 def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
-    """Return two dictionaries (four for both directions) whose inner products are negative divergences.
+    """Return two dictionaries (four for both directions) for each network, whose inner products are negative
+    divergences.
 
     The negative divergence `-KL(g q_b, q_a)` is linear in g. The coefficients of this linear function are dictionaries
     of the first network, which are multiplied by dictionaries of the second. The divergence is linear only for elements
@@ -161,7 +162,7 @@ MOMENTS: tuple[Moment, Moment] = (lambda m, s: m, lambda m, s: m.square() + s.sq
 
 
 def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
-    """Return two dictionaries, computed by two functions of means and deviations."""
+    """Return two dictionaries of tensors, each computed by a function of means and deviations."""
     result = {}
     for k, function in enumerate(functions):
         for joint in params:
@@ -174,7 +175,7 @@ def _each(functions: tuple[Moment, Moment], params: Mapping[str, Tensor], symmet
 
 
 def _further(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return dictionaries 0 and 1 of a network, renamed to dictionaries 2 and 3."""
+    """Return the entries of the first two dictionaries of a network, under the names of the third and fourth."""
     split = ((*dictionary_of(joint), value) for joint, value in names.items())
     return {joint_name(k + 2, name): value for k, name, value in split}
 

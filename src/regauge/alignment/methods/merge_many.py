@@ -32,15 +32,15 @@ class MergeMany(ManyMethod):
     network cannot improve it.
 
     `MergeMany` departs from the paper in the following ways. First, the networks are placed one after the other: each
-    network is matched to the mean of the networks that were placed before it. A mean of unaligned networks would be a
-    poor target. After placement, all networks are visited in a fixed order. A network is visited again only if other
+    network is matched to the mean of those placed before it. The mean of networks that are not aligned would be a poor
+    target. After placement, all networks are visited in a fixed order. A network is visited again only if other
     networks changed.
 
     If there are more than `core` networks, only the first `core` networks are visited one by one. All further networks
     are then matched at once to the mean of these core networks. Later rounds match all networks to the mean of all
     networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their mean
-    is nearly the same as the mean without one network. Rounds over all networks are many times faster than visits. The
-    result of rounds is only close to a local optimum, because the rounds end at `tolerance`.
+    is nearly the same as the mean without one network. Rounds that match all networks at once are many times faster
+    than visits one by one. Their result is only close to a local optimum, because they end at `tolerance`.
 
     Attributes:
         inner: The method that places a network. The `max_sweeps` and `tolerance` of the inner method also apply to
@@ -223,8 +223,8 @@ def improve(
 ) -> Climbs:
     """Run rounds in which each network climbs towards the mean of the others, starting from given elements.
 
-    Every network has a `Pursuit`, which is kept between visits. A later visit therefore searches only groups whose
-    target tensors have changed, from the potentials of the previous visit.
+    The state of each network's climb (a `Pursuit`) is kept between visits. A later visit therefore searches only groups
+    whose target tensors have changed, and starts from the previous dual variables.
     """
     others, inner = len(tensors) - 1, settings.inner
     placed = [move(symmetry, element, network) for element, network in zip(elements, tensors, strict=True)]

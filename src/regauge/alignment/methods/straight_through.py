@@ -21,7 +21,8 @@ from regauge.training import SGD, PlainProgram
 
 @dataclass(frozen=True)
 class StraightThrough(DescentMethod):
-    """A method that matches the second network to a target, which gradient descent changes.
+    """A method that matches the second network to a target network, which gradient descent changes to lower the
+    midpoint loss.
 
     Gradients are computed as if the matching step were the identity ("straight through").
 
@@ -31,8 +32,8 @@ class StraightThrough(DescentMethod):
     midpoint loss on held-out examples (`DescentMethod`).
 
     `StraightThrough` departs from the paper in the following ways. Every group of the symmetry is matched to theta. The
-    learning rate is thirty times the published one. The last element is preferred to the element with the lowest loss
-    on a single batch. On MNIST, these departures gave lower barriers.
+    learning rate is thirty times the published one. The method returns an element that is evaluated on held-out
+    examples, not the one with the lowest loss on a single batch. On MNIST, these departures gave lower barriers.
 
     Attributes:
         init: The initial element: an element, a method that finds it, or None for the identity.

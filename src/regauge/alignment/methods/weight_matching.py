@@ -47,13 +47,13 @@ class WeightMatching(Method):
     matrices are fitted by least squares, provided that the fit brings the networks closer. The fit helps because
     balancing determines a unit's scale poorly if a gain is near zero.
 
-    `WeightMatching` departs from the paper in the following ways. The first costs are averages over groups that have no
-    element yet (the barycenter). The group whose cost is known best is chosen first. The method recovers planted
-    permutations of residual networks from the barycenter, but not from the identity. Rotations come first, computed
-    from tensors that no other group changes (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed
-    order, and only if a neighboring group changed. Elements act on buffers, but buffers do not contribute to the
-    objective. Norms and fourth powers of parameters show whether the second network can be a copy of the first. If it
-    can, further climbs start from random elements until the copy is recognized.
+    `WeightMatching` departs from the paper in the following ways. While groups have no element yet, costs are averaged
+    over all of their elements (the barycenter). The group whose cost depends least on others is chosen first. The
+    method recovers planted permutations of residual networks from the barycenter, but not from the identity. Rotations
+    come first, computed from tensors that no other group changes (`regauge.alignment.engine.first_rotations`). Groups
+    are visited in a fixed order, and only if a neighboring group changed. Elements act on buffers, but buffers do not
+    contribute to the objective. Norms and fourth powers of parameters show whether the second network can be a copy of
+    the first. If it can, further climbs start from random elements until the copy is recognized.
 
     Attributes:
         start: The start of the ascent: the "barycenter", or the "identity" as published. The identity is returned if it
@@ -70,9 +70,9 @@ class WeightMatching(Method):
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
         scales: The treatment of scales and matrices. With "balance", both networks are balanced before they are
             compared. The second network keeps its running statistics, and the scales of filters before batch
-            normalization. With the filter scales of the first network, its statistics would no longer match its
-            activations, and recomputing them would undo part of the transformation. A copy of the first network with
-            transformed statistics is an exception and gets these scales. With "recompute", or with a task that
+            normalization. With the filter scales of the first network, the second network's statistics would no longer
+            match its activations, and recomputing them would undo part of the transformation. Only a copy of the first
+            network whose statistics were also transformed gets these scales. With "recompute", or with a task that
             recomputes statistics (`prepare`), copies do not get these scales either. "keep" compares the networks
             without balancing, leaves all factors at one, and restricts invertible matrices to orthogonal matrices.
 
@@ -152,7 +152,7 @@ class WeightMatching(Method):
         )
 
     def _climb_copies(self, frame: Frame, climbs: Sequence[Climbs]) -> list[Climbs]:
-        """Climb again from random elements, until all pairs whose invariants allow equality are equal."""
+        """Climb again from random elements, until the networks of all pairs whose invariants allow it are equal."""
         most = torch.stack([norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a]).sum(0)
         reached = torch.stack([one.objective for one in climbs]).amax(0)
         rows = ((reached < (1 - MISSED) * most) & climbs[0].is_converged).nonzero().flatten()

@@ -3,10 +3,10 @@
 The tensors are read one after another, and memory holds only the cost of one group.
 
 A group's cost is a sum over tensors. Each tensor can therefore be released before the next one is read. One matrix in
-the dtype of the tensors accumulates the profits of all pairs of units under the best signs. The assignment is computed
-in the memory of this matrix. The steps of the ascent are those of `Ascent`. First, the signs of the families are
-chosen, while unknown groups are averaged. Then the permutation of the group is chosen. Choosing signs and choosing a
-permutation are repeated until no step gains.
+the dtype of the tensors sums the profits of all pairs of units with their best signs. The assignment is computed in
+place, in the memory of this matrix. The steps of the ascent are those of `Ascent`. First, signs are chosen, where costs
+are averaged over groups that have no value yet. Then the permutation of the group is chosen. Choosing signs and
+choosing a permutation are repeated until no step gains.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -55,7 +55,7 @@ class BlockedClimb:
         self._norms: dict[str, float] = {}
 
     def run(self, max_sweeps: int, *, is_first: bool) -> bool:
-        """Repeat steps until no step raises the objective; return whether `max_sweeps` was enough for this."""
+        """Repeat steps until no step raises the objective; return whether this happened within `max_sweeps`."""
         waiting = set(range(len(self._families)))
         if is_first:
             for k, family in enumerate(self._families):
@@ -108,7 +108,8 @@ class BlockedClimb:
         return False
 
     def _profits(self, family: Family) -> tuple[Tensor, float]:
-        """Return the largest profit of each pair of units over signs, and the total profit without a permutation.
+        """Return the profit of each pair of units with its best signs, and the total profit of the identity
+        permutation.
 
         The characters (products of signs) are independent. Each character therefore contributes the absolute value of
         its sum.

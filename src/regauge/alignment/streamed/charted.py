@@ -65,7 +65,7 @@ class ChartPlans:
     def make(
         cls, symmetry: Symmetry, method: WeightMatching, rotate: Rotate, plan: Callable[..., Plan]
     ) -> "ChartPlans":
-        """Plan all stages of matching that may be needed, by calling `plan(symmetry, method, chart)`."""
+        """Plan all stages of matching that may be needed, each by calling `plan(symmetry, method, chart)`."""
         data, is_open = on_matched(symmetry), rotate != "never" and bool(symmetry.rotatable)
         behind = data.on_representatives()
         plans = {"given": plan(data, _as_given(method), data), "reordered": plan(behind, method, data)}
@@ -197,7 +197,9 @@ class _ChartedPair:
         return further if self._distance(self.a, self._moved(further))[0] < left else there
 
     def _take_over_statistics(self, element: Element) -> Element:
-        """Extend an element, for copies only, by symmetries that hold only with the stored statistics."""
+        """Extend an element by transformations that keep the function only with the stored statistics, if the network
+        is a copy.
+        """
         whole = self.chart.symmetry
         if element.translation:
             moves = element.translated({}).rotated({}), element

@@ -104,7 +104,8 @@ class StreamedAscent:
         return self.state.element
 
     def _turn(self, name: str) -> bool:
-        """Choose the initial rotation of a spread group as `first_rotations` does.
+        """Choose the initial rotation of a spread group from tensors and products that no other group changes; see
+        `first_rotations`.
 
         Return whether the group has such a rotation.
         """
@@ -174,7 +175,7 @@ class StreamedAscent:
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in every working set, one after the other.
+        """Run the coordinate ascent in every working set, one after the other.
 
         Return the objective, and whether all of these climbs converged.
         """
@@ -214,7 +215,9 @@ class StreamedAscent:
         return sum(gains), all(is_done for _, is_done, *_ in found)
 
     def _visit(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in one working set, and add its tensors to the costs of groups that act on several working sets."""
+        """Run the coordinate ascent in one working set, and add its tensors to the costs of groups that act on several
+        sets.
+        """
         if one.is_blocked:
             return self._visit_blocks(k, one, totals)
         a, b, norms = {}, {}, {}
@@ -235,7 +238,9 @@ class StreamedAscent:
         return gained, not len(moving)
 
     def _visit_blocks(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Climb in one working set with one tensor in memory at a time, and add each to the costs of spread groups."""
+        """Run the ascent in one working set with one tensor in memory at a time, and add each tensor to the costs of
+        spread groups.
+        """
         climb = BlockedClimb(self.source, self._symmetry, one, self.method.tolerance)
         is_settled = climb.run(self.method.max_sweeps, is_first=k >= self.state.matched)
         self.state.matched = max(self.state.matched, k + 1)
@@ -290,17 +295,21 @@ class StreamedAscent:
         self.state.element = self._symmetry.compose(relative, self.state.element)
 
     def _known_share(self, name: str, unknown: set[str]) -> float:
-        """Return the share of a spread group's entries on which no other unknown group acts."""
+        """Return the fraction of a spread group's entries on which no group without a value acts."""
         own, sizes = self.plan.spread[name].sites, self.plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 
     def _is_telling(self, group: str, name: str, unknown: set[str]) -> bool:
-        """Return whether a tensor depends on a group after averaging over all other unknown groups."""
+        """Return whether a tensor still depends on a group after it is averaged over all other groups without a
+        value.
+        """
         hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]
         return barycenter(torch.empty(self._symmetry.shapes[name], device="meta"), hidden) is not None
 
 
 def _solve(totals: Mapping[str, Total]) -> dict[str, tuple[Value, float]]:
-    """Return the best value of every spread group, and the gain of each value."""
+    """Return the best value of every spread group (a group that acts on several working sets), and how much
+    each gains.
+    """
     return {name: total.closest() for name, total in totals.items()}

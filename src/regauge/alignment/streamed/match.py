@@ -69,10 +69,10 @@ def align_streamed(
     groups are optimized as in memory. The tensors of a working set also contribute to the costs of the spread groups,
     which act on several working sets. At the end of the sweep, the spread groups are set to their best values. As in
     memory, the groups are therefore optimized one after the other, and the objective rises with every sweep. The
-    initial values of the spread groups are computed from embeddings, heads, gains and other tensors on which unknown
-    groups have no effect (`barycenter`). Initial values of rotations also use products of tensors within working sets,
-    which take a few passes. Without spread groups, there is only one sweep, and the result equals the result of
-    `align`.
+    initial values of the spread groups are computed from embeddings, heads, gains and other tensors that remain after
+    averaging over groups without a value (`barycenter`). Initial values of rotations also use products of tensors
+    within working sets, which take a few passes. Without spread groups, there is only one sweep, and the result equals
+    the result of `align`.
 
     If a spread group acts on two axes of one tensor, it takes a linearized step. If the objective decreases in the next
     sweep, the linearized step is undone and the climb ends.

@@ -193,7 +193,7 @@ class Sizes:
         return int(max((k * self._wider.get(n, 8) * self._at_once(n) for n, k in copies.items()), default=0))
 
     def _products(self, name: str) -> int:
-        """Return the bytes of the products of a tensor that are summed at once."""
+        """Return the bytes of those products of a tensor that are computed and summed at once."""
         return min(2 * CHUNK, 24 * self.numel(name)) if summed_axes(self.symmetry, name) else 0
 
     def _piece(self, name: str) -> int:

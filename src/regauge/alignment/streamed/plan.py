@@ -95,8 +95,8 @@ class Plan:
         sets: The working sets, in the order of their parameters.
         loose: Tensors on which only spread groups act. Loose tensors are read in chunks.
         spread: The families that are chosen from summed costs after each sweep, by the names of their outermost groups.
-        rounds: The names of the spread families, in rounds; families of one round share no tensor. Each sweep chooses
-            the values of one round.
+        rounds: The names of the spread families, divided into rounds such that families of one round share no tensor.
+            Each sweep chooses the values of one round.
         fitted: The sets of tensors whose scales and matrices are fitted together, including gains of frozen
             normalization.
         sweep_bytes: The number of bytes that one sweep reads from both checkpoints.
@@ -142,7 +142,8 @@ class Plan:
         return tuple(sorted(free[:MAX_SHARED]))
 
     def parts(self, name: str) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Return the parts of a spread family: for each, the tensors and the sign families that are chosen there.
+        """Return the parts of a spread family: the tensors of each part, and the sign families that are chosen in this
+        part.
 
         The tensors of one part are in memory together.
         """
@@ -279,7 +280,7 @@ def can_be_blocked(symmetry: Symmetry, one: WorkingSet) -> bool:
 
 
 def _is_plain(family: Family) -> bool:
-    """Return whether the cost of a family is a single matrix after the signs of each pair of units are chosen."""
+    """Return whether the cost of a family is one matrix once the signs of each pair of units are chosen."""
     root = family.root
     is_simple = root.is_permuted and root.matrix == "none" and not (root.shifts or root.classes)
     characters = {character(site.placement) for local in family.own_sites.values() for site in local}

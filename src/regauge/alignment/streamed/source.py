@@ -32,14 +32,14 @@ class Total:
 
     A part is a working set, or a tensor outside of all working sets. Some sign families of the group act in only one
     part. For given shared signs, each part chooses its own signs for every pair of units. One matrix for each pattern
-    of shared signs is therefore enough. Let s be the shared signs of a unit, t the own signs of a part, and C the inner
-    products of a part. For given shared signs s, the matrix is
+    of shared signs is therefore enough. Let s be the shared signs of a unit, t the signs that only one part has, and C
+    the inner products of this part. For given shared signs s, the matrix is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
     This matrix is exact, not an approximation. A transformer therefore does not need a separate matrix for each norm.
 
-    Sign families that are neither in `shared` nor chosen by a part stay unchanged.
+    Sign families that are neither in `shared` nor belong to a part stay unchanged.
     """
 
     def __init__(self, group: Group, shared: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class Total:
         self._shifts: list[ShiftCost] = []
 
     def add(self, cost: Cost, own: Sequence[int]) -> None:
-        """Add the costs of a part in which the sign families `own` are chosen."""
+        """Add the costs of one part, in which the sign families `own` are chosen."""
         matrices = cost.matrices
         if self._is_by_pattern and matrices:
             matrices = {p: self._best(matrices, p, own) for p in product((0, 1), repeat=len(self._shared))}
@@ -66,9 +66,9 @@ class Total:
         self._shifts = [one for own in crew.map(lambda _: self._shifts, range(crew.size)) for one in own]
 
     def closest(self) -> tuple[Value, float]:
-        """Return the best value of the group relative to its current value, and its gain.
+        """Return the best value of the group, relative to its current value, and how much it raises the objective.
 
-        Signs that parts choose by themselves stay one.
+        Signs that belong to one part stay one.
         """
         group, matrices = self.group, list(self._matrices.values())
         if not matrices:
@@ -91,7 +91,7 @@ class Total:
         return Value(perm=perm, sign=sign), float(reached.amax(0).sum() - diagonal(matrices[0]).sum())
 
     def _best(self, matrices: Mapping[Character, Tensor], pattern: tuple[int, ...], own: Sequence[int]) -> Tensor:
-        """Return inner products of a part of the network, for given shared signs and the best signs of the part."""
+        """Return the inner products of one part, given the shared signs and with the best signs of the part."""
         by_own: dict[Character, Tensor] = {}
         for key, matrix in matrices.items():
             is_flipped = sum(key[f] * bit for f, bit in zip(self._shared, pattern, strict=True)) % 2
@@ -145,7 +145,7 @@ class Source:
         self.refresh()
 
     def refresh(self) -> None:
-        """Use the current element for the second network from now on, and reset all sums."""
+        """Apply the current element to the second network from now on, and reset all sums."""
         right, element = self._state.right, self._state.element
         self._total = element if right is None else self._symmetry.compose(element, right)
         self.terms: list[tuple[float, float]] = []
@@ -162,7 +162,7 @@ class Source:
 
     @property
     def place(self) -> tuple[Element, Element]:
-        """Two elements: that of the state, and the one that acts on the second network, which includes balancing."""
+        """Two elements: the one in the state, and the one that acts on the second network, which also balances it."""
         return self._state.element, self._total
 
     def go_to(self, place: tuple[Element, Element]) -> None:

@@ -47,7 +47,7 @@ class ClimbState:
     is_converged: bool | None = None
 
     def begin_at_identity(self, symmetry: Symmetry) -> None:
-        """Start again from the identity element, with both networks as the caller passed them."""
+        """Start the ascent again from the identity, with both networks as the caller passed them."""
         self.is_from_identity, self.before = True, None
         self.history, self.quiet, self.element = [], 0, symmetry.identity()
         if self.left is not None and self.right is not None:

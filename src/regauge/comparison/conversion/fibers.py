@@ -44,7 +44,8 @@ class Marks:
 
     Attributes:
         ordered: Random projections of each fiber, followed by its root mean square: `[fibers, PROJECTIONS + 1]`.
-        unordered: Features that do not depend on the order of a fiber's entries, followed by its root mean square.
+        unordered: Features of each fiber that do not depend on the order of its entries, followed by its root mean
+            square.
     """
 
     ordered: Floats
@@ -122,8 +123,8 @@ def nearest(
     The tensor with the most similar fibers comes first.
 
     Yields:
-        The tensor with its axis, the indices of the given fibers that it may contain, and the indices of these fibers
-        within the tensor.
+        A tensor and its axis, the indices of those given fibers that the tensor may contain, and their indices within
+        the tensor.
     """
     count = min(NEIGHBORS, len(owners.marks))
     distance, places = tree.query(marks, k=[*range(1, count + 1)])

@@ -254,7 +254,9 @@ def _looks_like(one: Floats, two: Floats, precision: float) -> bool:
 
 
 def _settled(own: Floats, at: Ints, taken: Ints, marks: Floats, precision: float) -> Ints:
-    """Return the indices of found vectors; among equal vectors, such as zeros, indices that are consecutive."""
+    """Return the indices of the vectors that were found. Among equal vectors, such as zeros, prefer consecutive
+    indices.
+    """
     result = taken.copy()
     for place in range(1, len(at)):
         wanted = result[place - 1] + 1
@@ -275,7 +277,7 @@ def _order_of(made: Tensor, rows: Tensor) -> Ints:
 
 
 def _one_factor(factors: Floats, owner: Ints, precision: float) -> float | Floats:
-    """Return one number if all found vectors have the same factor, and otherwise the factor of each vector."""
+    """Return the factor of each vector that was found, or one number if all factors are equal."""
     found = factors[owner >= 0]
     middle = float(np.median(found))
     if (np.abs(found - middle) <= TIGHT * precision * abs(middle)).all():

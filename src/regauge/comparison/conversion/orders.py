@@ -127,7 +127,9 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """Return the number of equal segments in which each source has one run of fibers, or None if there is none."""
+    """Return the number of equal segments in which the sources follow one another in the same way, or None if there is
+    none.
+    """
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]
     count = len(set(order.tolist()))

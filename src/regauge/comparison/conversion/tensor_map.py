@@ -291,7 +291,7 @@ class TensorMap:
 
     Attributes:
         origins: For each tensor of B, by name, the tensors of A and the operations that compute it.
-        unused: The tensors of A of which B contains no entries, except copies of tensors that B contains.
+        unused: The tensors of A that are not in B. Copies of tensors that are in B are not listed.
         parted: The tensors of A of which B contains only a part.
         labels: The names of both networks.
     """
@@ -333,7 +333,7 @@ class TensorMap:
 
     @property
     def is_telling(self) -> bool:
-        """Whether enough entries were found to conclude that missing entries are errors of a conversion."""
+        """Whether so many entries were found that the missing ones must be errors of a conversion."""
         return self.share > TELLING
 
     @property
@@ -463,7 +463,7 @@ def _pattern(name: str, text: str) -> tuple[str, str]:
 
 
 def _uneven(origins: Mapping[str, MadeTensor]) -> dict[str, str]:
-    """Return the tensors whose formula differs from most layers, each with an example of the usual formula."""
+    """Return the tensors whose formula differs from that of most layers, each with an example of the usual formula."""
     kinds: dict[str, dict[str, list[str]]] = {}
     for name, one in origins.items():
         key, text = _pattern(name, one.write(None))

@@ -22,7 +22,7 @@ LONG_ROW = 4
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """Columns of a table of random values, each of which belongs to some axes of a tensor.
+    """The part of a table of random values that acts along some axes of a tensor.
 
     If a unit moves by one position, its entries move by `step` rows in the tensor.
     """
@@ -44,7 +44,7 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class MovedTensor:
-    """A tensor in rows of `run` entries, and the terms that permute, multiply and shift its rows."""
+    """A tensor as rows of `run` entries, and the tables that permute, multiply and shift these rows."""
 
     name: str
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class MovedTensor:
         unmoved: Unmoved,
         out: Int[Tensor, "models *shape"],
     ) -> None:
-        """Write, for each row, the index of the row from which it is taken to `out`.
+        """Write to `out`, for each row, the index of the row from which it is taken.
 
         The tables `unmoved` may cover more networks than `table`.
         """
@@ -101,7 +101,7 @@ class MovedTensor:
 
     @cached_property
     def _counted(self) -> tuple[tuple[tuple[int, ...], Tensor], ...]:
-        """Tables that sum to the index of each row: one over the axes of each term, and one over the remaining axes."""
+        """Tables whose sum is the index of each row: one for the axes of each term, and one for the remaining axes."""
         left, tables = [axis for axis, n in enumerate(self.shape) if n > 1], []
         for shape in dict.fromkeys(term.shape for term in self.moves):
             mine = [axis for axis in left if shape[axis] > 1]
@@ -144,9 +144,9 @@ def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
 
 
 def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice, blank: int, step: int = 0) -> Term:
-    """Return a term: for each unit, the column of the table that holds its displacement or factor.
+    """Return, for each unit of a site, the column of the table that holds its displacement or factor.
 
-    At positions where the site does not act, the column of the identity is used.
+    At indices where the site does not act, this is the column of the identity.
     """
     spread = tuple(n if axis in site.axes else 1 for axis, n in enumerate(shape))
     if not site.bases and site.is_plain and site.group.size == shape[site.placement.axis]:

@@ -25,7 +25,9 @@ LARGEST_PLACE = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One term for concatenated small tensors: for each entry, a column of the table, and a step in the tensor."""
+    """One term for concatenated small tensors: for each entry, a column of the table, and the number of entries per
+    step.
+    """
 
     columns: Int[Tensor, "1 values"]
     steps: Int[Tensor, " values"]

@@ -35,7 +35,7 @@ VECTOR = 64
 
 @dataclass(frozen=True)
 class ElementRun:
-    """Consecutive elements and the batches on which they act: the k-th element acts on the k-th network of each batch.
+    """Consecutive random elements, and the batches on which they act: element k acts on network k of each batch.
 
     Attributes:
         first: The index of the first element.
@@ -161,7 +161,7 @@ class Draws:
         self._logs = self._exponents(scales)
 
     def factor_of(self, group: Group, place: Placement) -> Factor | None:
-        """Return the kind of factor of a placement, restricted to the sampled parts, or None if there is no factor."""
+        """Return the exponents of the sampled scales and signs at a placement, or None if no factor acts there."""
 
         def wanted(part: str, exponents: Sequence[int]) -> tuple[int, ...]:
             return tuple(exponents) if part in self._parts and any(exponents) else ()
@@ -170,7 +170,7 @@ class Draws:
         return made if any(made[1:]) else None
 
     def shift_of(self, group: Group, place: Placement) -> Shift | None:
-        """Return the kind of shift of a placement, or None if nothing is shifted there."""
+        """Return the amounts that half periods add at a placement, or None if nothing is added there."""
         return (group.name, tuple(place.shift)) if "shift" in self._parts and any(place.shift) else None
 
     def draw(self, sources: Sequence[tuple[int, torch.Generator]]) -> Drawn:
@@ -244,7 +244,7 @@ class Draws:
         return int(2**signs * 3**shifts)
 
     def _decode(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the sign bits and half periods of each combined state of a unit, one tensor for each family."""
+        """Return all combinations of signs and half periods that a unit can have, as one tensor for each family."""
         state = torch.arange(self._count_states(group))
         signs = group.signs * ("sign" in self._parts)
         shifts = group.shifts * ("shift" in self._parts)
@@ -254,7 +254,7 @@ class Draws:
         )
 
     def _sign_states(self, factor: Factor) -> Tensor:
-        """Return the sign that a kind of factor has in each combined state of a unit's signs and half periods."""
+        """Return the sign of a product of signs for each combination of signs and half periods that a unit can have."""
         group, _, sign, parity = factor
         bits, shifts = self._decode(self._groups[group])
         flips = [one for one, e in zip(bits, sign, strict=False) if e]
@@ -262,7 +262,7 @@ class Draws:
         return 1 - 2 * (sum(flips, torch.zeros(self._count_states(self._groups[group]), dtype=torch.int64)) & 1)
 
     def _shift_states(self, shift: Shift) -> Tensor:
-        """Return the amount that a kind of shift adds in each combined state of a unit's signs and half periods."""
+        """Return the amount that a shift adds for each combination of signs and half periods that a unit can have."""
         group, amounts = shift
         _, shifts = self._decode(self._groups[group])
         return torch.stack([one.double() * amount for one, amount in zip(shifts, amounts, strict=True)]).sum(0)
@@ -274,7 +274,8 @@ class Draws:
         states: Callable[[Any], Tensor],
         dtype: torch.dtype,
     ) -> tuple[Array, Array, Array] | None:
-        """Return the values of all kinds of factors or shifts in all states.
+        """Return the values of all factors or shifts, for each combination of signs and half periods that a unit can
+        have.
 
         Also return, for each column of the table, the unit of the column and the position of its first value.
         """
@@ -292,9 +293,9 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """Return, for each column of the factors, its scales and their exponents, in layers.
+        """Return, for each factor that an element can have, the scales in it and their exponents, in layers.
 
-        Layer k holds the k-th scale of each column.
+        Layer k holds the k-th scale of each factor.
         """
         width, layers = blank(self.factors) + 1, list[tuple[Tensor, Tensor]]()
         for (group, exponents, _, _), columns in self.factors.items():
@@ -313,6 +314,6 @@ def blank(places: Mapping[Key, slice]) -> int:
 
 
 def place_columns(places: dict[Key, slice], key: Key, count: int) -> None:
-    """Assign the next `count` columns of a table to a key, unless the key already has columns."""
+    """Reserve the next `count` columns of a table for a key, unless the key already has columns."""
     if key not in places:
         places[key] = slice(blank(places), blank(places) + count)

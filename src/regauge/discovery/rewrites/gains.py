@@ -185,7 +185,8 @@ class _Family:
         return {**result, **{key: torch.ones_like(result[key]) for key in tied if key in result}}
 
     def _local(self, name: str, direction: Tensor) -> Symmetry:
-        """Return a group restricted to the parameters that its scales in a direction, or the signs of a gain, multiply.
+        """Return a group, restricted to the parameters that a combination of its scales, or the signs of a gain,
+        multiply.
 
         The returned group does not permute units.
         """
@@ -204,7 +205,9 @@ class _Family:
         return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
-        """Return families of signs that together flip one gain and no fixed gain; empty if this is impossible."""
+        """Return families of signs that together flip one gain, but none of the gains that are already fixed; empty if
+        impossible.
+        """
         gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]
         families = [dict(enumerate(flips)) for flips in zip(*gains, strict=True)]
         return frozenset(combination(families, {len(fixed): 1}, modulus=2) or ())

@@ -88,8 +88,8 @@ def gather(b: Builder, call: Call) -> Value:
 def scatter(b: Builder, call: Call) -> Value:
     """Write a source to positions along one axis of a tensor, if the positions point into this axis.
 
-    The positions may be permuted if a source is written to zeros, or a number is written into other entries. In all
-    other cases, positions are treated as numbers, and the axis is frozen.
+    If a source is written to zeros, or a number into a tensor, the axis may be permuted together with the positions. In
+    all other cases, positions are treated as numbers, and the axis is frozen.
     """
     base, positions = call["self"], call["index"]
     if not isinstance(positions, Value) or positions.index_of is None:
@@ -135,7 +135,7 @@ def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
 
 
 def _overwrite(b: Builder, x: Value, positions: Value, dim: int) -> Value:
-    """Return x after a number is written to positions along the axis into which these positions point."""
+    """Return x after a number is written to positions along the axis that these positions index."""
     points = _points_into(positions, x.shape[dim])
     others = [k for k in range(x.ndim) if k != dim]
     if points is None or any(x.shape[k] != positions.shape[k] for k in others):
@@ -161,7 +161,7 @@ def one_hot(b: Builder, call: Call) -> Value:
 
 
 def _points_into(positions: Value, size: int) -> Layout | None:
-    """Return the axis of this size into which positions point, or None if the positions are plain numbers."""
+    """Return the axis of this size that positions index, or None if the positions are plain numbers."""
     points = positions.index_of
     return points if points is not None and algebra.size_of(points) == size else None
 

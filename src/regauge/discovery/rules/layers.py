@@ -1,4 +1,4 @@
-"""Rules for attention, as products, and for recurrent layers, as two steps with tied states."""
+"""Rules for attention (written as matrix products), and for recurrent layers (written as two steps)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,7 +82,9 @@ def all_steps(cell: Cell) -> Rule:
 def _two_steps(
     b: Builder, cell: Cell, x: Value, time: int, start: Sequence[Value], weights: Sequence[Any]
 ) -> list[Value]:
-    """Return the state of a recurrent layer after two steps, tied to the states before each step."""
+    """Return the state of a recurrent layer after two steps; the axes of the states before and after a step are
+    tied.
+    """
     kept = [k for k in range(x.ndim) if k != time]
     now = b.carry(x, kept, [x.shape[k] for k in kept], law.linear, ended=None, reason=f"{b.op}: time")
     first = cell(b, now, start, weights)

@@ -1,1 +1,3 @@
-"""Search for translations of a traced model: vectors are added, and changes are followed through operators."""
+"""Search for translations of a traced model: vectors are added to parameters, and their effects are followed through
+operators.
+"""

@@ -1,4 +1,7 @@
-"""The effects of operators on offsets, which are changes of values if a vector is added to a parameter."""
+"""The effects of operators on offsets.
+
+An offset is the change of a value that is caused by adding a vector to a parameter.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -226,7 +229,9 @@ def _resampled(run: Run, node: Node) -> Any:
 
 
 def _spread(offset: Offset, dims: Iterable[int], shape: Sequence[int]) -> Offset:
-    """Return an offset that is constant along axes of changing length, or raise `SeenError` if it is not constant."""
+    """Return the offset for a result whose axes have other lengths; raise `SeenError` unless it is constant along these
+    axes.
+    """
     if not offset.is_uniform(*dims):
         raise SeenError
 
@@ -380,7 +385,7 @@ def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor])
 
 
 def _channel_bias(run: Run, node: Node, gain: int, bias: int) -> Any:
-    """Return the offset of a channel-wise layer after an offset was added to the bias of each channel."""
+    """Return the offset of the result of a channel-wise layer whose bias has an offset."""
     if run.of(argument(node, gain, None)) is not None:
         raise SeenError
     shift, shape = run.of(argument(node, bias, None)), shape_of(node)

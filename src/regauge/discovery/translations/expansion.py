@@ -129,14 +129,14 @@ class Expansion:
         return self.of(source, [before.get(axis, FIXED) for axis in range(len(shape))], is_input=is_input)
 
     def is_simple(self, operand: Any) -> bool:
-        """Return whether an operand is a number, a parameter, or filled with one number."""
+        """Return whether an operand is a number, a parameter, or a tensor whose entries are one number."""
         while isinstance(operand, Node) and (operator_name(operand) in SAME or is_same_values(operator_name(operand))):
             operand = given(operand)[0]
         return not isinstance(operand, Node) or operator_name(operand) in FILLED or bool(self.graph.entries(operand))
 
 
 def _begun(indices: Sequence[Index], axis: int, start: int) -> tuple[Index, ...]:
-    """Return the indices, with a later first position for the index along `axis`."""
+    """Return the indices of a slice, where the index along `axis` begins at a later position."""
     own = indices[axis]
     return (*indices[:axis], own._replace(start=own.start + start), *indices[axis + 1 :])
 
@@ -222,7 +222,7 @@ def _cumulative(e: Expansion, node: Node, indices: Sequence[Index]) -> Values:
 
 
 def up_to(last: Index, index: Index) -> Values:
-    """Return the factor that is one where an index is at most another index, and zero elsewhere."""
+    """Return the factor that is one where one index is at most another, and zero elsewhere."""
     return [Monomial(1.0, (Multiplicand("before", None, (last, index)),))]
 
 
@@ -360,7 +360,7 @@ def renaming(
 
 
 def _unified(one: Multiplicand, other: Multiplicand, names: dict[int, Index]) -> Iterator[dict[int, Index]]:
-    """Yield the extension of a renaming of summed indices that makes two factors equal, if one exists."""
+    """Yield an extended renaming of summed indices that makes two more factors equal, if there is one."""
     if (one.kind, one.what, len(one.indices)) != (other.kind, other.what, len(other.indices)):
         return
     found = dict(names)

@@ -90,7 +90,9 @@ def _is_same(one: Addend, other: Addend) -> bool:
 
 
 def _settled(term: Addend, products: Values) -> list[Addend]:
-    """Return a vector times products; factors that contain only parameters become steps of the vector."""
+    """Return a vector times products, where factors that contain only parameters are stored as linear maps of the
+    vector.
+    """
     try:
         return [_with_steps(term, one) for one in products]
     except SeenError:
@@ -139,7 +141,9 @@ def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, a
 
 
 def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
-    """Return an offset with products after an operator that rearranges entries, or None if an axis disappears."""
+    """Return an offset that is multiplied by values of the model after entries are rearranged, or None if an axis
+    disappears.
+    """
     shape, ndim = shape_of(node), len(shape_of(given(node)[0]))
     before = {axis_before(node, axis): axis for axis in range(len(shape))}
     names = {axis - ndim: Index(k - len(shape), 0) for axis, k in before.items() if axis is not None}
@@ -150,10 +154,10 @@ def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
 
 
 def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int, ...]) -> Offset | None:
-    """Return an offset with products, or None if a layer that computes an added operand compensates for it.
+    """Return an offset that is multiplied by values of the model, or None if a layer can compensate for it.
 
-    The compensating layer must read the same value as the layer that computes the factor of the offset. Each parameter
-    of this layer compensates for the terms that have the same remaining factors.
+    The layer must compute another summand of the same sum, and must read the same value as the layer that computes the
+    factor of the offset. Each parameter of the layer compensates for the terms that have the same remaining factors.
     """
     if offset.labels is not None or offset.is_masked or run.is_missed or not _is_read_by_this_sum(run, operand):
         return offset
@@ -184,7 +188,7 @@ def _is_read_by_this_sum(run: Run, node: Any) -> bool:
 
 
 def _image(run: Run, term: Addend, options: Values) -> Image:
-    """Return the image of a term in a parameter that the model multiplies by the same values."""
+    """Return the change of a parameter that compensates for a term, if the model multiplies both by the same values."""
     mine = [one for one in term.product.factors if one.kind == "parameter"]
     rest = [one for one in term.product.factors if one.kind != "parameter"]
     for option in options:
@@ -202,7 +206,7 @@ def _image(run: Run, term: Addend, options: Values) -> Image:
 
 
 def _image_in(term: Addend, taker: Multiplicand, factors: Sequence[Multiplicand], number: float) -> Image:
-    """Return the image of a vector times factors in entries of a parameter, along axes and summed indices."""
+    """Return the change of a parameter's entries that compensates for a vector times factors."""
     wide = [(index, stride) for index, stride in zip(taker.indices, taker.what.strides, strict=True) if index.size > 1]
     sizes = tuple(index.size for index, _ in wide) or (1,)
     start = taker.what.start + sum(k.start * s for k, s in zip(taker.indices, taker.what.strides, strict=True))

@@ -1,4 +1,6 @@
-"""A traced model in the form that offsets need: parameters and their views, integer constants and known sums."""
+"""A traced model in the form that the search for translations needs: parameters, their views, integer constants, known
+sums.
+"""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -38,12 +40,12 @@ CELLS = dict.fromkeys(words("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), 4
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model with functions that the propagation of offsets needs, about parameters, sums and readers.
+    """A traced model, with functions that tell which nodes are parameters, which sums are known, and who reads a value.
 
     Attributes:
         program: The traced model.
         ones: Gains that are one in a representative.
-        onward: Cached results for offsets from certain nodes onward.
+        onward: Cached results of following an offset from a node to the outputs.
     """
 
     program: Program
@@ -352,7 +354,7 @@ def pads_zeros(node: Node) -> bool:
 def axis_before(node: Node, axis: int) -> int | None:
     """Return the axis of the operand whose known sums determine the sums along an axis of the result.
 
-    The sums of the result are then sums of the operand, means of such sums, or zero.
+    The sums of the result then equal sums of the operand, means of such sums, or zero.
     """
     name, source, shape = operator_name(node), shape_of(given(node)[0]), shape_of(node)
     ndim = len(source)

@@ -56,7 +56,8 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
-    """Return the offset of a layer's outputs for an offset that depends on inputs, but is constant along axes.
+    """Return the offset of a layer's outputs, for an input offset that depends on the data but is constant along some
+    axes.
 
     The layer must map each position independently of the others.
     """
@@ -69,7 +70,9 @@ def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Return the offset after a layer's weights, if the offset belongs to channels, or to adjacent channels."""
+    """Return the offset of a layer's outputs, if the offset of its inputs is one vector over channels, or adjacent
+    channels.
+    """
     copies, outputs, inputs = weights.sizes[:3]
     own = channels(term, dim)
     there = own.nonzero().flatten()
@@ -138,7 +141,7 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
 
 
 def _first_column(array: Tensor) -> Tensor:
-    """Return the entries along the first axis of an array, at index zero of all other axes."""
+    """Return the entries along the first axis of an array, where all other indices are zero."""
     for _ in range(array.ndim - 1):
         array = array.select(1, 0)
     return array
@@ -299,7 +302,7 @@ def through_recurrent(run: Run, node: Node) -> None:
 
 
 def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
-    """Return the weights of a recurrent layer with biases, and the number of weights per direction of each layer.
+    """Return the weights of a recurrent layer with biases, and how many weights each direction of a layer has.
 
     Each direction has the weights of input and state, their biases, and possibly a projection.
     """

@@ -16,7 +16,7 @@ LARGEST_CONTENT = 1 << 14
 
 
 class SeenError(Exception):
-    """Error if an offset changes the result of an operator in a way that changes the function of the model."""
+    """Error if an offset changes the function of the model, because no parameter can compensate for it."""
 
 
 class Index(NamedTuple):
@@ -77,7 +77,7 @@ class Monomial(NamedTuple):
         return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
 
     def repeated(self, summed: Iterable[Index]) -> "Monomial":
-        """Return the sum of the product over some indices, of which the product may lack a few."""
+        """Return the sum of the product over some indices. The product may lack some of these indices."""
         used = {index.name for one in self.factors for index in one.indices}
         number = self.number
         for index in summed:
@@ -123,9 +123,10 @@ class Offset:
         terms: The added vectors, if each is known as a function of the weights.
         labels: If the added amounts depend on the inputs, an array of labels that replaces the terms. Entries with
             equal labels change by equal amounts, and entries with label zero do not change.
-        is_masked: Whether the offset is missing at entries that a mask excludes from a softmax. Only a softmax may
-            remove an offset that is missing at masked entries.
-        source: An object that two offsets share if equal labels in both of them mean equal amounts.
+        is_masked: Whether the offset is not added at entries that a mask excludes from a softmax. Such an offset has no
+            effect only if a softmax follows.
+        source: An object that is shared by all offsets whose labels can be compared: equal labels then mean equal
+            amounts.
     """
 
     terms: tuple[Addend, ...] = ()
@@ -177,7 +178,7 @@ class Offset:
         return pytree.tree_unflatten(results, parts[0][1])
 
     def _with(self, arrays: Sequence[Tensor]) -> "Offset":
-        """Return the offset with other arrays of places or labels."""
+        """Return the offset with its arrays of places, or its labels, replaced."""
         if self.labels is not None:
             return replace(self, labels=arrays[0])
         terms = tuple(Addend(term.steps, term.size, places) for term, places in zip(self.terms, arrays, strict=True))
@@ -262,7 +263,7 @@ def paired(first: Tensor, second: Tensor) -> Tensor:
 
 
 def varied(labels: Tensor, positions: Tensor) -> Tensor:
-    """Return labels that also differ if the positions differ. Labels of zero stay zero."""
+    """Return labels that differ if either the old labels or the positions differ. Labels of zero stay zero."""
     few, more = once([labels, paired(labels, positions)])
     return torch.where(few == 0, 0, more).expand(labels.shape)
 
@@ -293,7 +294,7 @@ def channels(term: Addend, *dims: int) -> Tensor:
 
 
 def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
-    """Return the steps that compute the vector of a term's entries at given places, and its length.
+    """Return the steps that compute the vector which a term adds at given entries, and the length of this vector.
 
     Raise `SeenError` if nothing is added at one of the places, or if the entries form no regular pattern.
     """

@@ -46,11 +46,13 @@ class Taker:
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """Return the parameter in the form in which it is added after an operator that only rearranges entries."""
+        """Return the parameter in the form in which it is added to a value whose entries an operator has rearranged."""
         return replace(self, places=function(self.places))
 
     def behind(self, factors: Entries, shape: tuple[int, ...]) -> "Taker | None":
-        """Return the parameter behind factors: a number, or one factor for each of its entries; None for others."""
+        """Return the parameter, if the model multiplies it by a number or by one factor for each entry; None for other
+        factors.
+        """
         places = self.places.expand(shape)
         wide = [k for k, n in enumerate(factors.sizes) if n > 1]
         strides = (0,)
@@ -82,7 +84,7 @@ parameter for which the result would be different if the offset were its own.
 
 
 class Onward(NamedTuple):
-    """Events after a node, whether parameters could compensate, and whether the result of an operator changes.
+    """The cached effects of an offset from a node onward: what compensates for it, and whether it changes a result.
 
     These results are cached, because many layers of a deep network pass on an equal offset.
     """
@@ -95,9 +97,9 @@ class Onward(NamedTuple):
 class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
-    Rules define how operators act on the offset. If `is_eager`, parameters compensate for the offset as soon as
-    possible. Otherwise, `is_missed` records whether parameters could have compensated. If `may_divide`, parameters
-    behind factors may compensate, which divides the vector by these factors.
+    Rules define how operators act on the offset. If `is_eager`, the first parameter that can compensate for the offset
+    does so. Otherwise, `is_missed` records whether a parameter could have compensated. With `may_divide`, a parameter
+    may compensate although the model multiplies it by factors; the vector is then divided by these factors.
     """
 
     def __init__(
@@ -136,7 +138,7 @@ class Run:
         return self._images()
 
     def _images(self) -> tuple[Image, ...]:
-        """Return the images that compensate for the offset.
+        """Return the changes of parameters that compensate for the offset.
 
         A bias that several steps of a recurrent layer add must compensate in each step, but has only one image.
         """
@@ -149,7 +151,9 @@ class Run:
 
     @property
     def divided(self) -> list[Image]:
-        """The images that divide the offset by a factor behind the parameter that compensates."""
+        """The changes of parameters that divide the offset by a factor, because the model multiplies the parameter by
+        it.
+        """
         return self._met("divided")
 
     @property
@@ -206,7 +210,7 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Return whether a parameter that the model overwrites already has an equal offset."""
+        """Return whether a parameter that the model overwrites, such as a running mean, already has an equal offset."""
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
         return any(known.is_equal(offset) for known in map(self.of, places) if known)
@@ -225,7 +229,9 @@ class Run:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
 
     def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
-        """Return the offset, or None if parameters that are added within an operand compensate for all of it."""
+        """Return the offset, or None if parameters that are added in the computation of an operand compensate for all
+        of it.
+        """
         if not offset.terms:
             return None
         if offset.is_masked or self.is_missed or not (found := self._takers(operand)):
@@ -261,7 +267,7 @@ class Run:
 
     @staticmethod
     def image(term: Addend, taker: Taker, given: Tensor) -> Image | None:
-        """Return the image of a vector in a parameter that compensates for it.
+        """Return the change of a parameter that compensates for a vector.
 
         The array `given` numbers the entries of the vector.
         """
@@ -362,5 +368,5 @@ class Run:
 
 
 def _is_divided(image: Image) -> bool:
-    """Return whether an image divides the vector of its family."""
+    """Return whether the compensating change of a parameter divides the vector of the family by a factor."""
     return any(step.kind == "over" for step in image.steps)

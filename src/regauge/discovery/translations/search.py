@@ -1,4 +1,4 @@
-"""Search for the families of translations of a traced model, by following candidates through the model."""
+"""Search for the translations of a traced model, by following the effect of added vectors through the model."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from regauge.discovery.translations.run import Run
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
-    """Return a symmetry with families of translations, and with the gains that are one in representatives.
+    """Return the symmetry with its families of translations, and with the gains that are set to one in representatives.
 
     Families are found in a fixed order: means of matrices, then single biases, then means of biases. No family may
     change entries that an earlier family set to zero or centered. Therefore the home parameters of earlier families
@@ -44,15 +44,16 @@ def follow(
 
     Args:
         graph: The traced model.
-        start: The vector, with `places` in the shape of the whole parameter.
+        start: The vector that is added, with `places` in the shape of the whole parameter.
         home: The parameter to which the vector is added.
         takers: The parameters that may compensate for offsets.
-        may_divide: Whether parameters behind factors may compensate, which divides the vector by these factors.
+        may_divide: Whether a parameter that the model multiplies by factors may compensate, with the vector divided by
+            these factors.
 
     Returns:
-        The images of the vector in other parameters, and the gains that must divide the vector along its constant axis.
-        Such gains stand before a layer that reads the parameter, or multiply an offset that is equal for all units. The
-        last result are the images that divide the vector by a factor of the model.
+        First, the changes of other parameters that compensate. Second, the gains that must divide the vector along its
+        constant axis: gains before a layer that reads the parameter, or gains that multiply an offset that is equal for
+        all units. Third, those changes that divide the vector by a factor of the model.
     """
     for is_eager in (False, True):
         run = Run(graph, home, takers, EFFECTS, is_eager=is_eager, may_divide=may_divide)
@@ -220,7 +221,8 @@ class _Search:
         return False
 
     def _blocks(self, name: str, axis: int) -> Iterator[tuple[Entries, tuple[int, ...]]]:
-        """Yield a parameter with an axis cut in two, and the new axis along which an offset may be constant.
+        """Yield a view of a parameter with one axis split in two, and the new axis along which an offset may be
+        constant.
 
         A norm removes an offset of each of its groups. A maximum of several values passes on an offset that these
         values have in common.
@@ -253,7 +255,8 @@ class _Search:
         return known is not None
 
     def _behind_factors(self, name: str) -> Iterator[TranslationFamily]:
-        """Yield the families of parameters behind factors, which this parameter compensates for.
+        """Yield the families of parameters that the model multiplies by factors, and for which this parameter
+        compensates.
 
         A branch that a parameter multiplies adds a bias. A vector that is added to this bias, times the factor, may be
         compensated for earlier in the network.
@@ -274,7 +277,8 @@ class _Search:
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
-        """Return a family with the images that compensate for the vector, and the gain that multiplies the offset.
+        """Return a family with the changes of parameters that compensate for its vector, and the gain that multiplies
+        the offset.
 
         Return None if an operator changes its result, or if the gains do not fit the family.
         """
@@ -310,9 +314,9 @@ class _Search:
             self.found.append(family)
 
     def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
-        """Return whether vectors that are constant along an axis stay constant under elements of groups.
+        """Return whether groups keep vectors constant along an axis along which they are constant.
 
-        Scales, signs or matrices on this axis make them vary, unless a gain divides the vector.
+        Scales, signs or matrices on this axis would make such vectors vary, unless a gain divides the vectors.
         """
         entries = family.entries
         shape = self.graph.program.shapes[entries.parameter]
@@ -371,7 +375,9 @@ class _Search:
                 yield piece, places.expand(shape)
 
     def _parts(self, name: str, axis: int) -> list[Tensor]:
-        """Return the positions of groups that cover only part of a parameter's axis, and of parts of this axis."""
+        """Return the parts of a parameter's axis on which a group acts, and the parts into which operators cut this
+        axis.
+        """
         shape = self.graph.program.shapes[name]
         found: dict[Any, Tensor] = {}
         for group, place in self.placements.get((name, axis), ()):
@@ -388,7 +394,10 @@ class _Search:
 
 
 def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> TranslationFamily | None:
-    """Return the family whose home is behind factors, computed from images that divide a vector by these factors."""
+    """Return the family that adds its vector to a parameter which the model multiplies by factors.
+
+    It is computed from changes that divide a vector by these factors.
+    """
     steps, number = list[ImageStep](), 1.0
     for step in divided.steps:
         if step.kind == "over":

@@ -30,12 +30,12 @@ class Equivariant:
     Initially, the size of the change is `scale` times the size of the tensor.
 
     The change of a weight between two units is computed from the features of this pair of units. The change of a weight
-    of one unit is computed from the features of the unit. Along an axis on which matrices act, the change of the
-    weights `v_i` is a combination of weights along this axis. It consists of `a_i v_i`, and of a few terms of the form
-    `b_i` times the mean of `c_j v_j`, over all `v_j` that the same matrix multiplies. The coefficients `a`, `b` and `c`
-    are computed from features. Therefore every matrix transforms the change in the same way as the weights. If signs
-    still act on weights, the change is computed from features that signs change, and from the weights themselves or,
-    for angles, from the sine of twice the angle. Buffers are not changed.
+    of one unit is computed from the features of the unit. Along an axis on which matrices act, let `v_i` be the vectors
+    of weights that a matrix multiplies. The change of `v_i` is `a_i v_i`, plus a few terms of the form `b_i` times the
+    mean over j of `c_j v_j`. The numbers `a`, `b` and `c` are computed from features. Therefore a matrix transforms the
+    change in the same way as the weights. If signs still act on weights, the change is computed from features that
+    signs change, and from the weights themselves. For angles, the sine of twice the angle replaces the weights. Buffers
+    are not changed.
 
     Attributes:
         scale: The initial size of the changes. Every tensor has its own learned size.
@@ -199,7 +199,9 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply a change by the shares of the units that a weight reads: copies of a unit divide the change."""
+        """Multiply the change of a weight by the shares of the units that it reads, such that copies of a unit divide
+        the change.
+        """
         if self.weights is None:
             return change
         return change * self.weights.reshape(*self.weights.shape, *([1] * (change.ndim - self.weights.ndim)))
@@ -225,13 +227,15 @@ class _Change:
         return self.written.pool(product)
 
     def scatter(self, pooled: Tensor) -> Tensor:
-        """Return the transpose of the map `gather`, applied to the sum of its results over all tensors."""
+        """Apply the transpose of `gather` to the sum of its results over all tensors."""
         assert self.out is not None
         return (self.out * self.written.unpool(pooled)).sum(-3)
 
 
 def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
-    """Return one character of unit features for each end, whose product is the character of a block, or None."""
+    """Return a kind of unit features for each end, whose product changes under signs and scales like the block's
+    values, or None.
+    """
     wanted = layout.character(block)
     choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]
     for chosen in product(*choices):

@@ -1,4 +1,4 @@
-"""The invariant head, which outputs numbers for each network that no element of the symmetry changes."""
+"""The invariant head: its outputs for a network are the same for all networks of an orbit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

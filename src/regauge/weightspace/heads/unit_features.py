@@ -1,4 +1,4 @@
-"""A head that outputs a vector for every unit, for matching units; permuted units have permuted vectors."""
+"""A head that outputs a vector for every unit, by which units can be matched; permuting units permutes the vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

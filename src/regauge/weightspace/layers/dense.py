@@ -40,7 +40,7 @@ class Dense(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """Layer normalization of each vector, independent of the vectors of other units, pairs and networks."""
+    """Layer normalization of each feature vector, independent of all other vectors."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -67,7 +67,7 @@ class ScaledNorm(nn.Module):
 
 
 class Invariants(nn.Module):
-    """The product `(A u) * (B u)` of two linear maps, which can determine the vector u up to its sign."""
+    """The product `(A u) * (B u)` of two linear maps, which does not depend on the sign of the vector u."""
 
     def __init__(self, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()

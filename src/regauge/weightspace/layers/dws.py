@@ -13,9 +13,9 @@ from regauge.weightspace.layers.reading import Pooling
 class DWS(Layer):
     """The layers of deep weight space networks, for any layout.
 
-    Every tensor is pooled once over the axes that other tensors lack. For each unit set, one map leads from the pooled
-    features to all tensors that have these units. In the paper, a layer has a separate map for each pair of tensors.
-    The number of pairs is four times the square of the number of layers. With `sets="mean"` and `pooling="mean"`, the
+    Every tensor is pooled once over the axes that other tensors lack. For each unit set, one linear map reads the
+    pooled features of all tensors with these units, and writes to all of them. The paper has a separate map for each
+    pair of tensors instead. With L layers, these are about 4 L^2 maps. With `sets="mean"` and `pooling="mean"`, the
     maps are the linear maps that the paper derives. The defaults follow the paper's code: the units of a set exchange
     features by attention, and pooling computes maxima. The linear map is combined with layer normalization, SiLU and a
     residual connection. The encoder projects inputs and classes to features once, before all layers.
@@ -26,9 +26,9 @@ class DWS(Layer):
         pooling: `"max"` or `"mean"`, over the axes that other tensors lack.
         heads: The number of attention heads, which must divide the width.
         is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. The cost and the number of
-            parameters then grow linearly, not quadratically, with the number of layers of the network. If features are
-            pooled over all units of a tensor, no other tensor reads the result. In Deep-Align, neighboring tensors also
-            read this result.
+            parameters then grow linearly, not quadratically, with the number of layers of the network. The mean or
+            maximum over all units of a tensor is then read by no other tensor. In Deep-Align, neighboring tensors read
+            it.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;

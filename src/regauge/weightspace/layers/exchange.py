@@ -28,7 +28,7 @@ class Exchange:
     """Settings of an exchange of features between tensors; see `hubs`.
 
     Attributes:
-        pooling: The kind of pooling ("max" or "mean") over axes that a hub lacks.
+        pooling: The kind of pooling ("max" or "mean") over axes that a hub does not have.
         sets: Whether the units of a set exchange features only by pooling, or also by attention.
         heads: The number of attention heads.
         is_local: Whether a tensor's features read only features of tensors with which it has units in common.
@@ -43,9 +43,10 @@ class Exchange:
 class ExchangeLayer(nn.Module):
     """The layer `x + L(silu(norm(x)))` for all features x, where `L` consists of one linear map for each hub.
 
-    Features are pooled once for each hub that reads them. The results at a hub are concatenated, and one map computes
-    the outputs for all features that the hub writes. The entries of a map have variance 1 / n, where n is the number of
-    features, at all hubs together, that an output reads. Sums therefore have the same initial size as their terms.
+    A hub is a set of units, or of pairs of units, that occurs in several tensors (see `hubs`). Features are pooled once
+    for each hub that reads them. The pooled features at a hub are concatenated, and one linear map computes the outputs
+    for all tensors to which the hub writes. The initial entries of a map have variance 1 / n, where n is the number of
+    features that one output reads from all hubs together. Sums therefore have the same initial size as their terms.
     """
 
     def __init__(self, settings: Exchange, plan: LayerPlan) -> None:
@@ -99,7 +100,7 @@ class ExchangeLayer(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention messages to units from all units of the same set and the same copy of their group."""
+    """Attention of each unit to all units of the same set, within the same copy of their group."""
 
     def __init__(self, hub: Hub, width: int, heads: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class _Attention(nn.Module):
 
 
 def _reads(hubs: Sequence[Hub]) -> Reads:
-    """Return, for each kind of features, the axes that are kept each time a hub reads them."""
+    """Return, for each tensor of features, the axes that are not pooled when a hub reads it, one entry for each hub."""
     reads: Reads = {}
     for link in (link for hub in hubs for link in hub.reads):
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
@@ -127,7 +128,7 @@ def _reads(hubs: Sequence[Hub]) -> Reads:
 
 
 def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[Key, int]:
-    """Return, for each kind of features, the hub that reads and writes only these features, without pooling."""
+    """Return, for each tensor of features, the hub that reads and writes only this tensor, without pooling."""
     found: dict[Key, int] = {}
     for k, hub in enumerate(hubs):
         link, *others = hub.reads
@@ -148,7 +149,7 @@ def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
 
 
 def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
-    """Return a hub's output at the axes of features, with length one along axes on which the output is constant."""
+    """Return a hub's output in the shape of features, with length one along axes on which the output is constant."""
     first: dict[int, int] = {}
     for axis, place in enumerate(link.axes):
         if place != POOLED:

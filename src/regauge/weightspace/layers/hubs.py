@@ -27,7 +27,7 @@ class HubLink:
     Attributes:
         key: The block or unit set that has the features.
         axes: For each axis of the features, the corresponding axis of the hub, or `POOLED`. If two axes correspond to
-            the same hub axis, only the diagonal is used, where both indices mean the same unit.
+            the same axis of the hub, only the diagonal is used, where both indices are the same unit.
     """
 
     key: Key
@@ -36,7 +36,7 @@ class HubLink:
 
 @dataclass(frozen=True)
 class Hub:
-    """Units, or combinations of units, at which tensors exchange features.
+    """A unit set, or a combination of unit sets, through which tensors exchange features.
 
     Attributes:
         grid: The axes of the hub, or none if all axes are pooled.
@@ -104,7 +104,8 @@ def _kind(key: Key, layout: Layout) -> str:
 
 
 def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple[int, ...]]:
-    """Return all ways to assign axes of features, together with the axes that contain them, to axes of a hub.
+    """Return all ways to assign axes of features to axes of a hub, where nested axes go with the axes that contain
+    them.
 
     If the copies of a split unit count as one unit, diagonals are left out, because they would distinguish the copies.
     """
@@ -137,7 +138,7 @@ def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[t
 
 
 def count_fans(hubs: tuple[Hub, ...]) -> dict[Key, int]:
-    """Return, for each written feature, the number of features over which it sums."""
+    """Return, for each tensor of features, the number of pooled tensors that are summed in its update."""
     fans: dict[Key, int] = {}
     for hub in hubs:
         for link in hub.writes:

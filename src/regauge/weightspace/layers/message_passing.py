@@ -97,7 +97,9 @@ class _Layer(nn.Module):
         return features.change(result, pairs, self.network.change(features, network, result, layout))
 
     def _message(self, e: Tensor, units: dict[str, Tensor], block: Block, receiver: int) -> Tensor:
-        """Return the message of every value of a block to the units at one of its ends, `[models, *labels, width]`."""
+        """Return the message that every weight of a block sends to the units at one of its ends, `[models, *labels,
+        width]`.
+        """
         factor, message = self.through.at(receiver, e).chunk(2, -1)
         for j, other in enumerate(block.ends):
             if j != receiver:

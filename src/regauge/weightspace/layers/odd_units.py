@@ -26,7 +26,7 @@ class Turned:
     """Features of a set's units, after the messages that the units receive were added.
 
     Attributes:
-        mixed: For each character, a linear map of the features and messages with this character.
+        mixed: Linear maps of features and messages, by character (the exponents of the signs that multiply them).
         waves: Sines and cosines of the units' angles, after all messages are added to the angles, if the units have
             angles.
     """
@@ -45,7 +45,7 @@ class OddUnits(nn.Module):
     Args:
         plan: The plan of the layer.
         hidden: The width of the MLPs' hidden layers.
-        reaches: For each layout, the characters of unit features before this layer.
+        reaches: For each layout, the characters (exponents of signs) of unit features before this layer.
         is_pass: Whether features are initially sent unchanged. If so, untrained layers equal the forward pass of the
             network that is read.
     """
@@ -93,13 +93,15 @@ class OddUnits(nn.Module):
             self.wave_gate = plan.dense(hidden, 2 * width, gain=0.01)
 
     def _kind(self, end: int, sign: Character) -> str:
-        """Return the name of the map for features that units at an end of a block send."""
+        """Return the name of the linear map for features that units at one end of a block send."""
         return f"{'odd' if is_odd(sign) else 'even'}{min(end, self.ends - 1)}"
 
     def hear(
         self, features: Features, units: Mapping[str, Tensor], layout: Layout
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
-        """Return messages that no sign changes, and messages that signs change, by character."""
+        """Return the messages that no sign changes, and those that signs change, sorted by character (the exponents of
+        signs).
+        """
         even: dict[str, list[Tensor]] = {name: [] for name in units}
         odd: dict[str, dict[Character, list[Tensor]]] = {
             name: {one: [] for one in known} for name, known in features.odd.units.items()
@@ -128,7 +130,7 @@ class OddUnits(nn.Module):
         return even, odd
 
     def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
-        """Update the features of a unit set by messages; afterwards, functions of invariant features multiply them."""
+        """Add messages to the features of a unit set. Functions of invariant features later multiply the result."""
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)
         mixed = {}
@@ -145,7 +147,7 @@ class OddUnits(nn.Module):
         return Turned(mixed, dict(zip(layout.wave_signs(name), turn(features.odd.waves[name], phases), strict=True)))
 
     def hear_turned(self, turned: "Turned") -> Iterator[Tensor]:
-        """Yield functions of the updated features that no sign changes, as vectors of the hidden width."""
+        """Yield invariant functions of the updated features, as vectors of the hidden width."""
         # Squares entry by entry lose all signs; their mean over characters has one size whatever their number is.
         found = [u.square() for u in (*turned.mixed.values(), *turned.waves.values())]
         if found:
@@ -154,7 +156,9 @@ class OddUnits(nn.Module):
     def change(
         self, features: Features, turned: Mapping[str, "Turned"], hidden: Mapping[str, Tensor], layout: Layout
     ) -> Odd:
-        """Return the features of all units, from their updated features and the hidden layers of the units' MLPs."""
+        """Return the new features of all units, computed from the sums with messages and the hidden layers of the
+        units' MLPs.
+        """
         result = {}
         for name, known in features.odd.units.items():
             made, new = turned[name], dict(known)
@@ -180,7 +184,7 @@ class OddUnits(nn.Module):
 
 
 def _read_signs(layout: Layout) -> dict[str, list[Character]]:
-    """Return the characters of values that belong to single units, except those that are components of angles."""
+    """Return the characters (exponents of signs) of values of single units, except sines and cosines of angles."""
     waves = layout.waves or {}
     angles = {name for wave in waves.values() for name in (wave.sine, wave.cosine)}
     found: dict[str, list[Character]] = {}

@@ -23,22 +23,23 @@ class Propagation(Layer):
         message to unit i:   sum over c and j of E_ijc B_c x_j / sqrt(number of j)
 
     Here, `E_ijc` are `channels` linear functions of the encoded weight between i and j; no layer changes these
-    functions. A message is therefore a product of matrices, and pairs of units have no features. A layer costs
-    `channels` times as much as evaluating the network that is read on `width` inputs. With one channel, which is the
-    weight itself, a layer is like one layer in a forward or backward pass of this network. After the messages, `x <- x
+    functions. All messages together are therefore a product of matrices, and pairs of units have no features. A layer
+    costs `channels` times as much as evaluating the network that is read on `width` inputs. With one channel, which is
+    the weight itself, a layer is like one layer in a forward or backward pass of this network. After the messages, `x
+    <- x
     + MLP(x, messages, features of the units that contain x, network)`.
 
     If signs act on the weights, the functions of weights read absolute values. Units then have additional features `u`,
-    which signs multiply by the exponents of placements:
+    which change their signs together with the units' weights:
 
         message to unit i:   sum over j of w_ij B u_j
 
     In sine networks, half periods can be added to biases, which are therefore treated as angles. For an angle `a` of
-    frequency `f`, `u` consists of `sin(a + f messages)` and `cos(a + f messages)`. The messages include weights from
-    the inputs, with `width` learned inputs of at most one. The features of the network read sums of `u` times the
-    weights to the outputs. The first layers can therefore compute the outputs of a sine network at learned inputs,
-    although the network is never evaluated. For units without angles, `u` and messages are mapped linearly and
-    multiplied by functions of `x`. All `x` read products of two features `u`.
+    frequency `f`, `u` consists of `sin(a + f messages)` and `cos(a + f messages)`. The messages also include those of
+    the network's inputs, which are `width` learned numbers of at most one. The features of the network read the sums of
+    `u` times the weights to the outputs. The first layers can therefore compute the outputs of a sine network at
+    learned inputs, although the network is never evaluated. For units without angles, `u` and messages are mapped
+    linearly and multiplied by functions of `x`. The features `x` read products of two features `u`.
 
     Attributes:
         channels: The number of functions of each weight.

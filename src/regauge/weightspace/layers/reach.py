@@ -1,10 +1,11 @@
-"""Features that signs or scales change and that can be nonzero after k layers.
+"""A list of the features that signs or scales change and that can be nonzero after k layers.
 
 Layers have no maps for features that are always zero.
 
-Units have one such feature for every character of their values (`Layout.unit_signs`). Initially, only features with the
-characters of values of single units are nonzero. Further features become nonzero by messages, or as products of two
-features. Messages sum features of other units times features of the pairs between the units.
+The exponents with which signs and scales multiply a value or feature are called its character. Units have one such
+feature for every character of their values (`Layout.unit_signs`). Initially, a feature is nonzero only if values of
+single units, such as biases, have its character. Further features become nonzero by messages, or as products of two
+features. Messages are sums of features of other units times features of weights.
 """
 
 from collections.abc import Collection, Mapping
@@ -27,8 +28,8 @@ class Message:
     Attributes:
         receiver: The index of the end that receives the sum.
         is_block_odd: Whether the sum uses features of the block that signs or scales change.
-        heard: The character of the received sum.
-        sources: All other ends of the block, with the characters of their features.
+        heard: The character (exponents of signs and scales) of the received sum.
+        sources: The index of every other end of the block, with the character of the features that its units send.
     """
 
     receiver: int
@@ -39,13 +40,13 @@ class Message:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """The characters of features that can be nonzero at one layer.
+    """The features that can be nonzero at one layer, described by characters: the exponents of signs and scales.
 
     Attributes:
-        known: For each unit set, the characters of its inputs, including products of two.
-        crossed: The characters that are products of two other characters, each with all pairs of factors.
+        known: For each unit set, the characters of the features before the layer, and of products of two of them.
+        crossed: For each unit set, the characters of products of two features, each with all pairs of factors.
         messages: For each block of pairs, the messages that its units can receive.
-        made: For each unit set, the characters of its outputs.
+        made: For each unit set, the characters of the features after the layer.
     """
 
     known: Mapping[str, frozenset[Character]]
@@ -55,19 +56,19 @@ class Reach:
 
     @property
     def multiplied(self) -> frozenset[str]:
-        """The names of blocks with features that enter messages and that signs or scales change."""
+        """The names of the blocks whose features signs or scales change, and by which messages are multiplied."""
         return frozenset(name for name, found in self.messages.items() if any(one.is_block_odd for one in found))
 
 
 @lru_cache(maxsize=256)
 def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
-    """Return the characters that can be nonzero at the layer that follows `layers` other layers.
+    """Return the features that can be nonzero at the layer that follows `layers` other layers.
 
     Args:
         layout: The layout of the networks.
         layers: The number of preceding layers.
         keeps_pairs: Whether layers also have invariant features of pairs, and multiply unit features with each other.
-            Other layers multiply only by values that signs change.
+            Without pair features, layers multiply unit features only by values that signs change.
     """
     before = reach(layout, layers - 1, keeps_pairs=keeps_pairs).made if layers else layout.own_signs
     crossed = {name: _products(found, layout.unit_signs[name]) if keeps_pairs else {} for name, found in before.items()}
@@ -84,7 +85,9 @@ def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
 def _products(
     known: Collection[Character], wanted: Collection[Character]
 ) -> dict[Character, list[tuple[Character, Character]]]:
-    """Return products of two characters, with all pairs of factors; characters of scales are left out."""
+    """Return the characters of products of two features, with all pairs of factors; features that scales change are
+    left out.
+    """
     result: dict[Character, list[tuple[Character, Character]]] = {}
     for a, b in combinations(sorted(known), 2):
         made = tuple(add(x, y) for x, y in zip(a, b, strict=True))

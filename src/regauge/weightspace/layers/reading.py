@@ -155,12 +155,12 @@ def _portions(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return features as a matrix `[vectors, width]`."""
+    """Return features as a matrix `[vectors, width]`, with one row for each vector."""
     return x.reshape(-1, x.shape[-1])
 
 
 class _Largest(torch.autograd.Function):
-    """The maximum along an axis, where equal maxima share the gradient.
+    """The maximum along an axis; if several entries are the maximum, they share the gradient.
 
     `x.max(axis)` also computes indices. Computing indices takes twenty times as long along an axis that is not the
     last.
@@ -182,7 +182,8 @@ class _Largest(torch.autograd.Function):
 
 
 class Pools:
-    """Features pooled over some of their axes. Each result is computed once, from the smallest suitable result.
+    """Features pooled over some of their axes. Each result is computed once, from the smallest earlier result that
+    allows it.
 
     Args:
         known: Pooled features, by the axes that were kept.

@@ -29,8 +29,8 @@ class RelationalAttention(Layer):
     The softmax is over everything to which x attends, in several heads. Before the attention, `e <- e + MLP(e, x, y)`.
     After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only existing connections
     are computed, in dense blocks. A weight of zero also counts as a connection. In the paper, units attend to all units
-    instead. `c e` replaces the paper's product of `A e` and `B e`. Norms come before the layers, which keeps
-    information about the inputs in deep nets.
+    instead. The term `c e` replaces the paper's product of `A e` and `B e`. Norms come before the layers (pre-norm),
+    because deep nets then keep information about the inputs.
 
     Attributes:
         heads: The number of attention heads.
@@ -65,7 +65,9 @@ class _Tokens:
 
 
 class _Token(nn.Module):
-    """The maps to keys and values for one kind of token that is not reached through weights."""
+    """The maps to keys and values for tokens that are not connected by a weight: the unit itself, units around it, the
+    network.
+    """
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class _Token(nn.Module):
 
 
 class _Connection(nn.Module):
-    """The part of attention at one end of a block that depends on the features of weights.
+    """The part of attention that depends on the features of weights, for the units at one end of a block.
 
     A network has many weights but few units. Therefore unit vectors, not features of weights, are multiplied by the
     matrices of linear maps. In the same way, features are summed before a linear map is applied.
@@ -109,7 +111,7 @@ class _Connection(nn.Module):
 class _Edges:
     """The connections of the units at one end of a block.
 
-    The field `values` belongs to the units at all other ends of the block.
+    The field `values` contains the values of the units at all other ends of the block.
 
     The logits are `[models, *sizes, connections, heads]`.
     """
@@ -178,7 +180,7 @@ class _Layer(nn.Module):
     def _hear_members(
         self, network: Tensor, units: dict[str, Tensor], layout: Layout, shares: Shares
     ) -> Iterator[Tensor]:
-        """Yield messages to the network from the units of each set."""
+        """Yield the message that the network's vector receives by attention to all units."""
         if units:
             everything = torch.cat([self.units.norm(x).flatten(1, -2) for x in units.values()], 1)
             tokens = self.member(_split(self.asked(network), self.heads) * self.scale, everything)
@@ -279,7 +281,9 @@ def _order(end: End, block: Block) -> tuple[int, ...]:
 
 
 def _letters(end: End, block: Block) -> tuple[str, str]:
-    """Return letters for `einsum`, without m, y and z: for the axes of a block, and for the axes of an end."""
+    """Return letters for `einsum`: for the axes of a block, and for the axes of one of its ends. The letters m, y and z
+    are not used.
+    """
     letters = [letter for letter in ascii_lowercase if letter not in "myz"][: len(block.sizes)]
     return "".join(letters), "".join(letters[axis] for axis in end.axes)
 

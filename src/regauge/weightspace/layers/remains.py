@@ -1,4 +1,4 @@
-"""Invariants of features that signs and scales change: directions, products, and ratios of sizes."""
+"""Invariant functions of features that signs and scales change: directions, products, and ratios of sizes."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
@@ -49,7 +49,7 @@ class Remains(nn.Module):
 
 
 class UnitSizes(nn.Module):
-    """Logarithms of products of powers of a unit's feature sizes, for products that no scale changes."""
+    """Invariants of a unit under scales: logarithms of products of powers of the norms of its features."""
 
     def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
@@ -60,14 +60,14 @@ class UnitSizes(nn.Module):
             self.into = plan.dense(1, hidden, is_biased=False)
 
     def hear(self, name: str, turned: Mapping[Character, Tensor], layout: Layout) -> Iterator[Tensor]:
-        """Yield messages to the units of a set about the sizes of their features."""
+        """Yield messages to the units of a set, computed from invariant ratios of the norms of their features."""
         for relation in self.relations[layout.key][name]:
             sizes = [(power, *log_size(turned[one])) for one, power in relation.items()]
             yield self.into(_squash(sizes))
 
 
 class PairSizes(nn.Module):
-    """Logarithms of the sizes of pair features, divided by sizes of unit features such that no scale changes them."""
+    """Invariants of pairs under scales: logarithms of the norms of pair features, divided by norms of unit features."""
 
     def __init__(self, reaches: Mapping[str, Reach], plan: LayerPlan, hidden: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class PairSizes(nn.Module):
     def hear(
         self, block: Block, odd: Tensor, units: Mapping[str, Mapping[Character, Tensor]], layout: Layout
     ) -> Iterator[Tensor]:
-        """Yield messages to the pairs of a block about the sizes of their features."""
+        """Yield messages to the pairs of a block, computed from the invariant ratio of the norms of their features."""
         ends = self.ends[layout.key][block.name]
         if ends is None:
             return
@@ -96,7 +96,9 @@ class PairSizes(nn.Module):
 def _ends(
     layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
 ) -> list[tuple[int, Character]] | None:
-    """Return the ends of a block whose scales change the values, with characters; None if a character is not known."""
+    """Return the ends of a block whose scales change the values, with their exponents; None if no unit features have
+    these exponents.
+    """
     character = layout.signs.get(block.name, ())
     if not has_scale(character):
         return None
@@ -108,10 +110,10 @@ def _ends(
 
 
 def find_relations(characters: Iterable[Character]) -> list[Relation]:
-    """Return a basis of the relations between the scale exponents of some characters.
+    """Return a basis of the linear relations between the exponents of scales in some characters.
 
-    A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. For such powers, no
-    scale changes the product of the sizes to these powers.
+    A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. No scale then changes
+    the product of the features' norms raised to these powers.
     """
     basis: list[Character] = []
     relations: list[Relation] = []

@@ -22,32 +22,32 @@ class ScaleGMN(Layer):
     """Message passing that respects signs, because messages are products of weights and features.
 
     Units have invariant features `x`, and weights have invariant features `e`. Units also have features `u`, and
-    weights features `o`, which signs multiply in the same way as values. With `i(u) = (A u) * (B u)`, for a weight
-    between units x and y,
+    weights have features `o`, which change their signs together with the weights. With `i(u) = (A u) * (B u)`, for a
+    weight between units x and y,
 
         e <- e + MLP(e, x, y, i(o)),          o <- o + (W o) * f(e, x, y, i(o))
         message to x, both ways: mean over y of (F o) * (S u_y), or of (F e) * (S x_y) + C e
         u <- u + (D u + messages) * f(x, messages),    x <- x + MLP(x, messages, i(D u + messages), network)
 
     If a group has several families of signs, its units have features `u` for every product of families that occurs.
-    Products of two features `u` give further features. Maps of features that signs change have no biases. Products may
-    be summed over units only if the exponents at these units cancel. Signs are their own inverses, so forward and
-    backward messages use the same products.
+    Products of two features `u` give further features. Maps of features that signs change have no biases. Products are
+    summed over units only if the signs of these units cancel. Each sign is its own inverse, so forward and backward
+    messages use the same products.
 
     Positive scales can be treated in the same way, as published. `i(u)` then consists of the direction of `u`, and of
-    logarithms of ratios of sizes that no scale changes. Backward messages use features with the exponents of outgoing
-    weights, beginning at the outputs. No weight is inverted, and kernels may be padded with zeros.
+    logarithms of ratios of sizes that no scale changes. Backward messages begin at the outputs, and use features that
+    scale like outgoing weights. No weight is inverted, and kernels may be padded with zeros.
 
     This layer differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
-    first. The canonical form of scales is continuous (unlike the canonical form of signs), and the first layer can then
-    read sizes. Norms preserve differences between networks through many layers. `i(u)` replaces `MLP(u) + MLP(-u)`.
+    first. The canonical form of scales is continuous (unlike that of signs), and the first layer can then read the
+    sizes of weights. Vectors are normalized in every layer, so that differences between networks survive many layers.
+    The function `i(u)` replaces the paper's `MLP(u) + MLP(-u)`.
 
     Attributes:
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
-        is_scaled: Whether the layer is also equivariant to scales by products. A canonical form of scales is
-            nevertheless used in three cases. No features have the exponents that messages need (squared ReLU). Further
-            canonical forms, or matrices, depend on scales. Or the net weights units by shares, reads moments, or uses
-            probes.
+        is_scaled: Whether the layer is also equivariant to scales, by products. Even then, scales are canonicalized in
+            three cases: if no features have the exponents that messages need (squared ReLU), if matrices or other
+            canonical forms depend on scales, or if the net uses shares, moments or probes.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.
@@ -164,7 +164,9 @@ class _Layer(nn.Module):
         return features.change(result, pairs, changed, Odd(odd_result, odd_pairs))
 
     def _cross(self, name: str, features: Features, layout: Layout) -> dict[Character, Tensor]:
-        """Return nonzero unit features and products of two of them, normalized if no scale changes them."""
+        """Return the unit features that can be nonzero, and products of two of them. Features that no scale changes are
+        normalized.
+        """
         found = self.reach[layout.key]
         known = {s: features.odd.units[name][s] for s in sorted(found.known[name])}
         normed = {s: u if has_scale(s) else self.odd_norm(u) for s, u in known.items()}
@@ -184,7 +186,7 @@ class _Layer(nn.Module):
     def _relate(
         self, features: Features, units: dict[str, Tensor], layout: Layout
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the features of weights, computed from the features of the units at their ends."""
+        """Return the new features of weights, computed from the features of the units that they connect."""
         pairs, odd = {}, {}
         for block in layout.pair_blocks:
             e, o = features.pairs[block.name], features.odd.pairs.get(block.name)
@@ -212,7 +214,7 @@ class _Layer(nn.Module):
         layout: Layout,
         shares: Shares,
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
-        """Return messages to units, by their characters."""
+        """Return messages to units, sorted by character (the exponents of signs and scales)."""
         found = self.reach[layout.key]
         inbox: dict[str, list[Tensor]] = {name: [] for name in units}
         odd_inbox: dict[str, dict[Character, list[Tensor]]] = {

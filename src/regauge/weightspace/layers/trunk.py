@@ -17,7 +17,7 @@ Inbox = Mapping[str, list[Tensor]]
 
 
 class Update(nn.Module):
-    """The update `x + B silu(A norm(x) + messages)`, where messages have the hidden width.
+    """The update `x + B silu(A norm(x) + messages)` of feature vectors x, where messages have the hidden width.
 
     Features that the next layer does not read are not updated and have no maps.
     """
@@ -30,7 +30,9 @@ class Update(nn.Module):
             self.into, self.out = plan.dense(plan.width, hidden), plan.dense(hidden, plan.width, gain=0.5)
 
     def activate(self, normed: Tensor, heard: Iterable[Tensor]) -> Tensor:
-        """Return `silu(A normed + messages)`, where `heard` contains the received messages."""
+        """Return `silu(A normed + messages)`, where `normed` is the normalized vector and `heard` contains the
+        messages.
+        """
         mixed: Tensor = self.into(normed)
         for part in heard:
             mixed = mixed + part
@@ -58,7 +60,7 @@ class PairUpdate(Update):
 
 
 class UnitUpdate(Update):
-    """The update of units by messages, by the network, by the units that contain them and by those inside them."""
+    """The update of units by messages, by the network's vector, and by the vectors of units around and inside them."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)

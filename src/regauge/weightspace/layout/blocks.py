@@ -1,4 +1,4 @@
-"""The components of a layout: unit sets, and blocks of values indexed by one or more sets."""
+"""The components of a layout: sets of units, and blocks of values that these units index."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from regauge.core.groups import Group
 
 @dataclass(frozen=True)
 class UnitSet:
-    """The units of one group, in every copy of the group.
+    """All units of one group; if the group is repeated within another group, the units of every copy.
 
     Attributes:
         name: The name of the group.
@@ -30,11 +30,12 @@ class Label:
         group: The name of the group.
         scale: The exponent of each family of positive scales.
         sign: The exponent (0 or 1) of each family of signs.
-        parity: For each family of shifts, the exponent (0 or 1) of the sign of odd half periods.
+        parity: For each family of shifts, one if an odd number of half periods changes the sign of the values, and
+            otherwise zero.
         shift: For each family of shifts, the amount that one half period adds to the values.
         is_inverse: For groups of matrices, whether the inverse transpose acts on the axis.
-        reads: The number of factors in the values that are read from a unit; one for a parameter that sums over the
-            units.
+        reads: The number of factors of the values along which a layer sums over these units: one for a parameter that
+            sums over the units, and zero for a parameter that does not.
     """
 
     group: str
@@ -48,7 +49,7 @@ class Label:
 
 @dataclass(frozen=True)
 class End:
-    """A unit set to which a block is connected, and the axes of the block that index the units of this set.
+    """One end of a block: a unit set, and the axes of the block that index the units of this set.
 
     Attributes:
         units: The name of the set.
@@ -85,7 +86,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Grid:
-    """The axes of values or of vectors.
+    """The axes of a block of values or of feature vectors.
 
     Attributes:
         groups: Names of the groups to which the axes' units belong.
@@ -104,7 +105,9 @@ class Grid:
 
 
 def find_ends(labels: tuple[str, ...], bases: tuple[tuple[int, ...], ...]) -> tuple[End, ...]:
-    """Return the ends of a block: labels that are not bases of other labels, each preceded by its own bases."""
+    """Return the ends of a block: each axis within which no other axis is repeated, preceded by the axes that contain
+    it.
+    """
     inner = {base for own in bases for base in own}
     return tuple(End(group, (*bases[k], k)) for k, group in enumerate(labels) if k not in inner)
 

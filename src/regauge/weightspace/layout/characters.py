@@ -1,7 +1,7 @@
 """Characters: the exponents with which signs and scales multiply values and features, by axis and family.
 
-A shift of a sine by an odd number of half periods acts like a sign on other values. If half periods are not
-canonicalized, these signs count as separate families.
+A shift of a sine by an odd number of half periods acts like a sign on other values. If half-period shifts are not
+canonicalized, their signs count as separate families.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -14,7 +14,9 @@ Character = tuple[tuple[bool | int, ...], ...]
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
-    """Return the character of values along some axes, for signs, half periods and scales that still act."""
+    """Return the character of values along some axes, for the signs, half periods and scales that are not
+    canonicalized.
+    """
     return tuple(
         (
             *(bool(exponent % 2) and has_signs for exponent in label.sign),
@@ -51,17 +53,17 @@ def is_odd(character: Character) -> bool:
 
 
 def add(left: tuple[bool | int, ...], right: tuple[bool | int, ...]) -> tuple[bool | int, ...]:
-    """Return the exponents of a product, given the exponents of both factors along one axis."""
+    """Return the exponents of a product of two values, given the exponents of both factors along one axis."""
     return tuple(x != y if isinstance(x, bool) else x + y for x, y in zip(left, right, strict=True))
 
 
 def at_end(character: Character, end: End) -> Character:
-    """Return the restriction of a character to the axes of one end."""
+    """Return the part of a block's character that belongs to the axes of one end."""
     return tuple(character[axis] for axis in end.axes)
 
 
 def multiply(character: Character, factors: Iterable[tuple[End, Character]]) -> Character:
-    """Return the character of the product of features of a block with features of units at some of its ends."""
+    """Return the character of a product: features of a block times features of units at some of its ends."""
     total = [*character]
     for end, factor in factors:
         for axis, exponents in zip(end.axes, factor, strict=True):
@@ -76,21 +78,22 @@ def find_sources(
     known: Mapping[str, Collection[Character]],
     wanted: Mapping[str, Collection[Character]],
 ) -> tuple[Character, tuple[tuple[int, Character], ...]] | None:
-    """Find unit features at all but one end of a block that can be multiplied with the block's features and summed.
+    """Find unit features that can be multiplied with a block's features and summed to messages for the units at one
+    end.
 
-    A sum over units is meaningful only if the signs and scales of these units do not change its terms.
+    A sum over units is allowed only if signs and scales of the summed units do not change its terms.
 
     Args:
         block: A block with two or more ends.
-        character: The character of the block's features: the character of its values, or the character with exponents
-            zero.
+        character: The character of the block's features: that of its values, or that of invariant features.
         receiver: The index of the end whose units receive the sums.
-        known: For each unit set, the characters of features that may be summed in addition to invariant features.
-        wanted: The characters that sums may have.
+        known: For each unit set, the characters of the features that its units may send in addition to invariant
+            features.
+        wanted: For each unit set, the characters that a message to its units may have, unless it is invariant.
 
     Returns:
-        The character of the sums at the receiver, and the other ends with the characters of their features. The result
-        is None if no features fit.
+        The character of the message, and for each sending end its index and the character of the features that it
+        sends. The result is None if no features can be combined in this way.
     """
     end = block.ends[receiver]
     numbers = [j for j in range(len(block.ends)) if j != receiver]

@@ -26,14 +26,15 @@ class Layout:
         symmetry: The symmetry, with every size known.
         units: The unit sets, by name.
         blocks: All blocks of values, in the order of the tensors.
-        contracted: The groups of matrices on whose axes tensors are replaced by their products.
-        fixed: Groups of matrices whose axes are channels. Such groups must be canonicalized before networks are read.
+        contracted: The groups of matrices that are removed, because products of tensors over their axes are read
+            instead of the tensors.
+        fixed: Groups of matrices whose axes count as channels. These groups must be canonicalized before networks are
+            read.
         pieces: The pieces into which tensors are cut, by name.
-        steps: The products, each of two pieces or earlier products.
+        steps: The products that are computed, each of two pieces of tensors or of earlier products.
         is_signed: Whether signs act on the values that are read; if not, signs are canonicalized first.
         is_scaled: Whether positive scales act on the values that are read.
-        waves: The angles by unit set, for sets whose units have one angle each, or None if half periods are
-            canonicalized.
+        waves: The angles of each unit set whose units have one angle each, or None if half periods are canonicalized.
     """
 
     symmetry: Symmetry
@@ -79,11 +80,13 @@ class Layout:
         return tuple(block for block in self.blocks if not block.ends)
 
     def character(self, block: Block) -> Character:
-        """Return the character of a block's values, for all families of signs and scales that are not canonicalized."""
+        """Return the character of a block's values: the exponents of all signs and scales that are not
+        canonicalized.
+        """
         return self.character_of(block.labels)
 
     def character_of(self, labels: Sequence[Label]) -> Character:
-        """Return the character of values along some axes, for all signs and scales that are not canonicalized."""
+        """Return the exponents of all signs and scales that are not canonicalized, for values along some axes."""
         return character_of_labels(
             labels, has_signs=self.is_signed, has_shifts=self.waves is not None, has_scales=self.is_scaled
         )
@@ -110,7 +113,7 @@ class Layout:
         return self._grids[block]
 
     def grid_of(self, block: Block) -> Grid:
-        """Return the axes of a block that need not belong to the layout."""
+        """Return the axes of a block, which may be a block outside the layout."""
         groups = tuple(label.group for label in block.labels)
         bases: list[tuple[int, ...]] = [()] * len(groups)
         for end in block.ends:
@@ -125,13 +128,13 @@ class Layout:
 
     @cached_property
     def signs(self) -> dict[str, Character]:
-        """The characters of the blocks whose values are changed by signs or scales."""
+        """For each block whose values signs or scales change, its character (the exponents of signs and scales)."""
         found = {block.name: self.character(block) for block in self.blocks}
         return {name: character for name, character in found.items() if is_odd(character)}
 
     @cached_property
     def unit_signs(self) -> dict[str, tuple[Character, ...]]:
-        """For each unit set, the characters of values that signs and scales change, on the set's axes."""
+        """For each unit set, the characters of all values of its units that signs or scales change."""
         blocks = [*self.blocks, *(written.block for written in self.writer.written)]
         found = {name: set[Character]() for name in self.units}
         for block in blocks:
@@ -141,7 +144,7 @@ class Layout:
 
     @cached_property
     def own_signs(self) -> dict[str, frozenset[Character]]:
-        """The characters in `unit_signs` that belong to values of single units or to phases of their angles."""
+        """The characters in `unit_signs` of values of single units, such as biases, or of their angles."""
         found = {name: set[Character]() for name in self.units}
         for block in self.unit_blocks:
             if block.name in self.signs:
@@ -166,7 +169,7 @@ class Layout:
 
     @cached_property
     def key(self) -> str:
-        """A key that is equal for layouts that can use the same learned parameters, for any sizes."""
+        """A key that is equal for two layouts if they can use the same learned parameters; sizes may differ."""
         blocks = [(b.name, b.channels, [(label.group, label.reads) for label in b.labels], b.ends) for b in self.blocks]
         sets = [(s.name, s.axes, None if s.is_permuted else s.sizes[-1]) for s in self.units.values()]
         pieces = [(name, p.channels, [label.group for label in p.labels]) for name, p in self.pieces.items()]
@@ -241,8 +244,8 @@ def compile_layout(
         symmetry: The symmetry, with all sizes known.
         contracted: Names of the groups of matrices that are replaced by products over their axes. Default: the groups
             whose products are small enough.
-        is_signed: Whether features have characters of signs, because signs are not canonicalized.
-        has_shifts: Whether features also have characters of half periods, because these are not canonicalized. Values
+        is_signed: Whether features change under signs, because signs are not canonicalized.
+        has_shifts: Whether features also change under half-period shifts, because these are not canonicalized. Values
             to which half periods are added are then read through their sine and cosine. If several half periods are
             added to one value, the layout has no `waves`, and a canonical form is needed.
         readers: The axes (parameter, axis) over which parameters sum units.
@@ -263,7 +266,7 @@ def compile_layout(
 
 
 def _with_waves(layout: Layout) -> Layout:
-    """Return the layout with angles replaced by sine and cosine, if each angle has one period."""
+    """Return the layout in which each angle is replaced by its sine and cosine, if each angle has only one period."""
     if any(is_shifted(block) and find_period(block) is None for block in layout.blocks):
         return layout
     blocks: list[Block] = []

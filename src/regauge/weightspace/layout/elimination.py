@@ -28,8 +28,8 @@ class Product:
         right: The name of the second block or piece.
         equation: The `torch.einsum` equation; the model axis comes first.
         turned: For rotations of planes, an axis of the right factor, counted with the model axis; None for all other
-            groups. The two entries (x, y) along this axis are also used as (-y, x), because rotations preserve oriented
-            areas.
+            groups. Each pair of entries (x, y) along this axis is also used as (-y, x), because rotations preserve
+            oriented areas.
     """
 
     left: str
@@ -48,7 +48,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The reduction of one axis of a block: its values or squares are summed, or the axis is merged with the channels.
+    """The removal of one axis of a block: values or squares are summed along it, or it is merged with the channels.
 
     Attributes:
         source: The name of a block or piece.
@@ -171,7 +171,7 @@ def _multiplied(
 
 
 def _joined(left: Label, right: Label) -> Label:
-    """Return the label of a product for a group that acts on both factors, in which exponents are added."""
+    """Return the label of an axis that both factors of a product have: the exponents of the two factors are added."""
 
     def parity(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
         return tuple((x + y) % 2 for x, y in zip(one, other, strict=True))

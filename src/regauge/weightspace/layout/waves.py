@@ -1,4 +1,4 @@
-"""Angles, which are values to which a symmetry adds half periods. They are read as sine and cosine."""
+"""Angles: values to which a symmetry can add half periods, and which are therefore read as sine and cosine."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,8 @@ class Wave:
         sine: The name of the block of sines.
         cosine: The name of the block of cosines.
         frequency: The frequency in radians per unit of the original values.
-        addend: The character of the angles. Only values with this character may be added to the angles.
+        addend: The character (exponents of signs) of the angles. Only values with this character may be added to the
+            angles.
     """
 
     sine: str
@@ -48,7 +49,7 @@ class Wave:
 
 
 def find_period(block: Block) -> tuple[int, int, float] | None:
-    """Return the label, the family and the amount of half periods that a symmetry adds to a block, or None."""
+    """Return the axis, the family and the amount of the half periods that a symmetry adds to a block, or None."""
     found = [
         (axis, family, shift)
         for axis, label in enumerate(block.labels)
@@ -64,7 +65,7 @@ def is_shifted(block: Block) -> bool:
 
 
 def split(block: Block) -> dict[str, tuple[Block, Turn]]:
-    """Return the sines and the cosines of a block of angles as two blocks.
+    """Return two blocks, which contain the sines and the cosines of a block of angles.
 
     An odd number of half periods changes their signs.
     """

@@ -15,15 +15,15 @@ from regauge.weightspace.layout.cut import Piece
 
 @dataclass(frozen=True, eq=False)
 class WrittenValues:
-    """A piece of a tensor that is written, with values `[models, *units, *matrices, values]`.
+    """A piece of a tensor to which new values `[models, *units, *matrices, values]` are written.
 
     Attributes:
         piece: The piece of the tensor.
-        block: The block of the features: the axes of units, and their ends.
-        units: The labels of the piece whose groups form sets of units.
-        matrices: The labels on which contracted matrices act.
-        fixed: The labels along which entries count as separate values of a unit.
-        group: The label on which matrices act, if there is exactly one such label.
+        block: The block whose features determine the new values: the axes of units, and their ends.
+        units: The axes of the piece that index sets of units.
+        matrices: The axes of the piece on which contracted matrices act.
+        fixed: The axes of the piece along which entries count as separate values of a unit.
+        group: The axis on which matrices act, if there is exactly one such axis.
         bases: The indices of the unit axes within which this group of matrices is repeated.
     """
 
@@ -137,5 +137,5 @@ def _written(name: str, piece: Piece, sets: set[str], contracted: set[str], fold
 
 
 def _folded_name(name: str, fixed: tuple[int, ...]) -> str:
-    """Return the name that `elimination.fold` gives to a block after merging axes with the channels."""
+    """Return the name that `elimination.fold` gives to a block whose axes it merged with the channels."""
     return "fold(" * len(fixed) + name + ")" * len(fixed)

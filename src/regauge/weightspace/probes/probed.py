@@ -200,7 +200,7 @@ def _confirmed(
     kwargs: dict[str, Any],
     outputs: Outputs,
 ) -> list[str]:
-    """Return the values on which groups act in the same way in float64, if the module works in float64."""
+    """Return the values on which groups act as predicted, checked in float64 if the module works in float64."""
     if next((t.dtype for t in module.state_dict().values() if t.is_floating_point()), None) == torch.float64:
         return list(found.read)
     doubled, keywords = arguments(

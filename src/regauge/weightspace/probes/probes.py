@@ -24,7 +24,9 @@ PLAIN = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True, eq=False)
 class Probes:
-    """Inputs that a net learns and on which it evaluates networks. Gradients reach them through the networks.
+    """Inputs that a net learns and on which it evaluates the networks that it reads.
+
+    Gradients reach these inputs through the evaluated networks.
 
     Activations at the probes become features of units. Activations are averaged over all axes except units and probes,
     for example over pixels and tokens. Outputs become features of the network. For any module, discovery finds which
@@ -283,5 +285,5 @@ class ProbeEncoder(nn.Module):
 
 
 def _sign(reading: ProbeReading, layout: Layout) -> Character:
-    """Return the character of a reading under signs, which is trivial if signs are canonicalized."""
+    """Return the exponents of the signs that multiply a reading; all are zero if signs are canonicalized."""
     return at_end(layout.character_of(reading.piece.labels), reading.end)

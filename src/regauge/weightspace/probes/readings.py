@@ -56,8 +56,8 @@ class ProbeReading:
     Attributes:
         value: The name of the intermediate value.
         units: The name of the unit set.
-        piece: The piece of the value that belongs to the unit set.
-        end: The labels of the piece that distinguish the units.
+        piece: The part of the value that belongs to the unit set.
+        end: The axes of the piece that index the units.
         examples: The axis of the examples, or None if values are averaged over examples.
     """
 
@@ -87,7 +87,7 @@ def find_readings(
 ) -> Iterator[ProbeReading]:
     """Yield the readings of one intermediate value.
 
-    Values on whose axes matrices act that have no canonical form belong to no units, and are left out.
+    Values are left out if matrices without a canonical form act on their axes, because such values belong to no units.
     """
     try:
         pieces = cut(name, shape, sites)
@@ -109,7 +109,7 @@ def find_readings(
 
 
 def _is_settled(piece: Piece, axes: tuple[int, ...], layout: Layout) -> bool:
-    """Return whether the mean over all remaining axes has a sign character that unit features can have."""
+    """Return whether the mean over all remaining axes changes under signs in a way that unit features can have."""
     if not layout.is_signed:
         return True
     character = layout.character_of(piece.labels)
