@@ -63,7 +63,9 @@ class ChainDiagnosis:
     ess_tail: Mapping[str, Mapping[str, Floats]]
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return one row per group: numbers of (constant) entries, quantiles of R-hat and of sample sizes."""
+        """Return one row per group: the numbers of entries and of constant entries, and quantiles of R-hat and of
+        sample sizes.
+        """
         rows = []
         for group, values in self.rhat.items():
             rhat, bulk, tail = (_moving(one[group]) for one in (self.rhat, self.ess_bulk, self.ess_tail))
@@ -235,7 +237,7 @@ def _predict(draws: Params, module: nn.Module, inputs: Any, outputs: Outputs) ->
 
 
 def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
-    """Return the data set for arrays `[chain, draw, ...]`, and ArviZ's diagnostics of all entries that vary."""
+    """Return the ArviZ data set of arrays `[chain, draw, ...]`, and ArviZ's diagnostics of all entries that vary."""
     try:
         arviz_base, arviz_stats = import_module("arviz_base"), import_module("arviz_stats")
     except ImportError as error:
@@ -268,8 +270,8 @@ def _round(values: Floats, largest: float) -> Floats:
     """Round values to a grid on which medians are exact. A tensor that contains only rounding errors becomes zero.
 
     Otherwise ranks would depend on the last bits, because entries that are equal up to rounding have no stable order.
-    R-hat folds draws around their median. If the number of draws is even, two draws have the same distance from this
-    median.
+    R-hat also ranks the distances of draws from their median. If the number of draws is even, two draws have the same
+    distance from this median.
     """
     size = float(np.abs(values).max(initial=0.0))
     if size <= ZERO * largest:

@@ -91,9 +91,9 @@ def align_posteriors(
     predictions, but usually has another divergence from the prior. To translate a posterior, use `push`. To measure
     both posteriors, use `compare_with_prior`.
 
-    With full covariances, the best permutation of a layer would be the solution of a quadratic assignment problem. This
-    function uses only the diagonals of the covariances. `regauge.bayes.transport.distance` measures the distance with
-    full covariances.
+    If full covariances were compared, the best permutation of a layer would be the solution of a quadratic assignment
+    problem. This function uses only the diagonals of the covariances. `regauge.bayes.transport.distance` measures the
+    distance with full covariances.
 
     Args:
         q_a: The posterior that is not transformed.
@@ -206,16 +206,16 @@ def one_gaussian(
     """Align all members to one another and merge them into one Gaussian.
 
     Networks are merged into the Gaussian with their mean and with their standard deviations times `spread`. These
-    deviations divide sums of squares by the number of networks. Posteriors are merged into their Wasserstein
-    barycenter, whose standard deviations are multiplied by `spread`. The distances between the means of posteriors do
-    not contribute.
+    standard deviations are those of the population: sums of squares are divided by the number of networks. Posteriors
+    are merged into their Wasserstein barycenter, whose standard deviations are multiplied by `spread`. The distances
+    between the means of posteriors do not contribute.
 
-    Independent members stay far apart in most directions even after alignment. A Gaussian with their full standard
-    deviations can therefore be worse than the mean network alone. Choose `spread` by the likelihood of held-out data.
-    Activations of the mean network lose variance, which `repair` restores. With `repair`, the loss of the mean of
-    sixteen MLPs on MNIST fell from 0.30 to 0.12. The loss of the members was 0.09. Running statistics of batch
-    normalization are averaged, but these averages are wrong for the mean network. Recompute these statistics with
-    `reset_batchnorm` or `repair`.
+    Independently trained members stay far apart in most directions even after alignment. A Gaussian with their full
+    standard deviations (`spread=1`) can therefore be worse than the mean network alone. Choose `spread` by the
+    likelihood of held-out data. Activations of the mean network lose variance, which `repair` restores. With `repair`,
+    the loss of the mean of sixteen MLPs on MNIST fell from 0.30 to 0.12. The loss of the members was 0.09. Running
+    statistics of batch normalization are averaged, but these averages are wrong for the mean network. Recompute these
+    statistics with `reset_batchnorm` or `repair`.
 
     Args:
         members: At least two networks, or at least one posterior.
@@ -260,7 +260,9 @@ def one_gaussian(
 
 
 def _common_moments(posteriors: Sequence[Posterior]) -> list[GaussianPosterior]:
-    """Return the moments of posteriors. A tensor without uncertainty in one posterior gets zero deviations there."""
+    """Return the moments of posteriors. Where only some posteriors have uncertainty, the others get standard deviations
+    of zero.
+    """
     moments = [posterior.moments() for posterior in posteriors]
     uncertain = {name: std for one in moments for name, std in one.std.items()}
     stds = [with_zeros(one.std, uncertain) for one in moments]

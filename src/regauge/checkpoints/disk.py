@@ -45,7 +45,9 @@ def require_space(path: Path, nbytes: int) -> None:
 
 @contextmanager
 def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
-    """Convert errors about a full disk or quota in the block to an error with the output's name and advice."""
+    """Return a context that converts errors about a full disk or quota to an error with the output's name and
+    advice.
+    """
     try:
         yield
     except OSError as error:

@@ -350,10 +350,11 @@ class FileJob:
 
 
 def matching_bytes(symmetry: Symmetry, itemsize: int) -> tuple[int, int]:
-    """Return bounds on the bytes of cost matrices, given bytes per entry: for all groups, and for a search.
+    """Return bounds on the bytes of cost matrices: those of all groups, and those of the search for the value of one
+    group.
 
-    All groups keep the sums of their costs, one matrix for each combination of signs that weights can have. The search
-    for the value of the largest group also needs a product, a copy of it, and reduced costs, or the matrices of a
+    Every group keeps the sum of its costs: one matrix for each combination of signs that weights can have. The search
+    for the value of the largest group needs further matrices: a product, its copy and reduced costs, or those of a
     singular value decomposition in float64.
     """
     held, most = 0, 0
@@ -367,7 +368,7 @@ def matching_bytes(symmetry: Symmetry, itemsize: int) -> tuple[int, int]:
 
 
 def with_files(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function, changed to give large freed memory blocks back to the system if networks are in files."""
+    """Decorate a function such that it gives large freed memory blocks back to the system if networks are in files."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -49,7 +49,9 @@ class MemoryLimit:
         return cls(read_size(memory, "memory"))
 
     def from_now(self) -> "MemoryLimit":
-        """Return a copy in which `base` is the memory used now; if `base` is known, return the limit itself."""
+        """Return a copy whose `base` is the memory that the process uses now, or the limit itself if its `base` is
+        known.
+        """
         return self if self.base is not None else MemoryLimit(self.nbytes, resident())
 
     def held(self) -> int:
@@ -79,9 +81,9 @@ _RETURNING = [0]
 def large_blocks_returned() -> Iterator[None]:
     """Return a context in which large freed memory blocks are returned to the system; contexts may be nested.
 
-    By default, glibc keeps freed blocks below 32 MiB for later allocations, which rarely fit. In a measurement, a rule
-    that needs ten copies of a tensor used the memory of 24 copies, and aligning two MLPs in files of 88 MB used 931 MB
-    instead of 611 MB. Other C libraries are not affected.
+    By default, glibc keeps freed blocks below 32 MiB for later allocations, but these rarely fit into such blocks. In a
+    measurement, a rule that needs ten copies of a tensor used the memory of 24 copies, and aligning two MLPs in files
+    of 88 MB used 931 MB instead of 611 MB. Other C libraries are not affected.
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if setting is None:

@@ -15,7 +15,7 @@ from regauge.core.symmetry import Symmetry
 
 
 class ChartedCheckpoint(CheckpointView):
-    """A checkpoint in which some of the tensors are computed when they are read.
+    """A checkpoint some of whose tensors are computed from the stored ones when they are read.
 
     Args:
         source: The checkpoint.

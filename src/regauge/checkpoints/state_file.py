@@ -121,7 +121,7 @@ class StateFile:
 
     @contextmanager
     def continuing(self) -> Iterator[None]:
-        """Convert errors in the block, which restores work, to errors about a damaged file."""
+        """Return a context, for restoring work from a file, that converts errors to an error about a damaged file."""
         try:
             yield
         except StateError:

@@ -1,4 +1,6 @@
-"""Couplings of start points and endpoints, which make paths shorter and crossings of paths rare."""
+"""Couplings (pairings of start points with endpoints), which make the paths of a flow shorter and their
+crossings rare.
+"""
 
 from dataclasses import dataclass
 

@@ -69,10 +69,10 @@ def fit(
     difference between the population and this normal distribution. After the training, the output of the net is
     multiplied by the share, from 0 to 1, with the best validation. The share is 0 unless the flow is better than the
     normal distribution by more than one standard error, on held-out networks or, with a task, on sampled networks.
-    Therefore, on these networks, a flow is not worse than the normal distribution. Before the training, a warning is
-    issued if sampled networks are not expected to solve the task. With a task, the warning depends on the performance
-    of networks sampled from the normal distribution. Without a task, it depends on the distance of aligned networks to
-    their mean.
+    Therefore, on the networks of this comparison, a flow is not worse than the normal distribution. Before the
+    training, a warning is issued if sampled networks are not expected to solve the task. With a task, the warning
+    depends on the performance of networks sampled from the normal distribution. Without a task, it depends on the
+    distance of aligned networks to their mean.
 
     Args:
         population: Parameters with a leading model axis, or a store, or a list of these with one architecture. The
@@ -219,7 +219,7 @@ class FlowFitting(Fitting[Flow]):
 
     @cached_property
     def _normal_loss(self) -> float:
-        """The loss on held-out networks if the output of the net is not added."""
+        """The loss on held-out networks of the normal distribution alone, that is, without the net's output."""
         share = float(self.net.share)
         self.net.share.zero_()
         loss = float(self._held_out_losses().mean())
@@ -227,7 +227,9 @@ class FlowFitting(Fitting[Flow]):
         return loss
 
     def _find_kept(self, task: Task, validation: Params) -> float | None:
-        """Return the performance of networks sampled from the prior, relative to the validation networks."""
+        """Return the performance of networks sampled from the prior, divided by the performance of the validation
+        networks.
+        """
         drawn = self._make(None, {}).draw_starts(DRAWN, self.division.chance("outlook"))
         finite_losses(task, drawn := to_device(drawn, self.config.device))  # Refuses a task on which nothing is finite.
         known = to_device(validation, self.config.device)

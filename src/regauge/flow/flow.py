@@ -89,7 +89,7 @@ class Flow:
         return self.space.networks if isinstance(self.space, Components) else self.space
 
     def told(self, **facts: Any) -> "Flow":
-        """Return a copy of the flow with further entries in `about`, which must be JSON values."""
+        """Return a copy of the flow with further entries in `about`. The entries must be JSON values."""
         return replace(self, about={**self.about, **facts})
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
@@ -244,9 +244,9 @@ class Flow:
 
         The computation uses the device of `velocity`. The result is the density at one point of each network's orbit:
         the network with the scales of the space, aligned to the reference of the fit. If the flow was not fitted to
-        aligned networks, the units are sorted instead. The density refers to surface area on spheres, and to volume in
-        Euclidean coordinates. Therefore the result is neither a density over functions nor a density over all
-        parameters, and depends on the representation. Compare it only with the densities of other networks under the
+        aligned networks, the units are sorted instead. It is a density with respect to surface area on spheres and
+        volume in Euclidean coordinates. Therefore it is neither a density over functions nor a density over all
+        parameters, and it depends on the representation. Compare it only with the densities of other networks under the
         same flow. If `scales="keep"`, the point includes scales and translations. Networks that differ by scales or
         translations then have different densities. A flow of principal components returns only the density of the
         components.

@@ -27,8 +27,8 @@ class Design:
             `MatchedGaussian`.
         coupling: The rule that pairs start points with endpoints in training.
         net: The net that learns the velocity. Default: a perceptron.
-        predicts: The output of the net: the velocity, or the endpoint of the path (x1-prediction). From the endpoint,
-            the velocity is `log_x(end) / (1 - t)`.
+        predicts: The output of the net: the velocity, or the endpoint of the path (x1-prediction). If the net predicts
+            the endpoint, the velocity at the point x is `log_x(end) / (1 - t)`.
         has_gaussian: Whether the net learns only the difference from the velocity between two normal distributions,
             which has a closed form. An untrained flow then samples the normal distribution fitted to the networks.
         is_aligned: Whether networks are first aligned to their common mean. Coordinates then belong to corresponding

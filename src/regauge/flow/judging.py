@@ -45,12 +45,12 @@ def judge(
 ) -> Judgement:
     """Judge generated networks by quality and novelty, compared with held-out networks and controls.
 
-    All networks are made canonical and aligned to the mean of the training networks (a common gauge). Distances in this
-    gauge show which networks may be close to one another. Only these networks are aligned pair by pair, because the
-    common gauge overestimates small distances. The number of control networks of each kind equals the number of
-    samples. Some controls are copies of training networks, noisy copies at the distance of held-out networks, and means
-    of 2 and of 16 aligned training networks. Other controls are sampled from normal distributions, with the standard
-    deviations or the full covariance of aligned training networks.
+    All networks are made canonical and aligned to the mean of the training networks. Distances after this common
+    alignment are too large for similar networks, but they show which networks may be close to one another. Only these
+    networks are then aligned to each other, pair by pair. The number of control networks of each kind equals the number
+    of samples. Some controls are copies of training networks, noisy copies at the distance of held-out networks, and
+    means of 2 and of 16 aligned training networks. Other controls are sampled from normal distributions, with the
+    standard deviations or the full covariance of aligned training networks.
 
     Args:
         samples: At least two generated networks, with a leading model axis.
@@ -80,7 +80,7 @@ class KnownNetworks:
         distances: Distances to the known networks, and between held-out networks.
         answers: The class probabilities of some training networks, and the class labels of the examples.
         scored: The scores of held-out networks, followed by the scores of the controls.
-        dtypes: A training network, whose dtypes are the dtypes to which generated networks are converted.
+        dtypes: A training network. Generated networks are converted to its dtypes.
     """
 
     evaluate: Judge
@@ -248,7 +248,9 @@ def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
-    """Return the mean distance between points of two kinds, or of different points of one kind, in the common gauge."""
+    """Return the mean distance between points of two kinds, or between the points of one kind, without aligning them
+    again.
+    """
     total = sum(float(space.distance(point.unsqueeze(0), second).sum()) for point in first)
     return total / (len(first) * (len(second) - is_same))
 

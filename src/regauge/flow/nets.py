@@ -34,7 +34,7 @@ class Net(Protocol):
 
 @dataclass(frozen=True)
 class Metanetwork:
-    """An equivariant net of `weightspace`: like priors, it treats all orders of units in the same way.
+    """An equivariant net of `weightspace`, which treats all orders of units in the same way, as priors do.
 
     The same parameters also work for networks of other widths.
 
@@ -76,8 +76,8 @@ class Tokens:
     """A transformer whose tokens are units in a fixed order, for aligned networks.
 
     A token reads all weights of a unit: its incoming weights, its bias and its outgoing weights. All units of a group
-    share the same linear maps. A weight that belongs to two units gets the mean of the two outputs. Weights that belong
-    to no unit form one additional token.
+    share the same linear maps. A weight that belongs to two units gets the mean of the outputs of both tokens. Weights
+    that belong to no unit form one additional token.
 
     Attributes:
         width: The width of tokens.

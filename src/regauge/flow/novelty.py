@@ -1,8 +1,8 @@
 """Distances between networks up to symmetry. Each pair is aligned before its distance is measured.
 
-After alignment to one mean (a common gauge), corresponding units can still have different positions, even in a network
-and its noisy copy. In this gauge, small distances are two or three times too large, but large distances are almost
-right. Therefore such distances are only used to select the pairs that are aligned.
+After all networks are aligned to one mean, corresponding units of two networks can still have different positions, even
+in a network and its noisy copy. Small distances are then two or three times too large, but large distances are almost
+right. Therefore these distances only select the pairs that are aligned to each other.
 """
 
 import torch
@@ -47,7 +47,9 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
 
 
 def measure(space: Space, first: Points, second: Points) -> Tensor:
-    """Return the distance of each pair of points: the smaller of the distances with and without alignment."""
+    """Return the distance of each pair of points: the smaller of the distances before and after they are aligned to
+    each other.
+    """
     return torch.minimum(space.distance(first, second), space.distance(move_near(space, second, first), second))
 
 
@@ -73,7 +75,8 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
 
 
 def find_chance(near: int, count: int, held_out: int, of: int) -> float:
-    """Return the probability of at least `near` near networks if generated networks are as new as held-out networks.
+    """Return the probability that at least `near` networks are near if generated networks are as new as held-out
+    networks.
 
     Under this assumption, all rankings of the distances of both kinds are equally likely.
 

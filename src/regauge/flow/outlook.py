@@ -1,4 +1,4 @@
-"""Measures of aligned networks, by which to expect, before a fit, whether sampled networks solve the task."""
+"""Measures of aligned networks that predict, before a flow is fitted, whether sampled networks will solve the task."""
 
 import warnings
 from dataclasses import dataclass

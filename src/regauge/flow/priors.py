@@ -15,8 +15,9 @@ from regauge.flow.moments import Covariance, Moments
 class MatchedGaussian:
     """Independent normal weights, with means and deviations that are pooled over exchangeable weights.
 
-    The statistics are those of the networks, and permutations of units exchange the pooled weights. On spheres, normal
-    vectors with mean zero and the networks' root mean squares are normalized (the angular central Gaussian).
+    The means and deviations are computed from the networks, and are equal for all weights that permutations of units
+    exchange. On spheres, normal vectors with mean zero and the networks' root mean squares are normalized (the angular
+    central Gaussian).
 
     Attributes:
         spread: The factor by which standard deviations are multiplied.
@@ -69,7 +70,7 @@ class PlainGaussian:
 class FullGaussian:
     """Normal weights with the mean and full covariance of aligned networks; a flow then starts near its endpoints.
 
-    On spheres, the distribution equals `MatchedGaussian`.
+    On spheres, the distribution is that of `MatchedGaussian`.
 
     Attributes:
         shrink: The weight of the identity in the shrunk covariance. A small number of networks does not determine all
@@ -99,7 +100,8 @@ PriorSettings = MatchedGaussian | UniformSphere | PlainGaussian | FullGaussian
 
 @dataclass(frozen=True, eq=False)
 class Prior:
-    """A normal distribution of Euclidean coordinates, and directions of independent normal vectors on spheres.
+    """A distribution of points: normal in Euclidean coordinates, and on spheres the directions of independent normal
+    vectors.
 
     Attributes:
         space: The space of the prior.
@@ -117,7 +119,9 @@ class Prior:
     covariance: Covariance | None = None
 
     def shake(self, noise: Float[Tensor, "models values"]) -> Float[Tensor, "models values"]:
-        """Return standard normal noise with the Euclidean coordinates' covariance; zero on spheres."""
+        """Return normal noise with the covariance of the standardized Euclidean coordinates, and zeros for coordinates
+        on spheres.
+        """
         start = self.space.flat_start
         flat = noise[:, start:]
         made = self.deviation[start:].to(flat) * (flat if self.covariance is None else self.covariance.shake(flat))

@@ -81,10 +81,11 @@ def diffuse(
 ) -> Points:
     """Integrate a velocity with noise that preserves the distribution at every time, by the Euler-Maruyama method.
 
-    The start points `x0 ~ N(m, s^2)` must be independent of the endpoints. The velocity v then determines the expected
-    start point `x - t v`, and therefore the gradient of the log density, `-(x - t v - m) / ((1 - t) s^2)`. The noise
-    has variance `2 noise (1 - t) s^2` per unit of time. A drift compensates for the noise: half of this variance times
-    the gradient. Spherical coordinates get no noise, because the velocity does not determine their gradient.
+    The start points `x0 ~ N(m, s^2)` must be independent of the endpoints. At a point x and a time t, the velocity v
+    then determines the expected start point `x - t v`. It therefore determines the gradient of the log density, `-(x -
+    t v - m) / ((1 - t) s^2)`. The noise has variance `2 noise (1 - t) s^2` per unit of time. A drift compensates for
+    the noise: half of this variance times the gradient. Spherical coordinates get no noise, because the velocity does
+    not determine their gradient.
 
     Args:
         space: The space of the points.
@@ -113,8 +114,8 @@ def diffuse(
 def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, generator: torch.Generator) -> Points:
     """Integrate `end - start` instead of the flow's velocity `(end - x) / (1 - t)`, with noise after the time `LATE`.
 
-    The differential equation of the flow is a different one. The result is the average of the predicted endpoints over
-    time, plus noise whose variance grows with the number of steps. Points leave the spheres.
+    This is not the differential equation of the flow. The result is the average over time of the predicted endpoints,
+    plus noise whose variance grows with the number of steps. Points do not stay on the spheres.
 
     Args:
         predict_end: A function from points and times to endpoints.

@@ -119,10 +119,11 @@ def compare_guidance(
     label: Any = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return mean scores on a task, of guided networks and of networks without guidance or without a flow.
+    """Return mean scores on a task: of guided networks, and of networks sampled without guidance or made without a
+    flow.
 
-    The comparison networks are sampled without guidance. Gradient descent on the guidance loss, with the same number of
-    steps, is also applied to these networks and to random networks.
+    The networks without guidance are sampled from the same flow. For comparison, gradient descent on the guidance loss,
+    with the same number of steps, is applied to these networks and to random networks.
 
     Args:
         flow: The flow.

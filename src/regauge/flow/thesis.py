@@ -16,7 +16,8 @@ Kind = Literal["euclidean", "geometric"]
 def thesis_config(
     kind: Kind = "euclidean", *, head: str | None = None, head_bias: str | None = None, **changes: Any
 ) -> FlowConfig:
-    """Return the settings of the thesis: predicted endpoints, early times, plain losses, a prior of deviation 0.1.
+    """Return the settings of the thesis: the net predicts endpoints, early times are favored, and the prior has
+    deviation 0.1.
 
     To sample like the thesis, call `flow.sample(..., solver="thesis")`.
 

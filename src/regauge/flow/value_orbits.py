@@ -23,7 +23,8 @@ def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " 
     """Return a class for each entry of some tensors; entries that a permutation exchanges have the same class.
 
     Entries belong to one class if a cycle, or an exchange of two units, of some group maps one entry to the other.
-    Random permutations also find entries that only independent permutations of a group's copies exchange.
+    If a group has several copies, random permutations are also tried, because some entries are exchanged only if the
+    copies are permuted independently.
     """
     shapes = {name: symmetry.shapes[name] for name in names}
     counts = [torch.Size(shape).numel() for shape in shapes.values()]

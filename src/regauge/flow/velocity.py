@@ -113,7 +113,7 @@ class Velocity(nn.Module):
         return self.space.project(mean + spread * self._read(x, t, labels))
 
     def unit(self, t: Float[Tensor, " models"]) -> Float[Tensor, "models values"]:
-        """Return the standard deviation of velocities around the closed form, by which errors are divided."""
+        """Return the standard deviation of velocities around their closed-form mean, by which errors are divided."""
         line, start = self._line(), self.space.flat_start
         straight = line.velocity(line.at(t.unsqueeze(1))[0], t.unsqueeze(1))[1]
         root = self.tables[4, :start].expand(len(t), -1)
@@ -124,7 +124,7 @@ class Velocity(nn.Module):
         return StraightLines((m0, s0), (m1, s1))
 
     def _expect(self, x: Points, t: Tensor, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        """Return the closed-form prediction, to which the net's output is added, and the unit of the net's output."""
+        """Return the closed-form prediction to which the net's output is added, and the unit of this output."""
         line, start, time = self._line(), self.space.flat_start, t.unsqueeze(1)
         root = self.tables[4, :start].expand(len(x), -1)
         (_, _), (m1, s1) = line.start, line.end

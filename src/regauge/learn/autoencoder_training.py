@@ -91,7 +91,7 @@ def fit_autoencoder(
 
 
 class _Net(nn.Module):
-    """A pair of an encoder and a decoder."""
+    """A module that consists of an encoder and a decoder."""
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
 
 def _judge(own: Mapping[str, float], constant: Mapping[str, float]) -> dict[str, Any]:
-    """Return whether decoded networks have at most half the error of a control, and a message that states the result.
+    """Return whether decoded networks have at most half the error of a control, together with a message about this.
 
     For squared errors and divergences, the bound is a quarter of the control's error.
     """

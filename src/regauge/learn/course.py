@@ -46,7 +46,7 @@ class Course:
 
     Attributes:
         best: The weights with the best validation. Before the first validation, the initial weights.
-        order: The `order` of the best validation. Empty before the first validation.
+        order: The `order` of the best validation, or empty before the first validation.
         best_epoch: The epoch in which `best` was found.
         history: The rows of the completed epochs; see `Trained`.
         step: The number of completed steps.

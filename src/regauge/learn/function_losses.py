@@ -25,7 +25,8 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The divergence from the class probabilities of the original network, at a temperature and times its square.
+    """The divergence from the class probabilities of the original network at some temperature, times the squared
+    temperature.
 
     The divergence is the Kullback-Leibler divergence of softmax probabilities, whose logits are divided by the
     temperature. The squared temperature makes gradients as large as at temperature one. Classes are on the last axis.

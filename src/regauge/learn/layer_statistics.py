@@ -1,4 +1,4 @@
-"""Simple features of networks and simple models that read them: the baselines for every net over networks."""
+"""Simple features of networks and simple models that read these features: the baselines for every net over networks."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,9 +43,9 @@ def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
 def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.float32]]:
     """Return a function that computes `layer_statistics` of the canonical forms of networks.
 
-    The symmetry does not change these statistics. The canonical form is the one that nets over networks read. In this
-    form, two matrices between which any invertible matrix can be inserted are replaced by their product. Translations
-    are removed first.
+    The symmetry does not change these statistics. The canonical form is the one that nets over networks read. If any
+    invertible matrix can be inserted between two matrices, the form contains only their product. Translations are
+    removed first.
     """
     layout = compile_layout(symmetry)
     frame = CanonicalFrame.of(layout, tuple(part for part in PARTS if part != "permutation"))

@@ -118,7 +118,9 @@ class PredictorConfig(PooledConfig):
         return self.dropout if self.dropout is not None else 0.2 if self.probes else 0.0
 
     def _try(self) -> None:
-        """Raise an error if the settings cannot build a net, for example if the heads do not divide the width."""
+        """Raise an error if no net can be built from the settings, for example if the number of heads does not divide
+        the width.
+        """
         import torch
 
         from regauge.core.symmetry import Symmetry
@@ -175,7 +177,7 @@ class MatchingConfig(ReaderConfig):
     """Settings of a matcher: its net, its losses, and its training.
 
     In each step, random changes and elements of the symmetry create copies of networks. The net learns to match the
-    units of the copies to the original units.
+    units of a copy to the units of the original network.
 
     Attributes:
         batch: Number of networks in a step; each network is aligned with another network of the batch.

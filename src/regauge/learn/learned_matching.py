@@ -51,10 +51,10 @@ class LearnedMatching(Method):
 
     The first term is the sum of the cosines between the vectors of matched units, divided by its largest possible
     value. The second term is the objective of `WeightMatching`, divided by its largest possible value. Units are
-    matched by their vectors first, with exact assignments. Signs, and half periods of sines, are chosen together with
-    the matching if they change the vectors. Units that are repeated within heads or other groups are matched within
-    these groups. Then `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and everything
-    else that vectors do not determine, are computed from the parameters in closed form. Scales are treated as in
+    matched by their vectors first, with exact assignments. If signs or half periods of sines change the vectors, they
+    are chosen together with the matching. Units that are repeated within heads or other groups are matched within these
+    groups. Then `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and everything else that
+    vectors do not determine, are computed from the parameters in closed form. Scales are treated as in
     `WeightMatching`.
 
     If a task is given, four results are compared by the loss halfway between the networks: with sweeps, with vectors
@@ -108,7 +108,7 @@ class LearnedMatching(Method):
 
     @property
     def weight_matching(self) -> WeightMatching:
-        """The method that replaces the net if `share` is 0."""
+        """The method that is used instead of the net if `share` is 0."""
         return WeightMatching(scales=self.scales)
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:

@@ -172,7 +172,9 @@ class Losses:
         return total
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss at a point on the path of each pair, or the mean of `excess` at this point."""
+        """Return the mean loss of each pair at a point on the path between its networks, or the mean of `excess` at
+        this point.
+        """
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
         if self.line == "loss":

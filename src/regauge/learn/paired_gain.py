@@ -12,7 +12,8 @@ class PairedGain:
     """The mean amount by which one loss is below another one, over the same cases.
 
     A learned component replaces its control only if the gain is clear, that is, above one standard error. A smaller
-    gain is not evidence: validation selected the learned component among epochs, but did not select the control.
+    gain is not evidence, because the learned component is the best of several epochs on the same validation data, and
+    the control is not.
 
     Attributes:
         mean: The mean of the loss of the control minus the loss of the learned component.

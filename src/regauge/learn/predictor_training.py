@@ -243,7 +243,7 @@ class PredictorFitting(Fitting[Predictor]):
         The validation also chooses two shares in the averaged prediction: of the probe reader against the weight
         reader, and of the linear regression on statistics against the net. The regression gets the largest share for
         which the validation loss is at most one standard error above the smallest loss. The regression is favored
-        because validation selected the net among epochs, but did not select the regression.
+        because the net is the best of several epochs on the same validation networks.
 
         References:
             Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
@@ -259,7 +259,7 @@ class PredictorFitting(Fitting[Predictor]):
         return Validation(self._order(outputs), facts)
 
     def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
-        """Return a weighted mean of two outputs on the validation networks that is no worse than `others` alone.
+        """Return a weighted mean of two outputs for the validation networks, which is no worse than `others` alone.
 
         The weight is the largest one whose loss exceeds the smallest loss by at most `errors` standard errors. The net
         stores this weight in the buffer `share`.

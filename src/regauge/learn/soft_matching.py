@@ -21,7 +21,8 @@ class Logits:
     """Logits for all pairs of units in one group and for every pair of networks, computed from the units' vectors.
 
     Attributes:
-        pairs: Logits of pairs of units, from the vectors that no sign changes. `[pair, *blocks, *source blocks, n, n]`.
+        pairs: Logits of pairs of units, computed from the vectors that no sign changes, `[pair, *blocks, *source
+            blocks, n, n]`.
         signs: One term for each kind of sign. The term is added to the logits if the sign of the pair is one, and
             subtracted if the sign is minus one. None for a kind of sign that does not change the vectors.
     """
@@ -113,7 +114,7 @@ def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], 
 class SoftMoves:
     """The second network of each pair, transformed by plans: doubly stochastic matrices, computed from unit vectors.
 
-    An element with hard permutations has already transformed the second networks and their vectors, so the plans
+    An element with exact permutations has already transformed the second networks and their vectors, so the plans
     describe deviations from this element. Plans do not change scales, shifts, matrices, or anything else that vectors
     do not determine.
 

@@ -1,4 +1,6 @@
-"""Vectors of units as tensors on which the groups of a symmetry act. Therefore vectors are matched like weights."""
+"""Vectors of units, stored as tensors on which the groups of a symmetry act, such that they can be matched like
+weights.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,7 +42,7 @@ class Placed:
 
 
 def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
-    """Extend the groups of a symmetry, whose sizes must be known, to the vectors of the units.
+    """Extend the groups of a symmetry to the vectors of units; the sizes of all groups must be known.
 
     A group is identified by the axes on which it acts, not by its name. A set of units that no group of the symmetry
     permutes has no vectors.
@@ -116,7 +118,7 @@ def _undo(canonical: Element, layout: Layout, placed: Placed, vectors: dict[str,
 
 
 def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Responses:
-    """Return the vectors of both networks of each pair as the activations that matching methods compare."""
+    """Return the vectors of both networks of each pair in the form in which matching methods compare activations."""
     pairs = len(next(iter(b.values()))) if b else 1
     reach = torch.zeros(pairs, dtype=torch.float64)
     for name in b:

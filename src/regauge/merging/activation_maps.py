@@ -27,7 +27,9 @@ Map = tuple[Tensor, Tensor]
 
 @dataclass
 class _Moments:
-    """Sums over samples of two vectors and their products, from which the ridge map between the vectors is computed."""
+    """Sums over samples of two vectors and of their products, from which ridge regression between the vectors is
+    computed.
+    """
 
     sums: list[Tensor] = field(default_factory=list)
 

@@ -33,7 +33,7 @@ ALIKE = 5.0
 
 @dataclass(frozen=True)
 class _Family:
-    """A model family of mixtures, with the names that tensors and settings have in this family.
+    """A family of mixture models, such as Mixtral, with the names of its tensors and settings.
 
     Attributes:
         model: The type of the mixture's model.

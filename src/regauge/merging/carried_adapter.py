@@ -123,7 +123,7 @@ class GivenAdapter:
         return made
 
     def carry(self, pieces: Pieces, base: Mapping[str, Tensor], scale: float, names: Iterable[str]) -> Params:
-        """Return the adapter's tensors for another base, computed from the scaled transferred change.
+        """Return the adapter's tensors for another base, computed from the transferred change times `scale`.
 
         An element only multiplies a change from both sides, `L B A R`, so the rank stays the same. Therefore the
         factors are computed exactly, from products with a few random vectors (sampled with seed 0).
@@ -199,7 +199,9 @@ class GivenAdapter:
 
 
 def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tensor] | None:
-    """Return the adapter if `tuned` is the folder or the factors of an adapter, and the base is in memory; or None."""
+    """Return the adapter if `tuned` is the folder or the factors of an adapter and the base is in memory; otherwise
+    None.
+    """
     if isinstance(base, str | Path | Checkpoint):
         return None
     if isinstance(tuned, str | Path | Checkpoint):
@@ -211,10 +213,11 @@ def loose_adapter(tuned: object, base: object) -> Checkpoint | Mapping[str, Tens
 
 
 def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
-    """Return factors `[rows, rank]` and `[rank, columns]` of a matrix of known rank, given in chunks of rows.
+    """Return factors `[rows, rank]` and `[rank, columns]` of a matrix of known rank, which is given in chunks of rows.
 
-    For random `P` and `Q`, `M = (M P) ((Q M P)^+ Q M)`. The last return value is the share of M's squared norm that the
-    factors leave out. This share is zero up to rounding, unless M has a larger rank.
+    For random `P` and `Q`, `M = (M P) ((Q M P)^+ Q M)`, where `^+` is the pseudoinverse. The last return value is the
+    fraction of M's squared norm that the factors leave out. This share is zero up to rounding, unless M has a larger
+    rank.
 
     References:
         Tropp, Yurtsever, Udell and Cevher (2017), Practical sketching algorithms for low-rank matrix approximation,

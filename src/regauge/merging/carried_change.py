@@ -88,7 +88,7 @@ def difference(
 
 
 def expectation(products: Tensor) -> tuple[str, ...]:
-    """Return a warning if a change without data will probably have little effect, from the bases' `products`."""
+    """Return a warning if a change that was transferred without data will probably have little effect."""
     x, y, both = products.tolist()
     cosine = both / ((x * y) ** 0.5 or 1.0)
     if not x or cosine >= RELATED:

@@ -122,7 +122,7 @@ class Need:
         return self.is_carried or is_reordered or self.after < CLOSER * self.before or not explained
 
     def explain(self, label: str, reference: str) -> str:
-        """Return a sentence that states whether alignment is needed."""
+        """Return a sentence that states whether alignment is needed, with the measured numbers."""
         numbers = f"{self.moved} of {self.units} units move, distance {self.before:.4g} -> {self.after:.4g}"
         if self.is_there:
             return f"{label} is aligned to {reference}: {numbers}"

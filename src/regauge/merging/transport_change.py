@@ -127,8 +127,8 @@ def transport(
     """Transfer the change that fine-tuning made in base A to base B, without repeating the fine-tuning.
 
     Without data, `align` finds the element g that aligns A to B. The result is `base_b + scale (act(g, tuned_a) -
-    act(g, base_a))`. Both networks are transformed before the difference is computed, because a translation adds a
-    constant to each of them. If B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`. If the
+    act(g, base_a))`. The difference is computed after both networks are transformed, because a translation adds the
+    same constant to each of them. If B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`. If the
     aligned bases have little in common, like networks from two random seeds, a note in the result says what to expect.
 
     If `inputs` are given, ridge regression between the activations of the bases yields a second candidate change. The
@@ -305,7 +305,9 @@ class _Data:
         return replace(learner, batches=pairs)
 
     def parts(self, tuned: Mapping[str, Tensor], steps: int, generator: torch.Generator | None) -> tuple[Task, Task]:
-        """Return the task on the examples that choose a change, and on those that judge it (the same if few)."""
+        """Return the task on the examples that choose a change, and on those that judge it. With few examples, both are
+        the same.
+        """
         task = self.taught_by(tuned) if self.task is None else self.task
         count = sum(example_counts(task.batches))
         if not count:

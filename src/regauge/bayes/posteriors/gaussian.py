@@ -88,7 +88,9 @@ class GaussianPosterior(NamedTuple):
     def couple(
         self, other: "GaussianPosterior", skip: Collection[str] = ()
     ) -> "tuple[GaussianPosterior, GaussianPosterior]":
-        """Return both posteriors unchanged: independent parameters share their noise already. See `Transportable`."""
+        """Return both posteriors unchanged, because samples with the same noise are already as close as possible; see
+        `Transportable`.
+        """
         require_same_shapes(self.mean, other.mean)
         own, others = with_zeros(self.std, other.std), with_zeros(other.std, self.std)
         first = self if own is self.std else self._replace(std=own)
@@ -198,7 +200,7 @@ class Transportable(Posterior, Protocol):
     """A posterior with couplings, distances and geodesics to other posteriors of its kind."""
 
     def couple(self, other: Self, skip: Collection[str] = ()) -> tuple[Self, Self]:
-        """Return equivalent forms of both posteriors in which samples with the same noise are as close as possible.
+        """Rewrite both posteriors such that samples with the same noise are as close as possible.
 
         If a parameter is uncertain in only one posterior, its standard deviations in the other posterior are set to
         zero. Parameters in `skip` are ignored.

@@ -20,7 +20,7 @@ from regauge.core.symmetry import Symmetry
 
 
 class KroneckerTerm(NamedTuple):
-    """Two roots that map the noise E of a weight to a deviation `rows @ E @ columns^T` from its mean.
+    """Two matrices (roots) that map the noise E of a weight to a deviation `rows @ E @ columns^T` from its mean.
 
     The rows `[out, p]` belong to the first axis of the weight. The columns `[in, q]` belong to all other axes,
     flattened.
@@ -239,9 +239,9 @@ class KroneckerPosterior:
         return SquaredDistance(sum_squares(self.mean, other.mean, skip), spread)
 
     def between(self, other: "KroneckerPosterior", t: float) -> "KroneckerPosterior":
-        """Return the distribution at one point of the geodesic.
+        """Return the distribution at one position t of the geodesic.
 
-        The point has two terms, because its covariance is not a Kronecker product.
+        The distribution has two terms for each weight, because its covariance is not a Kronecker product.
         """
         terms = {
             name: tuple(KroneckerTerm((1 - t) * rows, columns) for rows, columns in own)
@@ -252,7 +252,7 @@ class KroneckerPosterior:
         return KroneckerPosterior(mean, terms, std)
 
     def _on_roots(self, group: Group) -> Group:
-        """Return the group as it acts on the rows of the roots, without the numbers that it adds to weights."""
+        """Return the group as it acts on the rows of the roots, without the numbers that shifts add to weights."""
         places = [
             replace(place, parameter=_name(place.parameter, k, min(place.axis, 1)), axis=max(place.axis - 1, 0))
             for place in group.without("shift").placements
@@ -275,7 +275,9 @@ def _require_one_side(name: str, site: Site) -> None:
 
 
 def _spectrum(name: str, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues and eigenvectors in float64, with zero for values that are negative only by rounding."""
+    """Return eigenvalues and eigenvectors in float64, where eigenvalues that are negative only by rounding
+    become zero.
+    """
     factor = factor.double()
     if factor.ndim != 2 or not torch.allclose(factor, factor.mT, rtol=1e-4, atol=1e-5 * float(factor.abs().max())):
         raise ValueError(

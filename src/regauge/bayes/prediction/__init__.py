@@ -1,1 +1,1 @@
-"""Predictions of posteriors: loss and its Monte Carlo error, calibration, barriers, planes, collapse of variances."""
+"""Predictions of posteriors: loss with its Monte Carlo error, calibration, barriers, planes, and variance collapse."""

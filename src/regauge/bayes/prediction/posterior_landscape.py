@@ -36,8 +36,8 @@ class PosteriorCurve(Curve):
     """The predictive loss along a path of posteriors, sampled with the same noise at every point.
 
     The loss is the *negative* log predictive likelihood per example, in nats. Therefore a barrier is positive and high
-    if predictions get worse along the path. In the paper, L is a log likelihood and a sum over examples. With that
-    sign, equation 10 as printed in the paper gives the largest improvement instead of the barrier.
+    if predictions get worse along the path. In the paper, L is a log likelihood, summed over examples. With this sign,
+    equation 10 as printed in the paper gives the largest improvement instead of the barrier.
 
     Attributes:
         table: One row per point: "t" and `Predictive.metrics`, which include the Monte Carlo "error" of the "loss".
@@ -53,8 +53,9 @@ class PosteriorCurve(Curve):
     def excess_errors(self) -> tuple[float, ...]:
         """Monte Carlo standard errors of `excess`. The errors are NaN for a single sample, and 0 at the endpoints.
 
-        All points share the same noise, so the effects of a sample on the loss at the endpoints and between them
-        largely cancel. Therefore the errors of the excess are often much smaller than the errors of the losses suggest.
+        All points use the same noise, so a sample changes the losses at the endpoints and between them by similar
+        amounts, which largely cancel in the excess. Therefore the errors of the excess are often much smaller than the
+        errors of the losses suggest.
         """
         ts = torch.tensor([row["t"] for row in self.table], dtype=torch.float64, device=self.influences.device)[:, None]
         rest = self.influences - ((1 - ts) * self.influences[0] + ts * self.influences[-1])
@@ -96,7 +97,7 @@ def posterior_line(
     between diagonal Gaussians. Otherwise, the endpoint at t = 1 has the same distribution, but other samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
-    the likelihoods of the endpoints, each with all samples. This path has no barrier, because -log is convex.
+    the likelihoods of the endpoints, each with all samples. This path never has a barrier, because -log is convex.
 
     Args:
         module, batches, likelihood, outputs, chunk: See `predict`.
@@ -299,7 +300,9 @@ def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
 def _variances(
     statistics: LayerStatistics, places: Mapping[str, int], posterior: Posterior, noise: Noise
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return two variances of each unit over the data: the mean over samples, and that of mean activations."""
+    """Return two variances of each unit over the data: the mean of the samples' variances, and the variance of mean
+    activations.
+    """
     count = len(next(iter(noise.values())))
     each = [{name: RunningMoments() for name in places} for _ in range(count)]
     averaged = {name: RunningMoments() for name in places}

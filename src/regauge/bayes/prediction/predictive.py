@@ -71,7 +71,7 @@ class Predictive:
     def loss(self) -> float:
         """The negative log predictive likelihood per example, in nats.
 
-        The loss is an estimate from S samples. On average, this estimate is above its limit for infinitely many
+        The loss is an estimate from S samples. On average, this estimate is too large compared with infinitely many
         samples, by about the mean over examples of `Var(p_i) / (2 S E(p_i)^2)`. For a single sample, the expectation of
         the loss is the expected loss of one network (`gibbs`). `corrected` removes most of this bias.
         """
@@ -79,7 +79,9 @@ class Predictive:
 
     @property
     def influences(self) -> Tensor:
-        """The influence of each sample on the loss, `[samples]`: `-(1/N) sum_i (p_is / mean_s p_is - 1)`; sum 0."""
+        """The influence of each sample on the loss, `[samples]`: `-(1/N) sum_i (p_is / mean_s p_is - 1)`. The
+        influences sum to 0.
+        """
         ratios = (self.log_likelihoods - log_mean_exp(self.log_likelihoods)).exp()
         return 1 - ratios.mean(1)
 
@@ -159,7 +161,9 @@ class Predictive:
 
     @property
     def std(self) -> Tensor:
-        """The predicted standard deviation of targets, `[examples, ...]`: noise and differences of samples."""
+        """The predicted standard deviation of targets, `[examples, ...]`, which combines the noise and the differences
+        between samples.
+        """
         return (self._average("square", "numbers") - self.mean.square()).clamp(min=0).sqrt()
 
     @property

@@ -1,1 +1,1 @@
-"""Optimal transport between posteriors: distances, geodesics, and mixtures as a misleading control."""
+"""Optimal transport between posteriors: distances and geodesics, and mixtures as a control."""

@@ -1,4 +1,6 @@
-"""Diagnostics of over-pruning, in which mean-field posteriors return unneeded units to the prior."""
+"""Diagnostics of over-pruning: in a mean-field posterior, the distribution of units that are not needed equals the
+prior.
+"""
 
 import math
 from collections.abc import Mapping
@@ -76,8 +78,8 @@ def compare_with_prior(
 
     The symmetry determines which weights read a unit. A weight reads a unit if a positive scale of the unit has a
     negative exponent on the weight. Some groups have no such scales (odd or smooth activations, residual streams). In
-    these groups, the weights with the unit on their second axis read the unit. The second axis is the input axis of
-    torch's linear and convolutional layers. Biases do not read units.
+    these groups, the weights whose second axis contains the unit read it. The second axis is the input axis of torch's
+    linear and convolutional layers. Biases do not read units.
 
     Args:
         posterior: A diagonal Gaussian.

@@ -149,7 +149,9 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
 
 
 def _whole_factors(module: str, up: Tensor, down: Tensor, blocks: Any) -> tuple[Tensor, Tensor]:
-    """Return factors as matrices. For BD-LoRA, one factor is block diagonal, and the file stores only the blocks."""
+    """Return both factors as full matrices. In BD-LoRA, one factor is block diagonal, and the file stores only its
+    blocks.
+    """
     rank = down.shape[0]
     if blocks:
         last, count = module.rpartition(".")[2], int(blocks.get("nblocks", 1))
@@ -453,7 +455,9 @@ def _pair_factors(
 
 
 def _rename_attention(changes: Mapping[str, Value], expected: Iterable[str]) -> dict[str, Value]:
-    """Return changes, with packed projections of `torch.nn.MultiheadAttention` under the names of their tensors."""
+    """Return the changes, where packed projections of `torch.nn.MultiheadAttention` have the names of the tensors in
+    the network.
+    """
     packed = {name.removesuffix(".in_proj_weight") for name in expected if name.endswith(".in_proj_weight")}
     attentions = {f".{one}" for one in packed}
     return {

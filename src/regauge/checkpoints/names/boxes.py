@@ -1,4 +1,4 @@
-"""Rearrangements of entries between tensors, described exactly by boxes of strided entries, for tensors of any size.
+"""Rearrangements of entries between tensors of any size, described exactly by boxes (blocks of entries with strides).
 
 A tensor that consists of rearranged entries of other tensors is represented by a list of boxes. Entry `i` of a box lies
 at `start + i . strides` in the flattened tensor, and at `there + i . theirs` in the flattened source tensor. Reshaping
@@ -144,7 +144,9 @@ def concatenate(parts: Sequence[tuple[Boxes, Sequence[int]]], axis: int) -> Boxe
 
 
 def _split_all(boxes: Iterable[Box], length: int) -> Iterator[Box]:
-    """Yield boxes in which every dimension either stays within a block of the given length or steps between blocks."""
+    """Yield boxes in which every dimension either runs within a block of the given length or steps from block
+    to block.
+    """
     for box in boxes:
         yield from _split(box, length)
 

@@ -68,7 +68,7 @@ def carry_files(source: Checkpoint, folder: Path, out: Path) -> Carried:
 
 
 def _goes_along(path: Path) -> bool:
-    """Return whether a file, or every file of a folder, is small and contains no weights."""
+    """Return whether a file, or every file of a folder, is small and contains no weights, such that it is copied."""
     if path.is_dir():
         return not path.is_symlink() and all(_goes_along(inner) for inner in path.iterdir())
     return path.is_file() and not path.name.endswith((*weight_suffixes(), INDEX)) and path.stat().st_size < LARGE_FILE

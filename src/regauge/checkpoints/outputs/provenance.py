@@ -222,9 +222,10 @@ def hash_together(provenance: Provenance, crew: Crew) -> None:
 
 @contextmanager
 def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
-    """Hash the files of checkpoints while their tensors are read, as long as tensors are read in the order of the file.
+    """Return a context that hashes the files of checkpoints while tensors are read, as long as these follow the file's
+    order.
 
-    At the end, the remaining bytes are read and hashed. `hash_file` then knows the hashes of all these files.
+    At the end, the remaining bytes are read and hashed, and `hash_file` then returns the stored hashes.
     """
     given = list(checkpoints)
     files = {path for one in given for path in one.metadata if path.is_file() and _stamp(path) not in _KNOWN}
@@ -252,7 +253,7 @@ class _RunningHash:
         self._path, self._stamp, self._digest, self._end = path, _stamp(path), hashlib.sha256(), 0
 
     def see(self, start: int, part: memoryview) -> None:
-        """Add bytes that were read to the hash, if the gap after the hashed bytes is small."""
+        """Add bytes that were read to the hash, unless too many bytes between them and the hashed bytes are missing."""
         if self._end < start <= self._end + NEAR:
             self._read(start)
         if start <= self._end < start + len(part):

@@ -39,9 +39,9 @@ def own_files(folder: Path) -> set[str]:
 def replace_files(new: Path, out: Path) -> None:
     """Move a file and its companion files to their final paths. A second call continues an interrupted run.
 
-    A file must never lie next to the companion files of another file. Therefore the old companions are removed before
-    the file is replaced, and the new companions are moved afterwards. If there is no old file, the new file is moved
-    last.
+    A new file must never lie next to the companion files of an old one, such as its model card. Therefore the old
+    companions are removed before the file is replaced, and the new companions are moved afterwards. If there is no old
+    file, the new file is moved last.
     """
     beside = sorted(path for path in new.iterdir() if path.name != out.name)
     if (new / out.name).exists():

@@ -333,7 +333,7 @@ class TensorMap:
 
     @property
     def is_telling(self) -> bool:
-        """Whether so many entries were found that the missing ones must be errors of a conversion."""
+        """Whether enough entries were found to attribute missing entries to errors of a conversion."""
         return self.share > TELLING
 
     @property

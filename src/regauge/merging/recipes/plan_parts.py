@@ -266,7 +266,9 @@ def _densities(
     is_rescaled: bool,
     norm: float | None,
 ) -> dict[str, object]:
-    """Return the settings of a rule that keeps, for each model, a share of the `size` entries of a tensor."""
+    """Return the settings of a rule that keeps, for each model, a fraction of a tensor's entries (`size` is their
+    number).
+    """
     densities = numbers["density"]
     if "dare" in method:
         return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}

@@ -16,9 +16,9 @@ class Ram(VectorRule):
     """The base plus, for each entry, the mean task vector over the networks that change this entry.
 
     A network changes an entry if the magnitude of its task vector there exceeds `least_change`. If only one network
-    changes an entry, the task vector's entry is multiplied by `1 + gain * min(rho, most_overlap)`. The ratio rho is
-    computed for each tensor and network: the number of entries that other networks also change, divided by the number
-    of entries that only this network changes.
+    changes an entry, the task vector's entry is multiplied by `1 + gain * min(rho, most_overlap)`. For each tensor and
+    network, the ratio rho is the number of changed entries that other networks also change, divided by the number of
+    entries that only this network changes.
 
     Attributes:
         least_change: A threshold. Entries of task vectors whose magnitude does not exceed the threshold are left out.

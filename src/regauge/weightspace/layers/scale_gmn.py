@@ -40,8 +40,8 @@ class ScaleGMN(Layer):
 
     This layer differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
     first. The canonical form of scales is continuous (unlike that of signs), and the first layer can then read the
-    sizes of weights. Vectors are normalized in every layer, so that differences between networks survive many layers.
-    The function `i(u)` replaces the paper's `MLP(u) + MLP(-u)`.
+    sizes of weights. Vectors are normalized in every layer, which preserves differences between networks through many
+    layers. The function `i(u)` replaces the paper's `MLP(u) + MLP(-u)`.
 
     Attributes:
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.

@@ -28,7 +28,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def without_smallest(count: int) -> Mapped:
-    """Return the change that removes the smallest singular values of a matrix, as KaSA does with the base."""
+    """Return the change that removes the smallest singular values of a matrix; KaSA applies this change to the base."""
 
     def cut(weight: Tensor) -> Tensor:
         u, s, v = torch.linalg.svd(weight.double(), full_matrices=False)
@@ -55,7 +55,7 @@ def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def osf(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W`, with the smallest singular values and their vectors replaced by the values and vectors of the adapter."""
+    """`W`, whose smallest singular values, with their vectors, are replaced by those of the adapter."""
     u, s, v = (parts[f"osf_svd_params.{one}_low"].double() for one in "USV")
 
     def replace(weight: Tensor) -> Tensor:

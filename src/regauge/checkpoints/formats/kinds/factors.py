@@ -69,7 +69,9 @@ def vera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def pvera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """VeRA with random vectors, replaced by their mean. The first halves of `d` and of the rows of A hold the mean."""
+    """VeRA in which the vector is random; here its mean is used, which the first halves of `d` and of the rows of A
+    hold.
+    """
     if not shared.keys() >= {"pvera_A", "pvera_B"}:
         raise ValueError(NO_PROJECTION)
     half = len(parts["pvera_lambda_d"]) // 2
