@@ -62,25 +62,25 @@ def canonicalize(
     | translations | each family is zero or centered, as in `symmetry.split` |
     | rotations behind gains | gains are one, and the stream is rotated as above; reordered where a gain is zero |
 
-    Layers are processed in the order of the signal. Each layer is fixed by entries that no freedom that is still open
-    can change. Freedom that no entries determine is not fixed; `canonical_manifold(symmetry).left` describes this
-    freedom. The scales of normalization layers are fixed by their gains and biases: the pair, or the gain alone, gets
-    norm one. The scales of a residual stream are fixed by the layers that write to it without reading hidden units.
-    Batch normalization is treated as in evaluation mode. Running statistics are transformed along with the parameters.
-    If running statistics are recomputed afterwards, the function changes.
+    Layers are processed in the order of the signal. Each step fixes one kind of freedom by entries that the remaining
+    freedom cannot change. Freedom that no entries determine is not fixed; `canonical_manifold(symmetry).left` describes
+    this freedom. The scales of normalization layers are fixed by their gains and biases: the pair, or the gain alone,
+    gets norm one. The scales of a residual stream are fixed by the layers that write to it without reading hidden
+    units. Batch normalization is treated as in evaluation mode. Running statistics are transformed along with the
+    parameters. If running statistics are recomputed afterwards, the function changes.
 
     The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If the
     bias of such a unit is also zero, its outgoing weights are scaled. Equal units keep their order, because exchanging
     them gives the same network. Rotations need distinct eigenvalues. If eigenvalues are equal, the canonical form still
-    computes the same function, but depends on which network of the orbit is given. It also depends on the given
-    network, up to rounding, if a comparison is nearly a tie.
+    computes the same function, but depends on which network of the orbit is given. This dependence also occurs if two
+    compared numbers are equal up to rounding.
 
     A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
     and `Linear(6, 2)` has six inner coordinates and at most rank two. Some entries of the two factors of such a product
-    do not affect the function. The canonical form of such a product is its factorization by rank. The factorization by
-    rank is a limit of networks on the orbit that no element reaches. It computes the same function as the product.
-    Networks with the same canonical form therefore compute the same function, but may lie on different orbits. Inner
-    coordinates that are zero in both factors have zero gradients. `factorize` computes the factorization by rank alone.
+    do not affect the function. The canonical form of such a product is its factorization by rank. This factorization
+    computes the same function. It is not on the orbit, but networks on the orbit come arbitrarily close to it. Networks
+    with the same canonical form therefore compute the same function, but may lie on different orbits. Inner coordinates
+    that are zero in both factors have zero gradients. `factorize` computes the factorization by rank alone.
 
     Args:
         params: A network, a population with a leading model axis, or the path of a checkpoint. The given tensors are
@@ -212,7 +212,9 @@ def _find_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> tuple[Mapping[str, Tensor], Element, bool]:
-    """Return a representative with factorized products, its canonicalizing element, and whether products changed."""
+    """Return a representative with factorized products, the element that makes it canonical, and whether products
+    changed.
+    """
     chosen = ALL_PARTS if parts is None else tuple(parts)
     require_parts(chosen)
     if ROTATION in chosen and TRANSLATION not in chosen and symmetry.translations:
@@ -252,7 +254,7 @@ def _is_split(symmetry: Symmetry, parts: Sequence[str]) -> bool:
 
 
 def _carry_out(symmetry: Symmetry, params: Mapping[str, Tensor], parts: Sequence[str]) -> Element:
-    """Return the element, restricted to some parts, that makes a representative canonical.
+    """Return the element that makes a representative canonical, restricted to some parts of the symmetry.
 
     Residual streams in which a gain is zero are not rotated.
     """

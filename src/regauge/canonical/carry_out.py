@@ -82,7 +82,9 @@ def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
 
 
 def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
-    """Return whether the entries `X' = Q R` on which a group acts have full rank, given the triangular matrix R."""
+    """Return whether the entries X on which a group acts have full rank, given the triangular matrix R of `X' =
+    Q R`.
+    """
     if root.shape[-2] < root.shape[-1]:
         return torch.zeros(root.shape[:-2], dtype=torch.bool)
     singular = torch.linalg.svdvals(root)
@@ -180,7 +182,7 @@ class _Work:
         return norms
 
     def balance(self, step: LinearStep) -> Value:
-        """Compute the matrix `A = sqrt(D) U' R^-T` that makes both Gram matrices D, where `R S' = U D W'`.
+        """Compute the matrix `A = sqrt(D) U' R^-T`, which makes both Gram matrices equal to D, where `R S' = U D W'`.
 
         If only one of both Gram matrices is known, it becomes the identity. Copies without full rank are balanced only
         in as many coordinates as their rank.
@@ -267,7 +269,7 @@ class _Work:
         return Value(sign=torch.stack([signs if f in step.flips else torch.ones_like(signs) for f in families], dim=-2))
 
     def shift(self, step: ShiftStep) -> Value:
-        """Return the half periods that bring the mean of the entries into the cell around zero."""
+        """Return the numbers of half periods that bring the mean of the entries nearest to zero."""
         amount = step.place.site.placement.shift[step.family]
         # The two ends of the cell are one point so that a mean which rounding has moved across one stays there.
         steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5 - self.tolerance).to(torch.int64)
@@ -275,7 +277,7 @@ class _Work:
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
 
     def order(self, step: OrderStep) -> Int[Tensor, "*lead size"]:
-        """Return the units in ascending order, within classes of units that structure tensors allow to exchange."""
+        """Return the ascending order of units, where units are only exchanged if structure tensors allow it."""
         group = self.symmetry[step.group]
         shape = (*self.lead, *self._bases(group), group.size)
         copies = torch.arange(torch.Size(shape[:-1]).numel()).repeat_interleave(group.size)
@@ -290,7 +292,9 @@ class _Work:
         return (order - copies * group.size).reshape(shape)
 
     def _columns(self, step: OrderStep) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield columns of numbers for comparing units, each with the magnitudes to which rounding is proportional."""
+        """Yield columns of numbers by which units are compared, each with the magnitudes to which its rounding errors
+        are proportional.
+        """
         # Sums of powers do not depend on the order of the values, which other groups may still choose; single entries
         # are compared only where all other axes are in order.
         for place in step.sums:
@@ -304,7 +308,7 @@ class _Work:
 
 
 class _Classes:
-    """Rows grouped into lexicographic classes, which are refined step by step.
+    """An ordered partition of rows into classes of equal rows, which is refined column by column.
 
     Entries within a tolerance count as equal.
     """
@@ -352,7 +356,7 @@ def _names_read(step: Step) -> frozenset[str]:
 def _moved_by(
     step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
-    """Return the symmetry of only the tensors that a step changes, with the group of the step and its bases."""
+    """Return the symmetry, restricted to the tensors that a step changes, to its group, and to the groups around it."""
 
     def is_moved(place: Placement) -> bool:
         match step:

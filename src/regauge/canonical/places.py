@@ -1,4 +1,4 @@
-"""Sites where groups act on compared parameters, each with all further sites that act on the same entries."""
+"""The sites where groups act on compared parameters, each with the other groups that act on the same entries."""
 
 from dataclasses import dataclass, field
 

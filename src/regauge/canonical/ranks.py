@@ -1,4 +1,4 @@
-"""The largest rank that the shapes allow for the entries on which a group of matrices acts."""
+"""The largest ranks that shapes allow for matrix products into which invertible matrices can be inserted."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -43,7 +43,9 @@ def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> in
 
 
 def _share(place: GroupSite, axis: int, length: int, ranks: Ranks) -> Fraction:
-    """Return the share of an axis's rank that another group, which acts on the whole axis, leaves."""
+    """Return the factor by which the rank along an axis is smaller because of another group that acts on the whole
+    axis.
+    """
     others = (other for other in place.others if other.site.placement.axis == axis and other.group.name in ranks)
     whole = [other.group for other in others if other.site.positions.numel() == length]
     return min((Fraction(ranks[group.name], group.size) for group in whole), default=Fraction(1))

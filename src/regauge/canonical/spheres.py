@@ -19,7 +19,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class Spheres:
-    """The spheres of units, as flat indices `[units, values]` into every parameter that contributes to the spheres."""
+    """Unit spheres on which the weights of units lie, given by flat indices `[units, values]` into each parameter."""
 
     pieces: tuple[tuple[str, Int[Tensor, "units values"]], ...]
 
@@ -52,7 +52,7 @@ class Manifold:
 
     Attributes:
         symmetry: The symmetry. All sizes of its groups must be known.
-        spheres: The entries that lie on spheres. All entries outside spheres are Euclidean.
+        spheres: The entries that lie on spheres. All other entries are Euclidean.
         left: Sentences that describe the freedom that canonical forms do not fix.
 
     References:

@@ -1,10 +1,10 @@
-"""The order in which a symmetry's freedom is fixed, and the entries that fix it.
+"""The plan of a canonical form: the order in which the freedom of a symmetry is fixed, and the entries that fix it.
 
 The order and the entries depend only on the symmetry. Each step fixes one kind of freedom of one group by entries that
-no freedom that is still open can change. A ReLU unit is scaled to give its incoming weights unit norm. Before this, the
+the remaining freedom cannot change. A ReLU unit is scaled to give its incoming weights unit norm. Before this, the
 scales of the units that it reads must be fixed. Therefore layers are processed in the order of the signal. A residual
-stream is fixed by the layers that write to it and on which no other open scale acts. Later steps do not change the
-entries that earlier steps fixed. One pass over all steps is therefore sufficient, and the result is exact.
+stream is fixed by layers that write to it, if all other scales of these layers are already fixed. Later steps do not
+change the entries that earlier steps fixed. One pass over all steps is therefore sufficient, and the result is exact.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,9 +51,8 @@ class LinearStep:
 class RotationStep:
     """A step whose rotation makes the Gram matrix of all places diagonal, in descending order.
 
-    For each place, `weighed` contains the sites and axes along which entries are multiplied by fixed weights. These
-    weights are needed if a matrix has made the Gram matrix the identity. If the Gram matrix is the identity, the
-    entries without weights would not distinguish coordinates.
+    If an earlier step has made the Gram matrix the identity, it does not distinguish coordinates. Entries are then
+    first multiplied by fixed weights; `weighed` contains the sites and axes for this.
     """
 
     group: str
@@ -63,7 +62,9 @@ class RotationStep:
 
 @dataclass(frozen=True)
 class ShiftStep:
-    """A step that shifts by half periods of one family, to bring a place's mean into (-amount / 2, amount / 2]."""
+    """A step that adds half periods of one family, which brings the mean of a unit's entries into (-amount / 2, amount
+    / 2].
+    """
 
     group: str
     family: int
@@ -72,7 +73,8 @@ class ShiftStep:
 
 @dataclass(frozen=True)
 class SignStep:
-    """A step that flips units to make the sum of their entries positive, at the first place where the sum is not zero.
+    """A step that flips units such that the sum of their entries is positive, in the first tensor where this sum is not
+    zero.
 
     `flips` contains the sign families that flip. `flips` is empty for a group of matrices, whose coordinates flip
     directly.
@@ -85,9 +87,10 @@ class SignStep:
 
 @dataclass(frozen=True)
 class OrderStep:
-    """A step that sorts units by their sums of first, second and third powers, place by place, and then entry by entry.
+    """A step that sorts units by sums of first, second and third powers of their entries, tensor by tensor, and then by
+    entries.
 
-    Entries are compared at the places where the order along all other axes is already fixed.
+    Single entries are compared only in tensors whose order along all other axes is already fixed.
     """
 
     group: str
@@ -203,7 +206,9 @@ class _Planner:
         return bool(known) and min(known) >= self.ranks[group.name]
 
     def _is_bare(self, place: GroupSite) -> bool:
-        """Return whether no other open scale or invertible matrix changes the entries at a place."""
+        """Return whether no other group's scales or invertible matrices that are not fixed yet change the entries at a
+        place.
+        """
         return all(
             self.scales[other.group.name].contains(other.scale) and other.group.name not in self.linear
             for other in place.others
@@ -222,7 +227,9 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[GroupSite | int, ...], ...]:
-        """Return, for each place with only this group, the axes without a group and the sites of fixed rotations."""
+        """Return, for each tensor on which only this group is not fixed, the axes without a group and the sites of
+        fixed rotations.
+        """
         result = []
         for place in filter(self._is_bare, self.places[group]):
             axes = {*range(len(self.symmetry.shapes[place.name]))} - {place.site.placement.axis}
@@ -233,7 +240,7 @@ class _Planner:
         return tuple(result)
 
     def _is_turned(self, place: GroupSite) -> bool:
-        """Return whether a matrix acts on the place along a whole axis and only its signs are still open."""
+        """Return whether a matrix acts along a whole axis of the tensor and is already fixed up to signs."""
         length = self.symmetry.shapes[place.name][place.site.placement.axis]
         is_whole = place.site.positions.numel() == length == place.group.size
         return is_whole and place.group.matrix != "none" and place.group.name not in self.rotated
@@ -309,7 +316,7 @@ class _Planner:
     def settle_orders(self) -> None:
         """Fix permutations of inner groups before those of outer groups.
 
-        Groups that read from axes whose order is fixed come first.
+        Groups whose units are computed from axes with a fixed order come first.
         """
         waiting = [group for group in self.symmetry.groups if group.name in self.unordered]
         while waiting:
@@ -322,7 +329,9 @@ class _Planner:
                 self.unordered.remove(group.name)
 
     def _keys(self, group: Group) -> tuple[Places, Places]:
-        """Return the places whose sums can be compared (weights first), and those whose entries can be compared too."""
+        """Return the tensors whose sums can be compared (weights first), and the tensors whose single entries can be
+        compared too.
+        """
         sums = [p for p in self.places[group.name] if self._is_fixed(p) and all(map(self._is_fixed, p.others))]
         sums.sort(key=lambda place: not place.is_weight)
         open_names = self.unordered - {*group.within}
@@ -347,7 +356,8 @@ class _Planner:
 
 
 class Span:
-    """Exponent vectors of scales or signs that are already fixed, and the directions that change none of them.
+    """Products of scales (or signs) that are already fixed, as vectors of exponents, and the directions that change
+    none of them.
 
     Args:
         families: The length of the vectors.
@@ -376,7 +386,9 @@ class Span:
         return self.contains([a - b for a, b in zip(left, right, strict=True)])
 
     def settle(self, vector: Sequence[int]) -> tuple[Fraction, ...]:
-        """Extend the fixed vectors by `vector`. Return the dual vector: 1 on `vector`, and 0 on all earlier vectors."""
+        """Add a vector to the fixed ones. Return the dual vector, whose product with `vector` is 1 and with all earlier
+        vectors 0.
+        """
         chosen = next(free for free in self._free if self._dot(vector, free))
         length = self._dot(vector, chosen)
         # Free directions are orthogonal to all that is fixed, so a free one with product one with the vector is dual to

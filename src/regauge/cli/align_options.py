@@ -43,7 +43,7 @@ Settings = Annotated[tuple[str, ...], arg(metavar="SETTING ...")]
 
 @dataclass(frozen=True, kw_only=True)
 class Matching(JudgedOptions):
-    """Settings of matching, and of streaming where networks do not fit in memory; for the commands that align."""
+    """Settings of the commands that align: the method, and streaming for networks that do not fit in memory."""
 
     method: MethodName = "auto"
     """Method of matching (page "alignment" of the documentation). By default, auto chooses data if you give --data, and

@@ -1,4 +1,4 @@
-"""`regauge apply`: a stored alignment on another checkpoint, or undone; tensor by tensor, however large it is."""
+"""`regauge apply`: apply a stored alignment to another checkpoint, or undo it, tensor by tensor."""
 
 import regauge as rg
 from regauge.checkpoints import alignment_path
@@ -8,7 +8,7 @@ from regauge.cli.output import show_progress, tell_notes, tell_written
 
 
 def run(options: Apply) -> None:
-    """Write the moved checkpoint."""
+    """Write the transformed checkpoint."""
     place = alignment_path(options.alignment)
     out = output_of(options, provenance_of(options, alignment=place))
     with show_progress(is_counted=False) as progress:

@@ -1,4 +1,6 @@
-"""`regauge audit`: a table of scale pairs tried on a model, row by row; and such a table made from its symmetry."""
+"""`regauge audit`: test a table of scale pairs on a model, row by row, or make such a table from the model's
+symmetry.
+"""
 
 from dataclasses import asdict
 
@@ -12,7 +14,7 @@ from regauge.gauging import Finding, ScalePair, audit, audit_rows, read_mappings
 
 
 def run(options: Audit) -> None:
-    """Print the change of the outputs by each pair of the table, and the parameters that broken pairs leave out."""
+    """Print how much each pair of the table changes the outputs, and the parameters that broken pairs leave out."""
     table = read_mappings(options.mappings)
     checkpoint = rg.Checkpoint.open(options.checkpoint)
     model = require_model(options.model, checkpoint, options.inputs, values="always")

@@ -1,4 +1,4 @@
-"""`regauge canonicalize`: the canonical form of a checkpoint, and next to it the element that brings it there."""
+"""`regauge canonicalize`: write the canonical form of a checkpoint, and next to it the element that was applied."""
 
 import regauge as rg
 from regauge.checkpoints import alignment_path

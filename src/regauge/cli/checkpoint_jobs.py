@@ -1,4 +1,6 @@
-"""The checkpoints that a command reads, and the output that it writes with its provenance, checked before any work."""
+"""Checkpoints that a command reads, and the output that it writes with its provenance. Both are checked before any
+work.
+"""
 
 import logging
 import os
@@ -40,7 +42,7 @@ def output_of(
 def open_checkpoints(
     paths: Sequence[Path], out: rg.Output, *, memory: str | MemoryLimit | None = None, work: str = "aligning"
 ) -> FileJob:
-    """Open the checkpoints of a command, and refuse an output that cannot be written.
+    """Open the checkpoints of a command; raise an error if its output cannot be written.
 
     Args:
         paths: The checkpoints.
@@ -55,12 +57,12 @@ def open_checkpoints(
 
 
 def provenance_of(options: Any, *, element: str | None = None, **places: Path) -> Provenance:
-    """Return the command of some options, its settings, and as inputs the files and folders that they name.
+    """Return the provenance for a command's options: its name, its settings, and the files and folders that it reads.
 
     Args:
         options: The options of a command.
-        element: The name of the file of the element that moves the checkpoint.
-        places: For options that name a file in short: the file.
+        element: The name of the file with the element that transforms the checkpoint.
+        places: For options that name a file by a short name, the path of the file.
     """
     settings: dict[str, Any] = {}
     inputs: list[Input] = []
@@ -79,7 +81,7 @@ def provenance_of(options: Any, *, element: str | None = None, **places: Path) -
 
 
 def _is_input(value: object) -> bool:
-    """Return whether a value names a file or folder: options that may name one also take other words."""
+    """Return whether an option's value names a file or folder; some options also accept other words."""
     return isinstance(value, Path) or (isinstance(value, str) and bool(value) and bool(Input("", value).files))
 
 

@@ -1,4 +1,4 @@
-"""Help of the commands: the six options that come first, or with `--help-all` every option, in groups."""
+"""Help of the commands: the six most important options or, with `--help-all`, all options in groups."""
 
 import ast
 import re
@@ -59,12 +59,12 @@ class Option:
 
 
 def show_help(words: Sequence[str], commands: Any, description: str) -> None:
-    """Print the help that the words request, and exit.
+    """Print the help that the user requested, and exit.
 
     Args:
         words: The words that the user typed.
         commands: The union of the options of all commands.
-        description: The first text in the help of `regauge` itself.
+        description: The text at the beginning of the help of `regauge` itself.
     """
     typed, options = named_command(words, commands)
     if is_dataclass(options):
@@ -90,7 +90,7 @@ def options_in_groups(options: type) -> dict[str, list[Option]]:
 
 
 def _with_groups(options: type) -> type:
-    """Return a class for the help of all options, in boxes of their groups."""
+    """Return a class whose help shows all options, with a box for each group."""
     groups = options_in_groups(options)
     parts: list[Any] = [one.as_field for one in groups.pop("")]
     for name, found in groups.items():
@@ -100,7 +100,7 @@ def _with_groups(options: type) -> type:
 
 
 def _with_first(options: type) -> type:
-    """Return a class for the help of the options that come first, and of how to see the others."""
+    """Return a class whose help shows the most important options, and how to see the others."""
     found = list(options_of(options))
     optional = [one for one in found if not one.is_positional]
     if len(optional) <= FEW:
@@ -113,7 +113,7 @@ def _with_first(options: type) -> type:
 
 
 def _in_short(part: tuple[str, Any, Field[Any]]) -> tuple[str, Any, Field[Any]]:
-    """Return a field with the first sentence of its help."""
+    """Return a field of options, with only the first sentence of its help."""
     name, hint, value = part
     texts = [mark.help for mark in hint.__metadata__ if getattr(mark, "help", None)]
     return (name, Annotated[hint, arg(help=re.split(r"(?<=\.)\s", texts[-1])[0])], value) if texts else part
@@ -140,7 +140,7 @@ def _made(name: str, description: str, parts: list[Any]) -> type:
 
 
 def options_of(options: type, values: Any = None) -> Iterator[Option]:
-    """Yield the options of a command, those of parts of its class in their places."""
+    """Yield the options of a command in their order, including those of nested dataclasses."""
     texts, hints = _texts(options), get_type_hints(options, include_extras=True)
     for one in fields(options):
         hint = hints[one.name]

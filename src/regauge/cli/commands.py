@@ -42,7 +42,7 @@ ELSEWHERE = {"reproduce": "regauge-papers"}
 
 
 def with_others(commands: Any, words: Sequence[str]) -> Any:
-    """Return the commands of regauge and, unless the words name one of these, those that other distributions add.
+    """Return the commands of regauge and, unless the user named one of these, the commands of other installed packages.
 
     Args:
         commands: The union of the options of regauge's commands.
@@ -62,12 +62,12 @@ def with_others(commands: Any, words: Sequence[str]) -> Any:
 
 @cache
 def other_commands() -> dict[str, Any]:
-    """Return the options of the commands that other distributions add, by name."""
+    """Return the options of the commands that other installed packages add, by the name of the command."""
     return {one.name: one.load() for one in entry_points(group=GROUP)}
 
 
 def require_command(words: list[str], commands: Any) -> None:
-    """Raise an error for words that name no command, before the parser takes them for options.
+    """Raise an error if the user named no known command, before the parser would interpret the words as options.
 
     Args:
         words: The words that the user typed.
@@ -80,7 +80,9 @@ def require_command(words: list[str], commands: Any) -> None:
 
 
 def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
-    """Find the command that the words name: its name and options, or the union of commands of a partial name."""
+    """Find the command that the user named: its name and its options, or the union of its subcommands for a partial
+    name.
+    """
     typed = "regauge"
     for word in words:
         known = commands_by_name(commands)
@@ -98,7 +100,9 @@ def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
 
 
 def _require_options(words: list[str], options: Any, typed: str) -> None:
-    """Refuse an option that a command does not have, and name those that it has in its place, or the closest one."""
+    """Raise an error for an option that the command does not have; the error names the option that replaces it, or the
+    closest one.
+    """
     known = {*HELP, ALL, *_flags(options)}
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")

@@ -1,4 +1,4 @@
-"""`regauge compare`: whether two checkpoints are the same network, ancestor and descendant, or unrelated."""
+"""`regauge compare`: decide whether two checkpoints are the same network, ancestor and descendant, or unrelated."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,9 @@ from regauge.hub import read_symmetry
 
 
 def run(options: Compare) -> None:
-    """Print the verdict with the evidence, and write the page; or search a database; or add checkpoints to it."""
+    """Print the verdict with the evidence and write the page, or search a database, or add checkpoints to a
+    database.
+    """
     out = None if options.output is None else rg.Output(options.output, options.overwrite)
     require_page(out)
     paths = find_checkpoints(options.checkpoints)
@@ -43,7 +45,7 @@ def run(options: Compare) -> None:
 
 
 def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], out: rg.Output | None) -> None:
-    """Compare two networks, with their outputs on data if there are any; or two layouts of one network."""
+    """Compare two networks, including their outputs if there are data, or compare two layouts of one network."""
     with show_progress() as bars:
         layout = find_layout(*paths, progress=bars)
     if layout is not None and layout.is_layout:
@@ -77,7 +79,9 @@ def _tell_layout(found: TensorMap, out: rg.Output | None) -> None:
 
 
 def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
-    """Return a sentence on the data that gave the statistics of batch normalization; empty if none were recomputed."""
+    """Return a sentence that names the data for recomputed batch normalization statistics; empty if none were
+    recomputed.
+    """
     if choosing is None or task is None or task.prepare is None:
         return ""
     networks = "losses and barriers are those of networks whose statistics of batch normalization were recomputed from"
@@ -85,7 +89,7 @@ def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
 
 
 def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], out: rg.Output | None) -> None:
-    """Compare networks of one architecture with one another, and say which have another one."""
+    """Compare all networks of each architecture with one another, and list networks that have no counterpart."""
     if options.data is not None:
         raise UsageError("--data is for two checkpoints; compare the pair of interest with it")
     chance = torch.Generator().manual_seed(options.seed)
@@ -98,7 +102,7 @@ def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str
 
 
 def _ask(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], database: Database) -> None:
-    """Add networks to a database, or compare them with those of it that are nearest."""
+    """Add networks to a database, or compare them with their nearest networks in the database."""
     if options.data is not None or options.output is not None:
         raise UsageError("--database takes neither --data nor -o; compare the pair of interest with them")
     if options.add:

@@ -1,4 +1,6 @@
-"""Options that are settings of the library: their types, defaults and help are declared once, in its configs."""
+"""Options that are settings of the library. Their types, defaults and help are declared once, in the library's
+configs.
+"""
 
 import re
 from collections.abc import Callable
@@ -14,13 +16,15 @@ ENTRY = re.compile(r"^ {8}(\w+): (.+(?:\n {12,}.+)*)", re.MULTILINE)
 
 
 def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T]], type[T]]:
-    """Give the options of a command settings of a config; this stands below `dataclass`.
+    """Return a decorator that adds settings of a config to the options of a command. Place it below `dataclass`.
 
     A setting that is true by default becomes an option with the values "yes" and "no".
 
     Args:
-        config: A dataclass in a file without torch, with a section "Attributes" in its docstring or those of its bases.
-        names: The settings, with spaces between them; `option=setting` gives one another name.
+        config: A dataclass in a module that does not import torch. Its docstring, or that of a base class, has a
+            section "Attributes".
+        names: The names of the settings, separated by spaces. `option=setting` gives the option another name than the
+            setting.
         metavars: Placeholders in the help, by option.
     """
     kinds = [kind for kind in reversed(config.__mro__) if "__dataclass_fields__" in vars(kind)]
@@ -50,7 +54,7 @@ def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T
 
 
 def settings_of(options: Any, config: type) -> dict[str, Any]:
-    """Return the settings of a config that were typed, by the names that the config has for them."""
+    """Return the settings of a config that the user typed, by their names in the config."""
     known = {field.name for field in fields(config)}
     typed = {setting: getattr(options, option) for option, setting in options.SETTINGS.items() if setting in known}
     return {name: value == "yes" if value in ("yes", "no") else value for name, value in typed.items()}

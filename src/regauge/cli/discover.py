@@ -1,4 +1,4 @@
-"""`regauge discover`: the symmetry of a model as a table, verified, and as JSON."""
+"""`regauge discover`: find and verify the symmetry of a model, print it as a table, and write it as JSON."""
 
 import json
 
@@ -9,7 +9,7 @@ from regauge.hub import Values, open_model
 
 
 def run(options: Discover) -> None:
-    """Print the table, and the result of the verification or the reason why there is none."""
+    """Print the table, and the result of the verification or the reason why it was not verified."""
     for path, ending in ((options.output, ".json"), (options.page, ".html")):
         if path is not None:
             require_writable(path, overwrite=options.overwrite, suffixes=(ending,))

@@ -1,4 +1,4 @@
-"""Errors that are raised before torch is imported: missing files, existing outputs, missing extras."""
+"""Checks before torch is imported: missing files, existing outputs, optional dependencies that are not installed."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -15,7 +15,7 @@ HDF5, DASK = "reading HDF5 needs h5py", "Dask is not installed"
 
 
 def require_ready(options: Any) -> None:
-    """Raise an error if a file is missing, an output exists, or an extra is not installed.
+    """Raise an error if a file is missing, an output exists, or an optional dependency (extra) is not installed.
 
     Raises:
         FileExistsError: The output exists.
@@ -63,7 +63,7 @@ def _require_ending(options: Any) -> None:
 
 
 def _require_output(options: Any) -> None:
-    """Only files: a folder may hold what an interrupted run left."""
+    """Only files are checked, because a folder may contain the files of an interrupted run."""
     path, is_free = getattr(options, "output", None), any(getattr(options, n, True) for n in ("overwrite", "dry_run"))
     if path is not None and not is_free and not getattr(options, "resume", False) and Path(path).is_file():
         raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or give --overwrite")

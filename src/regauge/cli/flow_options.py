@@ -67,7 +67,7 @@ class FlowFit(LearnRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Settings of sampling networks, for the commands that sample."""
+    """Settings for the commands that sample networks."""
 
     flow: Annotated[Positional[Path], arg(help=FLOW_HELP)]
     output: NewStore
@@ -159,6 +159,8 @@ FlowCommand = (
 
 @dataclass(frozen=True)
 class Flow:
-    """Flows, generative models of networks: fit one to trained networks, sample new networks, judge and guide them."""
+    """Flows are generative models of networks: fit one to trained networks, sample new networks, judge them, guide
+    them.
+    """
 
     command: FlowCommand

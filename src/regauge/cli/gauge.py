@@ -1,4 +1,6 @@
-"""`regauge gauge`: a checkpoint moved to where it rounds better, with a certificate and a page next to it."""
+"""`regauge gauge`: write an equivalent checkpoint with smaller rounding errors, with a certificate and a page next to
+it.
+"""
 
 import json
 from contextlib import ExitStack
@@ -75,7 +77,7 @@ def run(options: Gauge) -> None:
 
 
 def _scheme(options: Gauge) -> RoundToNearest:
-    """Return the rounding that a gauge is chosen for; options that do not go together are refused."""
+    """Return the rounding scheme for which a gauge is chosen; raise an error for options that exclude each other."""
     if options.group < 0:
         raise UsageError(f"--group is {options.group}; write how many values share a scale, or leave it out")
     if options.method == "smooth" and options.data is None:
@@ -90,9 +92,11 @@ def _scheme(options: Gauge) -> RoundToNearest:
 def _read(
     options: Gauge, name: str | None, checkpoint: rg.Checkpoint, *, fits: bool
 ) -> tuple[Networks, rg.Task | None, rg.Task | None]:
-    """Return the checkpoint under the names of its model, and the model on data that choose and on data that judge.
+    """Return the checkpoint under the names of its model, the task that chooses the gauge, and the task that evaluates
+    it.
 
-    It stays on the disk if memory does not suffice, or where rotations alone are drawn for a model without values.
+    The checkpoint stays on the disk if memory does not suffice, or if only rotations are sampled and the model has no
+    weights.
     """
     if name is None:
         if options.data is not None:

@@ -1,4 +1,4 @@
-"""`regauge info`: what a checkpoint is, and where it comes from."""
+"""`regauge info`: print the tensors of a checkpoint, and its provenance."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -49,7 +49,7 @@ def run(options: Info) -> None:
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a provenance, and below each input its own, once."""
+    """Yield the lines of a provenance, and below each input the lines of its own provenance, each only once."""
     ancestors = dict(document.get("ancestors", {}))
     open_inputs = [_begin(document)]
     while open_inputs:
@@ -64,7 +64,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _begin(document: Mapping[str, Any]) -> Iterator[tuple[str | None, str | None]]:
-    """Yield the lines of one provenance, each with the name of that of the input that it is about."""
+    """Yield the lines of one provenance; a line about an input comes with the key of the input's own provenance."""
     (title, _), *facts = summarize(document)
     yield title, None
     for (what, hashes), one in zip(facts, document["inputs"], strict=True):

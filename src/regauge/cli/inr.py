@@ -1,4 +1,4 @@
-"""`regauge inr`: networks that are signals."""
+"""`regauge inr`: fit, draw and copy networks that represent images and shapes."""
 
 import io
 from typing import Any
@@ -46,7 +46,7 @@ def fit(options: InrFit) -> None:
 
 
 def render(options: InrRender) -> None:
-    """Display what a network represents."""
+    """Draw the signal that a network represents."""
     params, inr = load_inr(options.checkpoint)
     formats = (".png", *({"image": (), "unsigned": POINT_FORMATS}.get(inr.signal, MESH_FORMATS)))
     if options.output.suffix not in formats:

@@ -1,4 +1,4 @@
-"""Options of the commands on networks that are signals. Nothing here imports torch."""
+"""Options of the commands on networks that represent signals. Nothing here imports torch."""
 
 from dataclasses import dataclass
 from pathlib import Path

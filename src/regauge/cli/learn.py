@@ -1,4 +1,4 @@
-"""`regauge learn`: nets that read networks, trained and used."""
+"""`regauge learn`: train nets that read networks, and use them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +53,7 @@ def predict(options: LearnPredict) -> None:
 
 
 def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row for each network of a store, or for a checkpoint."""
+    """Yield a row with the prediction for each network of a store, or for a checkpoint."""
     named = read_networks(path, options.checkpoints)
     tell_chosen(len(named.rows), None if named.store is None else len(named.store), options.checkpoints)
     made = learn.load_predictor(options.predictor, make_module=lambda: _module(options, named.store))
@@ -69,7 +69,7 @@ def _predictions(options: LearnPredict, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _module(options: LearnPredict, store: Store | None) -> nn.Module:
-    """Return the architecture of networks that are run on probes."""
+    """Return the module of networks that a net runs on probes."""
     if options.model is not None:
         return open_model(options.model).module
     if store is None:
@@ -78,7 +78,7 @@ def _module(options: LearnPredict, store: Store | None) -> nn.Module:
 
 
 def config_of(options: LearnPredictor) -> learn.PredictorConfig:
-    """Return the settings that were typed."""
+    """Return the settings of a predictor that the user typed."""
     sizes = sizes_of(options.probes)
     if not sizes:
         raise UsageError(

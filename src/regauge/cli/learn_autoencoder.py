@@ -1,4 +1,6 @@
-"""`regauge learn autoencoder`, `encode`, `decode` and `nearest`: one vector for each orbit, and back."""
+"""`regauge learn autoencoder`, `encode`, `decode` and `nearest`: map networks to vectors, one for each orbit,
+and back.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""`regauge learn matching`: a matcher from stores, a method for `regauge align` and `regauge merge`."""
+"""`regauge learn matching`: train a matcher on stores, as a method for `regauge align` and `regauge merge`."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def matching(options: LearnMatching) -> None:
 
 
 def tasks_of(options: LearnMatching, collection: Collection) -> list[rg.Task]:
-    """Return the data for the modules of each layout."""
+    """Return a task for each set of tensor shapes in the stores."""
     batches = open_batches(options.data, options.examples)
     modules = [store.architecture.module() for store in collection.first_stores]
     tasks = (make_task(module, batches, loss=options.loss, dtype=torch.float32) for module in modules)
@@ -65,7 +65,7 @@ def config_of(options: LearnMatching) -> learn.MatchingConfig:
 
 
 def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
-    """Return the matcher in a file, with the model of the networks if it runs them."""
+    """Return the matcher in a file, with the model of the networks if the matcher runs them on probes."""
     if path is None:
         raise UsageError("the method 'learned' needs a trained matcher: give --matcher FILE (`regauge learn matching`)")
 

@@ -33,7 +33,7 @@ LAYER_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class Varied:
-    """Random changes of networks in each step of the training."""
+    """Settings of random changes of the networks in each training step."""
 
     augment: Parts = ()
     """Parts of the symmetry, for parts that --parts leaves out. Each step applies random elements of these parts."""
@@ -51,7 +51,7 @@ class Varied:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnRun:
-    """The networks, the training and the output of a net, for the commands that train one."""
+    """Settings for the commands that train a net: the networks, the training and the output."""
 
     stores: Annotated[
         Positional[tuple[Path, ...]],
@@ -75,7 +75,7 @@ class LearnRun:
 @dataclass(frozen=True, kw_only=True)
 @with_settings(PooledConfig, "moments=reads_moments widening")
 class LearnNet(LearnRun):
-    """A net that reads networks, and on which networks it is trained."""
+    """Settings of a net that reads networks, and the choice of its training networks."""
 
     layer: Annotated[str, arg(metavar="LAYER", help=LAYER_HELP)] = "propagation"
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
@@ -169,6 +169,6 @@ LearnCommand = (
 
 @dataclass(frozen=True)
 class Learn:
-    """Networks that read networks: train a predictor, an autoencoder or a matcher, and use it."""
+    """Nets that read networks: train a predictor, an autoencoder or a matcher, and use it."""
 
     command: LearnCommand

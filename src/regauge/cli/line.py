@@ -1,4 +1,4 @@
-"""`regauge line`: the loss along a path between two checkpoints."""
+"""`regauge line`: measure the loss along a path between two checkpoints."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -32,7 +32,7 @@ STATISTICS_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class Judging:
-    """Settings of running and judging networks, for the commands that evaluate points between them."""
+    """Settings for the commands that evaluate networks between others: the model, the data and the loss."""
 
     model: Model = None
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
@@ -48,7 +48,7 @@ class Judging:
 
 @dataclass(frozen=True, kw_only=True)
 class Between(Judging):
-    """Settings of judging networks that lie between others."""
+    """Settings for evaluating networks that lie between others."""
 
     statistics: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + STATISTICS_HELP)] = None
 

@@ -90,7 +90,9 @@ def main(args: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """An interrupt ends the process at once: code that is imported may take it for an error of its own."""
+    """Return a context in which an interrupt ends the process at once, because imported code could catch it as an
+    error.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
     try:
@@ -101,7 +103,9 @@ def _ending_at_once() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Write what the standard output still holds nowhere: the interpreter would fail on it once more as it ends."""
+    """Discard the text that standard output could not write; otherwise the interpreter would raise the error again at
+    its end.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -121,7 +125,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _require_plain(options: object) -> None:
-    """Refuse pipes and the like, and names that are not UTF-8, wherever the options name something that is there."""
+    """Raise an error if an option names an existing pipe, socket or device, or a path that is not UTF-8."""
     for value in vars(options).values():
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, str | Path):
@@ -138,7 +142,7 @@ class _Sentences(logging.Handler):
 
 
 def _tell(package: str) -> None:
-    """Print what files, folders and the command's package say, once however many commands this process runs."""
+    """Print the log messages of the library as sentences, each once even if this process runs several commands."""
     for name in {"regauge.checkpoints", "regauge.hub", "regauge.merging", package} - {"regauge.cli"}:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _Sentences) for handler in logger.handlers):
@@ -147,7 +151,7 @@ def _tell(package: str) -> None:
 
 
 def parse(args: Sequence[str] | None = None) -> Command:
-    """Return the options of one command; prints help or what is wrong with them and exits otherwise."""
+    """Return the options of one command. If they request help or are wrong, print the help or the error and exit."""
     options: Command = tyro.cli(
         with_others(Command, sys.argv[1:] if args is None else args),
         prog="regauge",

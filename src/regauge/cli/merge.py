@@ -105,7 +105,7 @@ def _assemble(options: Merge, make: Callable[..., Any]) -> None:
 
 
 def _setting(options: Merge) -> dict[str, Any]:
-    """Return options of merges that are made tensor by tensor, as arguments."""
+    """Return the options of merges tensor by tensor, as arguments of the library."""
     if options.data is not None or options.refine:
         raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
     if options.rotate == "always" or options.untie:
@@ -147,7 +147,7 @@ def rule_of(options: Merge) -> Rule:
 
 
 def _tell(made: rg.merging.MergeResult | rg.merging.AssembledMixture, out: Path) -> None:
-    """Report a merge by its record, and its files; a mixture by its experts."""
+    """Print the record and the files of a merge, or the experts of a mixture."""
     if not isinstance(made, rg.merging.MergeResult):
         tell(made)
         return tell_written(out)

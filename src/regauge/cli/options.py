@@ -1,4 +1,6 @@
-"""Options that several commands share, and those of small ones; nothing here imports torch: `--help` is quick."""
+"""Options that several commands share, and options of small commands. Nothing here imports torch, so `--help`
+is fast.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +34,14 @@ DATA_HELP = BATCHES_HELP + "For networks that represent a signal: also a SIGNAL,
 
 @dataclass(frozen=True)
 class Existing:
-    """Marks options that name what must be there already, with the sentence that says that it is not."""
+    """A mark for options that name an existing file or folder, with the error sentence for a missing one."""
 
     sentence: str
 
 
 @dataclass(frozen=True)
 class Endings:
-    """Marks outputs whose name says in which format they are written, with the endings that there are."""
+    """A mark for outputs whose suffix determines the format, with the possible suffixes."""
 
     suffixes: tuple[str, ...]
 
@@ -75,12 +77,14 @@ Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "inte
 
 
 class UsageError(ValueError):
-    """Options that do not go together, in a sentence that names them; the library names arguments instead."""
+    """An error about options that exclude each other. Its sentence names options, where errors of the library name
+    arguments.
+    """
 
 
 @dataclass(frozen=True)
 class Held:
-    """Tensors that are structure, in addition to those that the traced model shows."""
+    """Settings that declare further tensors as structure, in addition to those that tracing finds."""
 
     keep: tuple[str, ...] = ()
     """Names or patterns of parameters that no element may change, as for masks: tables of sines, fixed filters."""
@@ -90,7 +94,7 @@ class Held:
 
 @dataclass(frozen=True)
 class ExampleInputs(Held):
-    """Settings of tracing; example inputs are for models that do not bring their own."""
+    """Settings of tracing, including example inputs for models that provide none."""
 
     input_shape: tuple[str, ...] = ()
     """Shapes of the model's positional inputs, for example 2x3x32x32. The inputs are filled with random numbers."""
@@ -104,7 +108,7 @@ class ExampleInputs(Held):
 
 @dataclass(frozen=True)
 class Written:
-    """The form of the output; by default that of the checkpoint whose other files are copied."""
+    """The form of the output, by default that of the checkpoint from which other files are copied."""
 
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, arg(metavar="DTYPE")] = None
     """Dtype of the written floating-point tensors: float32, bfloat16, float16 or float64. config.json names it too."""
@@ -114,7 +118,7 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """The model of checkpoints and its symmetry, for the commands that move or compare networks."""
+    """Settings for the commands that transform or compare networks: the model of the checkpoints, and its symmetry."""
 
     model: Model = None
     symmetry: SymmetryFile = None
@@ -123,13 +127,13 @@ class ModelOptions:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the model's outputs that must not change, and that the data are compared with."""
+        """Names of the model's outputs that must not change, and that are compared with the targets."""
         return self.inputs.outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedOptions(ModelOptions):
-    """Settings of choices that data judge, and of chance."""
+    """Settings for choices by data, and the random seed."""
 
     test: Test = None
     loss: Loss = "cross-entropy"

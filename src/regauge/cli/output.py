@@ -40,7 +40,8 @@ _FACTS: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
 
 @contextmanager
 def report(command: str, *, as_json: bool) -> Iterator[None]:
-    """Print what a command reports until the context ends; with JSON, print one object if it ends without an error.
+    """Return a context that prints what a command reports. With JSON, one object is printed at the end if there is no
+    error.
 
     With JSON, all other output goes to the standard error.
     """

@@ -1,4 +1,4 @@
-"""`regauge plane`: the loss over the plane through three checkpoints."""
+"""`regauge plane`: measure the loss over the plane through three checkpoints."""
 
 from functools import partial
 from math import inf
@@ -60,7 +60,7 @@ def run(options: Plane) -> None:
 
 
 def _evaluate(options: Plane, judged: Judged, progress: Progress) -> rg.connect.Plane:
-    """Evaluate the plane, many networks at a time where the model allows it, else one by one."""
+    """Evaluate the plane, many networks at a time if the model allows it, otherwise one by one."""
     buffers = [name for name, _ in judged.model.module.named_buffers()]
     resolution, margin = options.resolution, options.margin
     a, b, c = judged.networks

@@ -1,4 +1,4 @@
-"""`regauge prune`: a checkpoint without units that it does not need, and without a share of the others."""
+"""`regauge prune`: remove units that a checkpoint does not need, and a share of the other units."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,9 @@ def run(options: Prune) -> None:
 
 
 def _read(options: Prune, model: Model, checkpoint: rg.Checkpoint) -> tuple[Networks, rg.Task, rg.Task | None]:
-    """Return the checkpoint under the names of its model with their symmetry, and tasks that choose and judge."""
+    """Return the checkpoint under the names of its model, its symmetry, and the tasks that choose units and evaluate
+    the result.
+    """
     with show_status("tracing the model"):
         kwargs = model.trace().kwargs
     found = read_networks(options, [checkpoint], model=model)

@@ -1,4 +1,4 @@
-"""`regauge repair`: the activations of a merged checkpoint, renormalized."""
+"""`regauge repair`: renormalize the activations of a merged checkpoint."""
 
 import regauge as rg
 from regauge.cli.checkpoint_jobs import open_checkpoints, output_of

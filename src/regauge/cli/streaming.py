@@ -1,4 +1,4 @@
-"""Commands that align checkpoints, which may be larger than memory: what they read, their method, plan and progress."""
+"""Parts of the commands that align checkpoints, possibly larger than memory: inputs, method, plan and progress."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def read_job(
     options: Align | Merge | Transport, paths: Sequence[Path], *, source: int, element: str | None = None
 ) -> "tuple[FileJob, Networks, TokenPlan | None]":
-    """Open checkpoints, refuse outputs that cannot be written, and find the symmetry.
+    """Open checkpoints and find their symmetry; raise an error if the output cannot be written.
 
     If the tokens of the checkpoints differ, the result also says which rows come from which checkpoint. Networks that
     are streamed stay on the disk. Later imports and traces count as memory. The output has the names, dtypes and files
@@ -94,7 +94,9 @@ def show_plan(streamed: "StreamedJob") -> None:
 
 
 def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJob]") -> bool:
-    """Show what will be read, held and written, in a dry run or of streamed networks; whether that is all."""
+    """Print what will be read, held and written, if the run is a dry run or streams networks. Return whether it is a
+    dry run.
+    """
     if job.is_streamed:
         show_plan(plan())
     elif options.dry_run:
@@ -135,7 +137,7 @@ def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
 
 
 def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Method:
-    """Return the method that the options ask for; `plain` where they name none and there is no data."""
+    """Return the method that the options name. If they name none and there are no data, return `plain`."""
     name, has_data = options.method, options.data is not None
     if name == "auto":
         name = "data" if has_data and not options.restarts else "weights"
@@ -154,7 +156,7 @@ def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Met
 
 
 def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
-    """Return the method of that name, and whether it needs data."""
+    """Return the method with this name, and whether it needs data."""
     if name == "learned":
         from regauge.cli.learn_matching import read_matcher  # It imports networks over networks, which takes a while.
 
@@ -165,7 +167,7 @@ def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
 
 
 def configure(method: Method, options: Matching) -> Method:
-    """Return the method with the options that it has settings for; the methods within it take over the scales."""
+    """Return the method with those options that are settings of it; methods in its settings get the same `scales`."""
     if options.statistic != "correlation" and not hasattr(method, "statistic"):
         kind = type(method).__name__
         raise UsageError(

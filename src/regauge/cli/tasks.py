@@ -1,4 +1,6 @@
-"""The networks and the task of commands that judge: checkpoints, their model, and data that choose or judge."""
+"""Checkpoints, their model and tasks, for commands that evaluate networks: tasks for making choices and for judging
+results.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +23,15 @@ from regauge.hub import Model, Networks, bring_together, convert, dtype_of, open
 
 @dataclass(frozen=True)
 class Judged:
-    """Checkpoints of one architecture with the names of their model, and the task that judges them.
+    """Checkpoints of one architecture under the names of their model, and the task that evaluates them.
 
-    The task recomputes the statistics of batch normalization where the model has any.
+    If the model has batch normalization, the task recomputes its statistics.
 
     Attributes:
-        choosing: The data that statistics and paths come from; those of `task` where nothing comes from data.
-        statistics: The data that statistics of batch normalization come from; empty where there are none.
+        choosing: The data from which statistics are computed and on which paths are trained, or the data of `task` if
+            neither is done.
+        statistics: The data from which batch normalization statistics are computed; empty if there are no such
+            statistics.
     """
 
     model: Model
@@ -42,7 +46,7 @@ class Judged:
         return tuple(checkpoint.params for checkpoint in self.checkpoints)
 
     def tell_data(self) -> None:
-        """Report the data that chose and those that judged."""
+        """Report which data made choices, and which data judged the result."""
         if self.statistics:
             tell(
                 "in every network, the ends too, the statistics of batch normalization were recomputed from "
@@ -76,7 +80,9 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint], held: Held | None
 
 
 def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task, rg.Task]:
-    """Return the data that choose and the data that judge: DATA for both where nothing is chosen by DATA."""
+    """Return the task for making choices and the task for judging. If DATA determine no choice, both use all of
+    DATA.
+    """
     data = task_on(options, model, options.data, dtype)
     if options.test is not None:
         return data, task_on(options, model, options.test, dtype)
@@ -95,9 +101,10 @@ def task_on(options: Matching | Judging | Compare, model: Model, data: str, dtyp
 def matching_tasks(
     options: Matching | Compare, networks: Networks, *, is_matched: bool = True
 ) -> tuple[rg.Task | None, rg.Task | None]:
-    """Return the tasks that choose and that judge for a command that aligns; statistics come from the data that choose.
+    """Return, for a command that aligns, the task for making choices (which also gives statistics) and the task for
+    judging.
 
-    Where data match nothing, and no statistics come from them, all of them judge.
+    If data are used neither for matching nor for statistics, all of them are used for judging.
     """
     if options.data is None:
         if options.test is not None:
@@ -117,7 +124,7 @@ def matching_tasks(
 
 
 def _statistics(options: Judging, model: Model) -> rg.Task | None:
-    """Return the data that statistics are recomputed from where the options name others than those of the task."""
+    """Return the data for recomputing statistics, if the options name other data than those of the task."""
     if not isinstance(options, Between) or options.statistics is None:
         return None
     task = task_on(options, model, options.statistics, dtype_of(model.module.state_dict()))

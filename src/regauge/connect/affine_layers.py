@@ -109,7 +109,7 @@ def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Aff
 
 
 def _sole_user(node: Node, operator: str) -> Node | None:
-    """Return the only reader of a value if the reader is this operator. Otherwise return None."""
+    """Return the node that reads a value if it is the only one and calls this operator; otherwise return None."""
     users = list(node.users)
     return users[0] if len(users) == 1 and operator_name(users[0]) == operator else None
 
@@ -123,7 +123,7 @@ def _own(program: Program, source: Any, uses: Counter[str]) -> str | None:
 
 
 def _is_flip(node: Node) -> bool:
-    """Return whether a node transposes a matrix and has only one reader."""
+    """Return whether a node transposes a matrix and only one node uses the result."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.ndim != 2 or len(node.users) != 1:
         return False

@@ -110,10 +110,10 @@ def straighten(
     """Train the second network until the loss on the linear path from the first network is small.
 
     The function `hyper_match` uses the same loss, but trains a hypernetwork. For a single pair of networks, a
-    hypernetwork only changes the parametrization of the result. Align the second network to the first network before
-    this training, which then makes only small changes. The result may end far from the initial second network, because
-    the loss is also minimal at the first network. `FlatLine.approach` measures how far the result has collapsed onto
-    the first network.
+    hypernetwork only parametrizes the weights in another way. Align the second network to the first beforehand; the
+    training then makes only small changes. The result may end far from the initial second network, because moving it
+    onto the first network also gives a low loss. `FlatLine.approach` measures how far the result has collapsed onto the
+    first network.
 
     Parameters are trained, and buffers are not changed. Any model and loss can be used.
 

@@ -81,7 +81,8 @@ def audit(
     outputs: Outputs = None,
     convert: Convert = dict,
 ) -> list[Finding]:
-    """Test every pair of a table: scale only this pair by random factors, as a tool would, and compare float64 outputs.
+    """Test every pair of a table: scale it by random factors, as a tool would, and compare the model's outputs in
+    float64.
 
     Tools multiply the input channels of balance layers, and divide the output channels of the smooth layer. If the
     smooth layer has more outputs than the balance layers read, tools divide its last outputs. A fused layer of queries,
@@ -240,7 +241,9 @@ class _Audit:
     def _explain(
         self, name: str, axis: int, divisors: Tensor, start: Params, moved: Params
     ) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-        """Return missing parameters, extra parameters and a reason, by comparison with the closest family of scales."""
+        """Return the missing parameters, the extra parameters and a reason, compared with the most similar family of
+        scales.
+        """
         best: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         for direction in directions(diagonal(self.symmetry), "move"):
             place = next((p for p in direction.places if p.name == name and p.axes[-1] == axis), None)

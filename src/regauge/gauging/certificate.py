@@ -1,4 +1,4 @@
-"""Certificates that a transformed network computes the same function, in float64 and in the network's dtype."""
+"""Certificates: measured changes of a network's outputs by a transformation, in float64 and in the network's dtype."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -79,7 +79,7 @@ class GaugeMethod(ABC):
 
 
 def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, str], ...]:
-    """Return groups that cannot rotate, and gains that prevent rotations, each with the reason."""
+    """Return the groups that cannot rotate, and the gains that prevent rotations, each with the reason."""
     rotated = {(p.parameter, p.axis) for g in uncovered.symmetry.groups if g.matrix != "none" for p in g.placements}
     found = [(name, f"the gain stays: {reason}") for name, reason in uncovered.reasons.items()]
     for group in symmetry.groups:

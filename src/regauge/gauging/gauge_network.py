@@ -63,7 +63,7 @@ def gauge(
     | `Chain` | several methods, one after the other | what these need |
 
     The default methods start at the network without translations (its representative). A method that you pass starts at
-    the given network, also with `BestGauge(methods=(...,))`.
+    the given network. This also holds for the methods in `BestGauge(methods=(...,))`.
 
     Gains of norms can prevent rotations. If a task is given, scales of the symmetry first set these gains to one. After
     `regauge.discovery.fold`, the gains are already one.

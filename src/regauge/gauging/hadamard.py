@@ -72,7 +72,9 @@ def _hadamard(n: int) -> tuple[Square, ...] | None:
 
 
 def _sylvester(n: int) -> tuple[Square, ...]:
-    """Return Kronecker factors of about equal size for Sylvester's matrix, whose size is a power of two."""
+    """Return Kronecker factors of Sylvester's matrix, whose size is a power of two; the factors have about
+    equal sizes.
+    """
     exponent, count = n.bit_length() - 1, -(-(n.bit_length() - 1) // (SYLVESTER.bit_length() - 1))
     sizes = [2 ** ((exponent + k) // count) for k in range(count)]
     return tuple(torch.from_numpy(hadamard(size)).double() for size in sizes)

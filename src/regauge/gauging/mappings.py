@@ -1,4 +1,4 @@
-"""Tables of scale pairs for llm-compressor and AutoAWQ: a layer to divide, and layers to multiply."""
+"""Tables of scale pairs for llm-compressor and AutoAWQ: each row names a layer to divide, and layers to multiply."""
 
 import json
 import re
@@ -128,9 +128,11 @@ def save_mappings(
 
 
 def read_table(table: Any) -> list[ScalePair]:
-    """Return the pairs of a table: rows with `smooth_layer` and `balance_layers`, or (balance layers, smooth layer).
+    """Return the pairs of a table, whose rows are dictionaries with `smooth_layer` and `balance_layers`, or pairs of
+    both.
 
-    llm-compressor's SmoothQuant uses the second form. A recipe that contains `mappings` is also a table.
+    The pairs have the balance layers first, as in llm-compressor's SmoothQuant. A recipe that contains `mappings` is
+    also a table.
 
     Raises:
         ValueError: The object is not such a table, or has no rows.

@@ -86,5 +86,5 @@ class LayerMeasures:
 
 
 def _channels(rows: Sequence[int], ndim: int) -> int:
-    """Return the input axis: the first axis that does not index rows."""
+    """Return the axis of a layer's inputs: the first axis that does not index rows."""
     return next((axis for axis in range(ndim) if axis not in rows), 0)

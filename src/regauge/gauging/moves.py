@@ -32,7 +32,7 @@ class Move:
     ones: tuple[str, ...] = ()
 
     def moved_groups(self) -> tuple[Group, ...]:
-        """Return the groups whose component of the element is not the identity."""
+        """Return the groups that an element moves, that is, in which it is not the identity."""
         blank = self.symmetry.identity()
 
         def is_moved(group: Group) -> bool:
@@ -80,8 +80,8 @@ def take_out_translations(
     """Return the move that sets the coordinates of translations to zero and does not change gains.
 
     The result is None if the symmetry has no such translations. Two kinds of translations are excluded. The first kind
-    is exact only with the stored running statistics, and recomputing these would undo half of the move. The second kind
-    transforms 16-bit tensors: after rounding to 16 bits, the network would compute another function.
+    is exact only with the stored running statistics, and would no longer be exact if these were recomputed. The second
+    kind transforms 16-bit tensors: after rounding to 16 bits, the network would compute another function.
     """
     symmetry = symmetry.on_data
     families = [
@@ -167,12 +167,14 @@ def uncover_rotations(
 
 @check_arguments
 def rotating(symmetry: Symmetry) -> Symmetry:
-    """Return the groups of a symmetry that rotate, and, as fixed groups, the groups within which they are repeated."""
+    """Return the groups of a symmetry that rotate; the groups within which they are repeated are included, but
+    fixed.
+    """
     return _restricted(symmetry, [group for group in symmetry.groups if group.matrix != "none"])
 
 
 def _restricted(symmetry: Symmetry, kept: Collection[Group]) -> Symmetry:
-    """Return some groups of a symmetry, and, as fixed groups, the groups within which they are repeated."""
+    """Return some groups of a symmetry; the groups within which they are repeated are included, but fixed."""
     bases = {name for group in kept for name in group.within}
 
     def still(group: Group) -> Group:

@@ -65,7 +65,8 @@ class RoundToNearest:
         return self._unblock((values / step).round() * step, tensor, rows).to(tensor.dtype)
 
     def straight_through(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Return the rounded tensor with straight-through gradients for level indices, and with gradients for steps.
+        """Return the rounded tensor, whose gradients treat rounding as the identity, but include the dependence of the
+        steps.
 
         References:
             Esser et al. (2020), Learned step size quantization, equation 3, with steps that follow the range.
@@ -79,7 +80,7 @@ class RoundToNearest:
     def expected_error(
         self, tensor: Tensor, rows: tuple[int, ...] = (0,), weights: Tensor | None = None
     ) -> Float[Tensor, ""]:
-        """Return the weighted sum of the expected squared errors of all entries, `step^2 / 12` for close levels.
+        """Return the weighted sum of the expected squared errors of all entries, each `step^2 / 12`.
 
         The result is differentiable.
         """
@@ -89,7 +90,9 @@ class RoundToNearest:
         return (steps.square() * shares.sum(-1)).sum() / 12
 
     def _steps(self, values: Tensor) -> Tensor:
-        """Return the distance between levels for each block; one for an all-zero block."""
+        """Return the distance between levels for each block of entries with a common scale; one for a block of
+        zeros.
+        """
         step = values.abs().amax(-1, keepdim=True) / self.levels
         return torch.where(step == 0, 1.0, step)
 
@@ -125,8 +128,7 @@ def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
     """Return the weights of layers with the axes that index their rows; a row contains all weights of one output.
 
     The result excludes vectors, buffers, embedding tables and position tables. The result includes only one name of a
-    tied tensor. The layer sums over the axes of a row. These include axes of kernels after the first axis, on which no
-    group acts.
+    tied tensor. The layer sums over the axes of a row. These include the positions of kernels, on which no group acts.
     """
     acting: dict[str, set[int]] = {}
     for group in symmetry.groups:

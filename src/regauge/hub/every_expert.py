@@ -1,4 +1,4 @@
-"""Loops over the experts of a mixture, converted to traceable loops in which every expert processes all tokens.
+"""Loops over the experts of a mixture, converted such that they can be traced: every expert processes all tokens.
 
 The usual loop visits only experts that the router chose for at least one token. Such a loop cannot be traced, because
 the chosen experts depend on tensor values. The converted loop applies every expert to every token, and multiplies the

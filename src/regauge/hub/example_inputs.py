@@ -161,7 +161,7 @@ class _Made:
         return not any(hasattr(self.config, name) for name in ("vision_config", "audio_config"))
 
     def _with_text(self, names: Sequence[str]) -> Iterator[Kwargs]:
-        """Yield media with text, which contains placeholder tokens for the media's features, or without text."""
+        """Yield media inputs with a text that contains placeholder tokens for their features, and without a text."""
         companions = [name for name in COMPANIONS if name in self.known]
         for more in [[], companions] if companions else [[]]:
             for kwargs in self._combined([*names, *more]):
@@ -191,7 +191,9 @@ class _Made:
                 yield {name: make() for name, make in zip(names, chosen, strict=True)}
 
     def _offers(self, name: str) -> list[Maker]:
-        """Return functions that make candidates for a transformers input of this name; none for unknown names."""
+        """Return functions that make candidate values for a transformers argument of this name; none for
+        unknown names.
+        """
         if name == "pixel_values_videos":
             return self._patches() if "video_grid_thw" in self.known else self._pictures()[1:]
         if name == "pixel_values" and not {"spatial_shapes", "pixel_position_ids"}.isdisjoint(self.known):

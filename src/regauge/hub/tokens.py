@@ -196,7 +196,9 @@ def as_tokenized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _runs(rows: Tensor, most: int) -> Iterator[tuple[int, int, Tensor]]:
-    """Yield ranges of rows in a file, in file order, with the rows to which they are copied; rows of -1 are skipped."""
+    """Yield ranges of rows in a file, in file order, each with the rows to which it is copied; missing rows (-1) are
+    skipped.
+    """
     places = (rows >= 0).nonzero().flatten()
     there, order = rows[places].sort(stable=True)
     starts = [0, *((there.diff() != 1).nonzero().flatten() + 1).tolist(), len(there)]

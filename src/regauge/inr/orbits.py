@@ -209,8 +209,8 @@ def recovery(
 ) -> Recovery:
     """Align every copy to the original, and compare the result with its target.
 
-    With factors (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly. The
-    reason is that matching uses the factors of the original instead of estimating the factors of the copy.
+    With scales (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly, because
+    matching gives copies the scales of the original.
 
     Args:
         symmetry: The symmetry from which the elements of the copies were sampled.

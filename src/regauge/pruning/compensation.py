@@ -18,7 +18,7 @@ RIDGE = 1e-8
 
 @dataclass(frozen=True)
 class ReadValue:
-    """One activation of a group, and the tensors that read it.
+    """One activation on whose units a group acts, and the parameters that read it.
 
     Attributes:
         places: Names of the parameters, with the sites at which the group acts.
@@ -102,7 +102,8 @@ def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]
 def remove_compensated(
     network: Network, moments: SecondMoments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
 ) -> Bool[Tensor, "copies units"]:
-    """Remove the cheapest units of each copy, refit the weights that read the others, and return the removed units.
+    """Remove the units of each copy that change the outputs least, refit the weights that read the others, and return
+    the removed units.
 
     The objective is the mean squared change of the outputs of layers that read the group. If the fit does not improve
     this objective, for example because of rounding errors, the weights are not changed.
@@ -132,7 +133,9 @@ def remove_compensated(
 
 @dataclass
 class _State:
-    """The inverse of the remaining units' second moments, and the current approximation of each unit."""
+    """The state of a removal: the inverse of the remaining units' second moments, and the linear approximation of each
+    unit.
+    """
 
     reading: ReadValue
     inverse: Tensor
@@ -174,14 +177,18 @@ class _State:
 
 
 def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"]:
-    """Return the inverse of normalized second moments with a small ridge. Units that are always zero are decoupled."""
+    """Return the inverse of the normalized second moments plus a small multiple of the identity, without units that are
+    always zero.
+    """
     lifted = torch.where(moments.diagonal(dim1=1, dim2=2) > 0, RIDGE, 1.0)
     inverse: Tensor = torch.linalg.inv(moments + torch.diag_embed(lifted))
     return inverse
 
 
 def _mix(network: Network, reading: ReadValue, mixing: Tensor, removed: Tensor) -> None:
-    """Change the weights such that layers read `mixing` times the units' normalized activations."""
+    """Change the weights such that layers compute what they would compute from `mixing` times the normalized
+    activations.
+    """
     mixing = reading.sizes.unsqueeze(2) * mixing / reading.sizes.unsqueeze(1)
     for name, site in reading.places:
         tensor, entries = network.params[name], network.entries(name, site)

@@ -22,8 +22,8 @@ def cut_translations(
 ) -> dict[str, TranslationFamily]:
     """Return the families of translations that remain if only some indices of axes are kept, under their old names.
 
-    A family is dropped in three cases. Its remaining entries are not regularly spaced. Its vector and the image of this
-    vector in another parameter lose different entries. Or one of its parameters is removed.
+    A family is dropped in three cases: its remaining entries are not regularly spaced, one of its parameters is
+    removed, or its vector and the compensating vectors of other parameters lose different entries.
 
     Args:
         families: The families of the whole network.
@@ -59,7 +59,9 @@ def _cut_family(
 
 
 def _cut_image(image: Image, vector: Tensor, shapes: Mapping[str, Shape], masks: Masks) -> Image:
-    """Return the image of a family's vector after only the masked entries are kept."""
+    """Return the change of a parameter that compensates for a family's vector, after only the masked entries
+    are kept.
+    """
     steps = list[ImageStep]()
     for step in image.steps:
         name = step.entries.parameter
@@ -95,7 +97,7 @@ def _require_alike(one: Tensor, other: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Cut:
-    """The remaining entries of an array, and masks of the kept indices along each of its axes."""
+    """The remaining entries of an array after a cut, with a mask of the kept indices along each axis."""
 
     entries: Entries
     kept: tuple[Bool[Tensor, " length"], ...]

@@ -33,8 +33,8 @@ class Removal:
     Attributes:
         group: The group of the unit.
         unit: The index of the unit among the units of all copies of the group, copy by copy.
-        why: The reason. No layer reads the unit; or the unit is zero or another constant for all inputs; or the unit
-            duplicates another unit.
+        why: The reason: no layer reads the unit, it is zero or another constant for all inputs, or it duplicates
+            another unit.
         of: The other unit, if this unit is a duplicate.
         factors: For each site that reads a duplicate, a factor. The weights of the duplicate are multiplied by this
             factor, and added to the other unit's weights.
@@ -79,7 +79,7 @@ def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, 
 
 
 def apply_removals(network: Network, removals: Sequence[Removal]) -> str:
-    """Edit a network such that no layer reads these units; return a reason if this is not possible."""
+    """Edit a network such that no layer reads these units any longer, or return the reason why this is impossible."""
     for one in removals:
         if one.why == "constant":
             reason = _fold(network, one)
@@ -254,7 +254,7 @@ def _disturbed(network: Network, silent: Mapping[str, Tensor], seed: int) -> Par
 def _gauge(
     group: Group, places: Sequence[tuple[Site, Float[Tensor, "units values"]]]
 ) -> tuple[Float[Tensor, "units scales"], Int[Tensor, "units signs"]]:
-    """Return the logarithm of the scale, and the sign, of each unit; both are measured from its weights."""
+    """Return the log scale and the sign of each unit, measured on its weights."""
     units = len(places[0][1])
     sizes = torch.stack([values.norm(dim=1) for _, values in places], 1)
     known = torch.where(sizes > 0, sizes, 1.0).log()

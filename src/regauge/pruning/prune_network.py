@@ -232,7 +232,9 @@ class _Work:
         return "" if group.size > 1 else "it has a single unit"
 
     def _pass(self, sets: list[tuple[str, ...]], reasons: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
-        """Find by bisection the sets of groups that can be cut; store reasons against other sets in `reasons`."""
+        """Find by bisection the sets of groups that can be cut; store the reasons why other sets cannot be cut in
+        `reasons`.
+        """
         if not sets:
             return []
         trial = self.network.fork()
@@ -303,7 +305,9 @@ class _Work:
         return tuple(done)
 
     def _even(self, found: Sequence[Removal]) -> list[Removal]:
-        """Reduce the removals until all copies in a set of groups lose equally many units and keep at least one."""
+        """Leave out removals until all copies in a set of groups lose equally many units, and each keeps at
+        least one.
+        """
         chosen: list[Removal] = []
         for names in self.free:
             lists: list[list[Removal]] = []
@@ -386,7 +390,9 @@ class _Work:
         change: float,
         given: list[Tensor],
     ) -> Pruned:
-        """Cut the tensors, build the module, and compare it with the network in which no layer reads removed units."""
+        """Cut the tensors, build the smaller module, and compare it with the large network in which no layer reads
+        removed units.
+        """
         task = self.network.task
         sizes = {name: (mask.shape[1], mask.shape[1] - int(mask[0].sum())) for name, mask in self.gone.items()}
         is_compared = not any(sizes[name][0] > sizes[name][1] for names in self.normed for name in names)

@@ -60,7 +60,7 @@ def resize(
 
 
 def shared_sizes(module: nn.Module, symmetry: Symmetry) -> list[tuple[str, ...]]:
-    """Return sets of groups whose size is one attribute of a layer: layers and directions of a recurrent network."""
+    """Return sets of groups whose sizes one attribute sets, such as all layers and directions of a recurrent module."""
     found = []
     for path, layer in module.named_modules():
         if isinstance(layer, nn.RNNBase):
@@ -92,7 +92,7 @@ def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetr
     """Set the size attributes of a torch layer from the shapes of its tensors and the sizes of their groups."""
 
     def blocks(count: int) -> int:
-        """Divide the weight's first axis into equal blocks, and return the number of blocks with kept entries."""
+        """Return the number of equal blocks of the weight's first axis that contain kept entries."""
         name = f"{prefix}weight"
         mask = kept_entries(before, sizes).get(name, {}).get(0) if count > 1 else None
         return count if mask is None else int(mask.reshape(count, -1).any(1).sum())

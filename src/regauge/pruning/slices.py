@@ -108,7 +108,7 @@ def cut_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
 
 
 def _reordered(group: Group) -> Group:
-    """Return the subgroup of permutations within a matrix group."""
+    """Return the group of permutations that is contained in a group of matrices."""
     return group if group.matrix == "none" else replace(group, matrix="none", is_permuted=True)
 
 

@@ -74,7 +74,7 @@ class RelaxedAction:
         Batch axes of matrices and tensors broadcast.
 
         Raises:
-            KeyError: A group has matrices, but no matrix for some character that occurs.
+            KeyError: A group has matrices, but none for some product of signs (character) that occurs.
             ValueError: A matrix does not have the size of its group.
         """
         blocks = {key: self._blocks(key, matrices) for key in self.keys}
@@ -119,7 +119,9 @@ def block_sizes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
 
 
 def split_character(symmetry: Symmetry, key: Key) -> dict[str, Character]:
-    """Return the part of a key's character that belongs to each base of the group and to the group itself."""
+    """Return the exponents of signs in a key, split into those of each base of the group and those of the group
+    itself.
+    """
     parts, rest = {}, key[1]
     for name in (*symmetry[key[0]].within, key[0]):
         group = symmetry[name]
@@ -167,7 +169,9 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One segment on each of some axes, and the Einstein sum that transforms their entries; None if no group acts."""
+    """A block of entries (one segment on each of some axes), and the Einstein sum that transforms it, or None if no
+    group acts.
+    """
 
     equation: str
     operands: tuple[_Operand, ...]
@@ -181,7 +185,9 @@ class _Cell:
 
 @dataclass(frozen=True)
 class _Step:
-    """Axes that are transformed together, their segments, and one cell for each combination of segments."""
+    """A step that transforms some axes together: their segments, and one block (cell) for each combination of
+    segments.
+    """
 
     axes: tuple[int, ...]
     segments: tuple[tuple[_Segment, ...], ...]

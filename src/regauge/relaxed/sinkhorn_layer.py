@@ -42,9 +42,9 @@ def sinkhorn(
         grad = (H - P * (x 1' + 1 y')) / temperature
 
     The matrix of the linear system is the Laplacian of a graph on the rows. The Laplacian is computed from the graph's
-    weights, scaled to a unit diagonal, and solved by Cholesky decomposition. If a plan saturates, some differences
-    would cancel. Such differences are computed as sums over the other entries. Even vanishing gradients therefore keep
-    their direction. The gradient itself cannot be differentiated again.
+    weights, scaled to a unit diagonal, and solved by Cholesky decomposition. If a plan is nearly a permutation,
+    differences such as 1 - P would lose precision. They are computed as sums over the other entries. Even vanishing
+    gradients therefore keep their direction. The gradient itself cannot be differentiated again.
 
     Args:
         logits: The logits, `[..., n, n]`.
@@ -123,7 +123,9 @@ def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
 
 
 def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
-    """Return the plan and potentials g. Iterations are multiplicative within a range, and logarithmic outside it."""
+    """Return the plan and the potentials g. Iterations multiply and divide as long as numbers stay in range, and else
+    use logarithms.
+    """
     done, mass = 0, logits.shape[-2] / logits.shape[-1]
     while True:
         plan = torch.softmax(logits + g.unsqueeze(-2), -1)

@@ -187,7 +187,7 @@ class SoftElement:
         return torch.cat(parts, 1)
 
     def _joint(self, key: Key, plans: dict[str, Tensor]) -> Tensor:
-        """Return the matrix of a key, which is the product of the factors of its bases and of the group itself."""
+        """Return the matrix for a key: the product of the matrices of the group's bases and of the group itself."""
         symmetry, group = self._symmetry, self._symmetry[key[0]]
         names = (*group.within, group.name)
         letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -207,7 +207,9 @@ class SoftElement:
         return joint.reshape(self._pairs, n, n)
 
     def _own(self, group: Group, exponents: Sequence[int], plans: dict[str, Tensor]) -> Tensor:
-        """Return a group's factor in a joint matrix: its plan times the soft signs that act in this matrix."""
+        """Return the part of a matrix that belongs to the group itself: its plan times the soft signs that occur in the
+        key.
+        """
         result = plans.get(group.name)
         if result is None:
             result = torch.eye(group.size, dtype=self._like.dtype, device=self._like.device).unsqueeze(0)

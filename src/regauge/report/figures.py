@@ -197,8 +197,8 @@ def permutation_figure(name: str, perm: NDArray[np.int64]) -> Figure:
 
 
 def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
-    """Return weights of units as images `[units, height, width]`, a few per figure, one row per label; blue is
-    positive.
+    """Return the weights of units as images `[units, height, width]`, with one row for each label; positive weights are
+    blue.
 
     All images share one color scale. Therefore dead units are visible as such.
     """

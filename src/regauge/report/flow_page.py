@@ -94,7 +94,9 @@ def places_figure(places: Mapping[str, Sequence[Sequence[float]]], share: float)
 
 
 def reliability_figures(reliability: Mapping[str, Sequence[Sequence[float]]]) -> list[Figure]:
-    """Return plots of accuracy against confidence for single networks and for the average; size shows answer shares."""
+    """Return plots of accuracy against confidence, for single networks and for their average; the size of a point shows
+    its share.
+    """
     return [_reliability_figure(reliability, kind) for kind in ("single", "average")]
 
 

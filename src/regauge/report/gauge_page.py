@@ -71,7 +71,7 @@ def _errors_figure(layers: Sequence[Mapping[str, Any]], k: int) -> Figure:
 
 
 def _evened(layer: Mapping[str, Any]) -> float:
-    """Return the decrease, in octaves, of the ratio of the largest range to the mean range."""
+    """Return how much the ratio of the largest range to the mean range decreases, as a base-2 logarithm."""
     before, after = (np.array(layer["ranges"][label]) for label in ("before", "after"))
     ratios = [float(one.max() / max(one.mean(), 1e-300)) if len(one) else 1.0 for one in (before, after)]
     return abs(float(np.log2(max(ratios[0], 1e-9) / max(ratios[1], 1e-9))))

@@ -132,7 +132,9 @@ def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
 def _is_free(
     curves: Sequence[Sequence[Row]], first: Sequence[Row], sides: tuple[float, float], y: float, half: float
 ) -> bool:
-    """Return whether a label between two sides, around a height, is in the picture and covers no curve or chord."""
+    """Return whether a label at this position is inside the picture and covers no curve and no line between
+    endpoints.
+    """
     if min(sides) < 0 or max(sides) > 1:
         return False
     xs = np.linspace(min(sides), max(sides), 32)

@@ -23,10 +23,10 @@ BAR = 36
 
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
-    """Return matrices of pairs side by side with a common color range from zero; below each, mean and deviation.
+    """Return matrices over pairs of networks, side by side with common colors, and below each its mean and deviation.
 
     The mean is over pairs of different networks. NaN is drawn gray and excluded from the mean. At least one value must
-    be finite. The diagonal is white, because a network and itself are not a pair.
+    be finite. The diagonal is white, because it does not belong to a pair of different networks.
     """
     known = {title: _between(matrix) for title, matrix in matrices.items()}
     everything = np.concatenate(list(known.values()))

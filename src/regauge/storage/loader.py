@@ -87,7 +87,8 @@ class Loader(IterableDataset[Batch]):
         is_last_dropped: Whether the last batch of an epoch is skipped if it is smaller.
         rank: The index of this process. It reads the batches whose index is `rank` modulo `world`.
         world: The number of processes that share the batches.
-        prefetch: The number of batches that a thread prepares in advance; none by default.
+        prefetch: The number of batches that a thread prepares in advance. By default, batches are not prepared in
+            advance.
         generator: The source of randomness, from which one number is sampled.
 
     Raises:

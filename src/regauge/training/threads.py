@@ -16,7 +16,8 @@ KEPT_BYTES = 31 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep up to 62 MiB of freed memory; otherwise, every step would return this memory and map it again.
+    """Make glibc keep up to 62 MiB of freed memory; otherwise, every training step would return this memory to the
+    system and request it again.
 
     If a separately mapped block is freed, glibc raises two thresholds to the block's size and to twice that size
     (mallopt(3), M_MMAP_THRESHOLD). Nothing is written to the block, so it uses no memory. With other allocators, the
@@ -26,9 +27,9 @@ def keep_freed_memory() -> None:
 
 
 class _Limit:
-    """The settings that were valid before the limit.
+    """The thread settings from before the limit.
 
-    These settings are restored when the last `with` block that shares the limit ends, in any thread.
+    They are restored when the last `with` block that uses the limit ends, in any thread.
     """
 
     def __init__(self) -> None:

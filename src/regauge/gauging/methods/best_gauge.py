@@ -127,7 +127,9 @@ class BestGauge(GaugeMethod):
         return methods, () if is_learned else (note,)
 
     def _judge(self, problem: GaugeProblem, compared: Mapping[str, Chosen]) -> tuple[float, dict[str, float]]:
-        """Return the loss without rounding, and the held-out losses of some networks if there are held-out data."""
+        """Return the loss without rounding, and the losses of some networks on held-out data, if there are such
+        data.
+        """
         whole = self._loss(problem, problem.task, is_rounded=False)(problem.moved(()))
         if problem.test is None:
             return whole, {}
@@ -155,7 +157,7 @@ class BestGauge(GaugeMethod):
 
 
 class TranslationsTakenOut(GaugeMethod):
-    """The gauge without translations, in which all other methods start."""
+    """The network without translations, from which all other methods start."""
 
     label = "translations taken out"
 
@@ -169,8 +171,8 @@ def default_methods(
 ) -> tuple[GaugeMethod, ...]:
     """Return the methods that are tried by default.
 
-    If networks are compared by the loss, Hadamard matrices rotate all groups, and rotations are also learned by
-    function. If networks are compared by rounding errors, a group is rotated only if its rounding error does not
+    If networks are compared by the loss, Hadamard matrices rotate all groups, and rotations are also learned with
+    `by="function"`. If networks are compared by rounding errors, a group is rotated only if its rounding error does not
     increase.
 
     Args:

@@ -91,7 +91,7 @@ class _Ranges:
     """Magnitudes of the weights during equalization.
 
     Attributes:
-        alone: Groups with a family of scales that has no weights on one side.
+        alone: Groups that have a family of scales which only multiplies weights, or only divides them.
     """
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor]) -> None:
@@ -142,7 +142,9 @@ class _Ranges:
         return total / max(count, 1)
 
     def _gap(self, pair: _Pair) -> tuple[Units, Tensor]:
-        """Return the log ratio of both ranges, and a mask of the units that have both ranges."""
+        """Return the logarithm of the ratio of both ranges for each unit, and a mask of the units that have both
+        ranges.
+        """
         sides = []
         for places in (pair.rising, pair.falling):
             each = [self._range(place, pair.direction.count) for place in places]
@@ -178,7 +180,7 @@ def diagonal(symmetry: Symmetry) -> Symmetry:
 
 
 def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax", "mean"] = "amax") -> Units:
-    """Return the largest or the mean magnitude of each unit's entries at a place."""
+    """Return the largest or the mean magnitude of the entries that each unit owns in one tensor."""
     others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
     reduced = sizes if not others else sizes.amax(others) if how == "amax" else sizes.mean(others)
     order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])
@@ -189,7 +191,9 @@ def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax",
 
 
 def _telling(symmetry: Symmetry, places: Sequence[ScaleSite]) -> tuple[ScaleSite, ...]:
-    """Return the places whose ranges are compared: matrices, kernels and tables if there are any, otherwise vectors."""
+    """Return the tensors whose ranges are compared: matrices, kernels and tables if there are any, otherwise
+    vectors.
+    """
     wide = tuple(place for place in places if len(symmetry.shapes[place.name]) > 1)
     return wide or tuple(places)
 

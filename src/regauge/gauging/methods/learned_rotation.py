@@ -1,4 +1,6 @@
-"""The method LearnedRotation: gradient descent over equivalent networks, on an error that rounding causes."""
+"""The method LearnedRotation: gradient descent on the error by rounding, over networks that compute the same
+function.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +27,8 @@ ON_EXPECTED = 150
 
 @dataclass(frozen=True)
 class LearnedRotation(GaugeMethod):
-    """Rotations of every orthogonal and linear group, found by descent. With data, also scales and all matrices.
+    """Rotations of every orthogonal and linear group, found by gradient descent; with data, also scales and invertible
+    matrices.
 
     If `by="weights"`, the method uses no data. Descent starts at the identity or at Hadamard matrices, whichever gives
     the smaller error. Rotations are `C(A) R_0` with the Cayley map `C(A) = (1 - A)^-1 (1 + A)` of a skew-symmetric
@@ -38,16 +41,16 @@ class LearnedRotation(GaugeMethod):
     softmax in nats. For other tasks, this distance is the relative squared error. The descent optimizes not only
     rotations, but also the complete linear groups (between queries and keys, and between values and outputs) by matrix
     exponentials, and all positive scales. There are two descents, which begin at the given network. The first descent
-    reduces the expected distance, to second order in the rounding errors. Weights to which the outputs are sensitive
-    then get small quantization steps. The second descent reduces the distance of the rounded network directly. It uses
-    straight-through gradients of the rounding and gradients of the quantization steps, which depend on the ranges. The
-    objective is the negative distance on the last quarter of the batches, which neither descent uses. Targets are not
-    needed. Signs are not optimized, because they do not change the rounding. The method holds `PROBES` gradients of the
-    layers in memory.
+    reduces the expected distance, to second order in the rounding errors. As a result, weights to which the outputs are
+    sensitive get small quantization steps. The second descent reduces the distance of the rounded network directly. It
+    uses straight-through gradients of the rounding and gradients of the quantization steps, which depend on the ranges.
+    The objective is the negative distance on the last quarter of the batches, which neither descent uses. Targets are
+    not needed. Signs are not optimized, because they do not change the rounding. The method holds `PROBES` gradients of
+    the layers in memory.
 
-    For both values of `by`, the method evaluates steps with true rounding and keeps the best element. Rounding makes
-    the distance a rugged function, to a degree that depends on the network. Therefore the second descent consists of
-    rounds. Each round starts at the best element so far, with a lower learning rate than the previous round.
+    For both values of `by`, the method evaluates steps with true rounding and keeps the best element. Because of
+    rounding, the distance has many local minima. Therefore the second descent consists of rounds. Each round starts at
+    the best element so far, with a lower learning rate than the previous round.
 
     Attributes:
         scheme: The rounding scheme for weights.
@@ -111,7 +114,7 @@ class LearnedRotation(GaugeMethod):
     def _climb(
         self, loss: RoundingLoss, reach: OrbitPart, starts: Sequence[Point], rounds: Sequence[tuple[int, float]]
     ) -> tuple[Point, list[float]]:
-        """Return the best point of several descents, and the best score so far at each trial.
+        """Return the best point of several descents, and the best score up to each evaluation.
 
         Each descent starts from the best point so far. `rounds` contains the number of steps and the initial learning
         rate of each descent.

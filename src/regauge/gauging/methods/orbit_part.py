@@ -1,4 +1,6 @@
-"""The equivalent networks that a descent can reach: gains are set to one, then matrices act, then scales."""
+"""The equivalent networks that a descent can reach by three steps: gains are set to one, matrices act, and
+scales act.
+"""
 
 import math
 from collections.abc import Iterable
@@ -26,7 +28,7 @@ FURTHEST = math.log(1e3) / 2
 
 @dataclass(frozen=True)
 class Point:
-    """A point on the orbit.
+    """A point on a network's orbit, given by matrices and scales.
 
     Attributes:
         matrices: Matrices of the groups that rotate. The matrices act on the network after its gains are set to one.
@@ -107,7 +109,8 @@ class OrbitPart:
         return self._moved(self.symmetry, moved, point.matrices, point.scales)
 
     def gradients(self, point: Point, gradients: Params) -> Params:
-        """Return gradients of a function at a point, given the gradients at the start; differentiable in the point.
+        """Return gradients of a function at a point, given its gradients at the start; the result is differentiable in
+        the point.
 
         If the symmetry does not change the function, its gradients transform by the inverse transpose of the action. A
         leading axis may index several gradients.

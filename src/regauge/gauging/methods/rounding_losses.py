@@ -124,7 +124,7 @@ class OfFunction:
         return sums
 
     def _root(self, made: Tensor) -> Tensor:
-        """Return the square root of the distance's second derivative with respect to the outputs, which is diagonal."""
+        """Return a square root of the second derivative of the distance with respect to the outputs."""
         if self._is_divergence:
             return (made.exp() / made[..., 0].numel()).sqrt()
         return (2 / made.square().sum().clamp_min(1e-30)).sqrt()
@@ -174,7 +174,7 @@ def _batch_norm(
 
 
 class Expected:
-    """The expected output distance caused by rounding, to second order, on the batches that descents use.
+    """The expected distance of outputs that rounding causes, to second order, on the batches that descents use.
 
     To second order, the distance is `sum over values of step^2 F / 24`, where F is the mean square of each weight's
     gradient. On an orbit, gradients transform by the inverse transpose of the weights' action. Therefore the network is

@@ -191,7 +191,9 @@ class _Work:
         return decibels(sum(shares) / len(shares))
 
     def _change(self, place: ScaleSite) -> Any:
-        """Return the rounding of activations: one scale per token if units are on the last axis, or per example."""
+        """Return the rounding of activations, with one scale for each token (if units are on the last axis) or for each
+        example.
+        """
         ndim = len(self._found.symmetry.shapes[place.name])
         rows = tuple(range(ndim - 1)) if place.axes[-1] == ndim - 1 else (0,)
         scheme = self._method.activations

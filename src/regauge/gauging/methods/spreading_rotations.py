@@ -74,7 +74,7 @@ class Rotation(GaugeMethod):
     def rotate(self, symmetry: Symmetry, generator: torch.Generator | None) -> Element:
         """Return a rotation for each group and copy, without reading the weights.
 
-        Other components of the element are the identity.
+        All other parts of the element are the identity.
         """
 
     def choose(self, problem: GaugeProblem) -> Chosen:
@@ -105,9 +105,9 @@ class Hadamard(Rotation):
     """A Hadamard matrix for every orthogonal and linear group. If a generator is given, signs are random.
 
     Some sizes have no Hadamard matrix. For such sizes, the largest Hadamard matrix whose size divides the size is used,
-    in a Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, the rotation of the
-    stream must preserve the vector of ones, and does so. Pairs of rotary dimensions are rotated by 45 degrees, because
-    only rotations within pairs commute with the rotary embedding.
+    in a Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, its rotation is chosen
+    such that it preserves the vector of ones. Pairs of rotary dimensions are rotated by 45 degrees, because only
+    rotations within pairs commute with the rotary embedding.
 
     References:
         Ashkboos et al. (2024), QuaRot, section 4; Chee et al. (2023), QuIP, section 4, on incoherence.

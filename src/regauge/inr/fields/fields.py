@@ -1,7 +1,7 @@
 """Fields of shapes: exact distances to a point cloud or to a mesh.
 
-The distance to points on a surface is larger than the distance to the surface, except at these points. The field from
-which samples come determines which of the two distances a network learns.
+The distance to sampled points of a surface is larger than the distance to the surface itself, except at these points. A
+network learns the distance of the field from which its samples come.
 """
 
 from abc import ABC, abstractmethod

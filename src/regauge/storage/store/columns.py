@@ -99,7 +99,9 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
 
 
 def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
-    """Raise a ValueError unless values index the distinct values; without distinct values, all must be 0."""
+    """Raise a ValueError unless all codes are indices of distinct values; if there are no distinct values, all codes
+    must be 0.
+    """
     if ((values < 0) | (values >= max(1, len(distinct)))).any():
         raise ValueError(f"the column {name!r} has codes of values that are not there")
 

@@ -98,7 +98,9 @@ class Manifest:
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """The fields that are equal in all stores with the same settings; notes on checks of the symmetry are not."""
+        """The fields that are equal in all stores with the same settings. Notes on checks of the symmetry are left out,
+        because they can differ.
+        """
         groups = None if self.symmetry is None else self.symmetry.groups
         return {"architecture": self.architecture, "storage": self.storage, "symmetry": groups}
 
@@ -111,7 +113,7 @@ def require_manifest(folder: Path) -> Path:
 
 
 def _differences(first: Any, second: Any, path: str = "") -> list[str]:
-    """Return the paths of the keys at which two JSON values differ."""
+    """Return the keys, as paths, at which two JSON values differ."""
     if isinstance(first, dict) and isinstance(second, dict):
         keys = dict.fromkeys((*first, *second))
         return [found for key in keys for found in _differences(first.get(key), second.get(key), f"{path}.{key}")]

@@ -77,7 +77,7 @@ class Shard:
             raise ValueError(damage_message(path, reason)) from error
 
     def require_segments(self, segments: Iterable[Segment]) -> "Shard":
-        """Return this shard; raise a ValueError if its networks are stored in other dtypes or sizes."""
+        """Return this shard; raise a ValueError if its networks are stored in other dtypes or sizes than expected."""
         for segment in segments:
             place, shape = self.places.get(segment.name), (self.count, segment.size)
             if place is None or (place.dtype, place.shape) != (segment.dtype, shape):
@@ -173,8 +173,8 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
 class Verification:
     """The numbers of intact shards and of their networks, and a message for each damaged shard.
 
-    Leftovers are incomplete files of writers that were interrupted. They do no harm, and can be deleted when no process
-    is writing.
+    `leftovers` are incomplete files of interrupted writers, which do no harm. They can be deleted when no process is
+    writing.
     """
 
     shards: int

@@ -101,7 +101,7 @@ MAXIMA: dict[str, Any] = {
 
 
 class Passed(NamedTuple):
-    """Tensors that a step saves in a forward pass: the input, the output, and slopes or positions of maxima.
+    """The tensors that a step saves in the forward pass: its input, its output, and slopes or positions of maxima.
 
     A later activation may have overwritten this output in place. The output of an activation is never overwritten.
     """
@@ -361,7 +361,7 @@ def _makes_map(step: Step, is_map: bool) -> bool | None:
 
 
 def _told(node: fx.Node, **defaults: object) -> tuple[object, ...]:
-    """Return the arguments of a call after the first argument, in the order of the defaults."""
+    """Return the arguments of a call except the first, in the order of the given defaults."""
     given = dict(zip(defaults, node.args[1:], strict=False)) | node.kwargs
     return tuple((defaults | given)[name] for name in defaults)
 

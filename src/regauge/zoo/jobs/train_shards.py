@@ -1,4 +1,4 @@
-"""Training of a population by jobs. Job i trains the networks of shard i, and appends them to the store."""
+"""Training of a population by jobs: job i trains the networks of shard i, and appends them to the store."""
 
 import math
 import secrets
@@ -48,7 +48,8 @@ core."""
 
 
 class Stage:
-    """The finished stacks of one job, in a small store of their own. If the job is killed, another job continues.
+    """The finished stacks of one job, kept in a small store of their own, from which another job can continue after a
+    kill.
 
     A stack is a set of networks that are trained together, and is stored in parts. The names of the parts identify the
     process that trained the stack, and the last part has a special name. If a process was killed within a stack, the
@@ -110,7 +111,7 @@ class Stage:
         return Store.create(self.folder, self.store.architecture, storage=self.store.storage)
 
     def _pieces(self, blocks: Iterable[SavedNetworks]) -> Iterator[tuple[SavedNetworks, bool]]:
-        """Yield blocks, joined up to the size limit, and whether each is the last one; yield at least one."""
+        """Yield blocks, joined up to the size limit, each with whether it is the last one. Yield at least one block."""
         joined: list[SavedNetworks] = []
         size = 0
         for block in blocks:
@@ -337,7 +338,7 @@ def settings_of(value: Any) -> Any:
 
 
 def _shard_size(config: PopulationConfig, examples: Examples) -> int:
-    """Return the number of networks in a shard: whole groups (with common batches), or equal parts of one group."""
+    """Return the number of networks in a shard: several whole groups, or one of several equal parts of a group."""
     size = max(1, min(SHARD, int(SHARD_WORK // _work(config, examples))))
     if size >= config.count:
         return config.count
@@ -347,7 +348,9 @@ def _shard_size(config: PopulationConfig, examples: Examples) -> int:
 
 
 def _work(config: PopulationConfig, examples: Examples) -> float:
-    """Return the multiplications for training one network: a forward pass, and twice as many for the backward pass."""
+    """Return the number of multiplications for training one network, where a backward pass counts as two forward
+    passes.
+    """
     module = config.architecture.module().eval()
     with FlopCounterMode(display=False) as counter:
         module(examples.inputs[:1].to(next(module.parameters()).dtype))

@@ -109,7 +109,7 @@ def require_same_architecture(first: Params, second: Params) -> None:
 
 
 def is_mutual(method: Method | None) -> bool:
-    """Return whether the direction of alignment, from A to B or from B to A, does not matter for a method.
+    """Return whether a method finds the same alignment from A to B as from B to A.
 
     Weight matching is symmetric, because the inverse element uses the transposed matrices.
     """
@@ -220,7 +220,8 @@ def _align_both_ways(
 ) -> tuple[Params, Params]:
     """Align the second network of each pair to the first or, if the objective is larger, the first to the second.
 
-    If the populations are exchanged, the results are exchanged, up to one common element for both networks of a pair.
+    If the two populations are exchanged, the results are exchanged too, up to one element that acts on both networks of
+    a pair.
     """
     there = align_pairs(pairs.first, pairs.second, symmetry, method=method, generator=generator)
     if is_mutual(method):

@@ -1,4 +1,4 @@
-"""Matrices over all pairs of networks in a store, computed by jobs that can be resumed, and tables of them."""
+"""Matrices over all pairs of networks in a store, as tables, computed by jobs that can be resumed."""
 
 import hashlib
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ from regauge.zoo.training.examples import Examples
 
 @dataclass(frozen=True)
 class Fraction:
-    """A subset rule: every group of networks is trained on a random share of the examples.
+    """A rule that trains every group of networks on a random share of the examples.
 
     Attributes:
         share: The share in (0, 1]. The share may be a distribution, from which each group samples its share.
@@ -42,7 +42,8 @@ class Fraction:
 
 @dataclass(frozen=True)
 class ClassHalves:
-    """A subset rule with two subsets of the examples: the first for groups with even index, the second for odd.
+    """A rule that trains groups with even indices on one subset of the examples, and groups with odd indices on
+    another.
 
     Attributes:
         share: The share of each class in the first half of the classes that the first subset contains. For the other

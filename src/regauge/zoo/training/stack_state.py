@@ -165,14 +165,16 @@ class Running:
         return rows
 
     def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> SavedNetworks:
-        """Return the networks that are still trained. Between checkpoints, return only those that stop at this step."""
+        """Return the networks of the stack at a step. Between checkpoints, return only those whose training stops at
+        this step.
+        """
         index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):
             params = {name: tensor[index] for name, tensor in params.items()}
         return SavedNetworks(params, [rows[k] for k in index], self.ids)
 
     def give_up(self, rows: Sequence[Row]) -> None:
-        """Stop the training of networks that diverged or are discarded, and make their positions in the stack free."""
+        """Stop the training of networks that diverged or are discarded, and free their positions in the stack."""
         self.is_alive = [alive and not _is_given_up(row) for alive, row in zip(self.is_alive, rows, strict=True)]
         if not all(self.is_alive) and not self.is_fixed:
             self._compact()

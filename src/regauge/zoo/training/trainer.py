@@ -113,7 +113,9 @@ def train(
 
 
 def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
-    """Return the ids of each stack, at most `size` ids; equally many of each group if groups have own batches."""
+    """Return the ids of each stack, at most `size` ids. If groups have different batches, a stack has equally many ids
+    of each.
+    """
     if size < 1:
         raise ValueError(f"a stack of {size} networks is asked for; give at least 1")
     if any(discard.worst is not None for discard in config.discards):
@@ -145,7 +147,7 @@ def _draw(config: PopulationConfig, examples: Examples, network: int) -> Member:
 
 
 class _Maker:
-    """A builder of programs for stacks. All stacks share one engine, so it is compiled only once."""
+    """A builder of training programs for stacks. All stacks share one engine, which is compiled only once."""
 
     def __init__(
         self, config: PopulationConfig, module: nn.Module, examples: Examples, backend: Backend | None, networks: int
