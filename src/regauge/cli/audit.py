@@ -1,6 +1,4 @@
-"""`regauge audit`: test a table of scale pairs on a model, row by row, or make such a table from the model's
-symmetry.
-"""
+"""`regauge audit`: test a table of scale pairs on a model, or make such a table from its symmetry."""
 
 from dataclasses import asdict
 

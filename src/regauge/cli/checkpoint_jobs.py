@@ -1,6 +1,4 @@
-"""Checkpoints that a command reads, and the output that it writes with its provenance. Both are checked before any
-work.
-"""
+"""Checkpoints that a command reads, and the output that it writes, both checked before any work."""
 
 import logging
 import os

@@ -80,9 +80,7 @@ def require_command(words: list[str], commands: Any) -> None:
 
 
 def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
-    """Find the command that the user named: its name and its options, or the union of its subcommands for a partial
-    name.
-    """
+    """Find the command that the user named, with its options (for a partial name, those of its subcommands)."""
     typed = "regauge"
     for word in words:
         known = commands_by_name(commands)
@@ -100,9 +98,7 @@ def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
 
 
 def _require_options(words: list[str], options: Any, typed: str) -> None:
-    """Raise an error for an option that the command does not have; the error names the option that replaces it, or the
-    closest one.
-    """
+    """Raise an error for an unknown option of a command; the error names its replacement or the closest option."""
     known = {*HELP, ALL, *_flags(options)}
     for word in words:
         flag = word.partition("=")[0].replace("_", "-")

@@ -20,9 +20,7 @@ from regauge.hub import read_symmetry
 
 
 def run(options: Compare) -> None:
-    """Print the verdict with the evidence and write the page, or search a database, or add checkpoints to a
-    database.
-    """
+    """Compare checkpoints and print the verdict, or search a database, or add checkpoints to it."""
     out = None if options.output is None else rg.Output(options.output, options.overwrite)
     require_page(out)
     paths = find_checkpoints(options.checkpoints)
@@ -79,9 +77,7 @@ def _tell_layout(found: TensorMap, out: rg.Output | None) -> None:
 
 
 def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
-    """Return a sentence that names the data for recomputed batch normalization statistics; empty if none were
-    recomputed.
-    """
+    """Return a sentence that names the data for recomputed batch normalization statistics, if any."""
     if choosing is None or task is None or task.prepare is None:
         return ""
     networks = "losses and barriers are those of networks whose statistics of batch normalization were recomputed from"

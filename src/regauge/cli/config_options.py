@@ -1,6 +1,4 @@
-"""Options that are settings of the library. Their types, defaults and help are declared once, in the library's
-configs.
-"""
+"""Options that are settings of the library: its configs declare their types, defaults and help."""
 
 import re
 from collections.abc import Callable
@@ -21,10 +19,8 @@ def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T
     A setting that is true by default becomes an option with the values "yes" and "no".
 
     Args:
-        config: A dataclass in a module that does not import torch. Its docstring, or that of a base class, has a
-            section "Attributes".
-        names: The names of the settings, separated by spaces. `option=setting` gives the option another name than the
-            setting.
+        config: A dataclass, in a module without torch, whose docstring (or its bases') has a section "Attributes".
+        names: The settings, separated by spaces. `option=setting` gives an option another name.
         metavars: Placeholders in the help, by option.
     """
     kinds = [kind for kind in reversed(config.__mro__) if "__dataclass_fields__" in vars(kind)]
@@ -33,7 +29,7 @@ def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T
     defaults = {field.name: field.default for field in fields(config)}
 
     def as_option(mention: re.Match[str]) -> str:
-        """Return settings that a text mentions are options."""
+        """Return the option (such as `--init-lr`) for the name of a setting that a text mentions."""
         return f"--{mention[1].replace('_', '-')}" if mention[1] in defaults else mention[0]
 
     def declare(options: type[T]) -> type[T]:

@@ -159,8 +159,6 @@ FlowCommand = (
 
 @dataclass(frozen=True)
 class Flow:
-    """Flows are generative models of networks: fit one to trained networks, sample new networks, judge them, guide
-    them.
-    """
+    """Flows, generative models of networks: fit one to trained networks, sample new networks, judge and guide them."""
 
     command: FlowCommand

@@ -1,6 +1,4 @@
-"""`regauge gauge`: write an equivalent checkpoint with smaller rounding errors, with a certificate and a page next to
-it.
-"""
+"""`regauge gauge`: write an equivalent checkpoint with smaller rounding errors, a certificate and a page."""
 
 import json
 from contextlib import ExitStack
@@ -92,11 +90,9 @@ def _scheme(options: Gauge) -> RoundToNearest:
 def _read(
     options: Gauge, name: str | None, checkpoint: rg.Checkpoint, *, fits: bool
 ) -> tuple[Networks, rg.Task | None, rg.Task | None]:
-    """Return the checkpoint under the names of its model, the task that chooses the gauge, and the task that evaluates
-    it.
+    """Return the checkpoint under its model's names, the task that chooses, and the task that evaluates.
 
-    The checkpoint stays on the disk if memory does not suffice, or if only rotations are sampled and the model has no
-    weights.
+    It stays on the disk if memory does not suffice, or if rotations are sampled and the model has no weights.
     """
     if name is None:
         if options.data is not None:

@@ -1,6 +1,4 @@
-"""`regauge learn autoencoder`, `encode`, `decode` and `nearest`: map networks to vectors, one for each orbit,
-and back.
-"""
+"""`regauge learn autoencoder`, `encode`, `decode` and `nearest`: one vector for each orbit."""
 
 from collections.abc import Callable
 from typing import Any

@@ -38,9 +38,7 @@ def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
 
 
 def run_of(options: LearnRun, chosen: NDArray[np.int64], place: TrainingOutput) -> dict[str, Any]:
-    """Return the arguments that all functions for training nets have in common, such as `learn.fit_predictor` and
-    `flow.fit`.
-    """
+    """Return the arguments that `learn.fit_predictor`, `flow.fit` and similar functions have in common."""
     return {
         "generator": torch.Generator().manual_seed(options.seed),
         "indices": chosen,

@@ -90,9 +90,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _ending_at_once() -> Iterator[None]:
-    """Return a context in which an interrupt ends the process at once, because imported code could catch it as an
-    error.
-    """
+    """Return a context in which an interrupt ends the process at once, and no imported code can catch it."""
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_DFL) if is_main else None
     try:
@@ -103,9 +101,7 @@ def _ending_at_once() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Discard the text that standard output could not write; otherwise the interpreter would raise the error again at
-    its end.
-    """
+    """Discard text that standard output could not write, because the interpreter would fail on it again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

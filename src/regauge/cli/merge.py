@@ -94,7 +94,7 @@ def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) 
 
 
 def _assemble(options: Merge, make: Callable[..., Any]) -> None:
-    """Merge tensor by tensor and tell the record, or tell the plan of it."""
+    """Merge tensor by tensor and print the record, or only print the plan."""
     with show_work("merging", is_streamed=True) as progress:
         made = make(**_setting(options), progress=progress)
     if not options.dry_run:

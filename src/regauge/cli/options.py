@@ -1,6 +1,4 @@
-"""Options that several commands share, and options of small commands. Nothing here imports torch, so `--help`
-is fast.
-"""
+"""Options of several commands, and options of small commands. Nothing here imports torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +75,7 @@ Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "inte
 
 
 class UsageError(ValueError):
-    """An error about options that exclude each other. Its sentence names options, where errors of the library name
-    arguments.
-    """
+    """An error about options that exclude each other. It names options; errors of the library name arguments."""
 
 
 @dataclass(frozen=True)

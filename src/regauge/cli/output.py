@@ -40,8 +40,7 @@ _FACTS: ContextVar[dict[str, Any] | None] = ContextVar("facts", default=None)
 
 @contextmanager
 def report(command: str, *, as_json: bool) -> Iterator[None]:
-    """Return a context that prints what a command reports. With JSON, one object is printed at the end if there is no
-    error.
+    """Return a context that prints what a command reports; with JSON, one object is printed at the end.
 
     With JSON, all other output goes to the standard error.
     """

@@ -66,9 +66,7 @@ def run(options: Prune) -> None:
 
 
 def _read(options: Prune, model: Model, checkpoint: rg.Checkpoint) -> tuple[Networks, rg.Task, rg.Task | None]:
-    """Return the checkpoint under the names of its model, its symmetry, and the tasks that choose units and evaluate
-    the result.
-    """
+    """Return the checkpoint under its model's names, its symmetry, and the tasks that choose and that evaluate."""
     with show_status("tracing the model"):
         kwargs = model.trace().kwargs
     found = read_networks(options, [checkpoint], model=model)

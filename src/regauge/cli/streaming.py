@@ -94,9 +94,7 @@ def show_plan(streamed: "StreamedJob") -> None:
 
 
 def is_all_shown(options: Matching, job: FileJob, plan: "Callable[[], StreamedJob]") -> bool:
-    """Print what will be read, held and written, if the run is a dry run or streams networks. Return whether it is a
-    dry run.
-    """
+    """Print what a dry or streamed run will read, hold and write. Return whether the run is dry."""
     if job.is_streamed:
         show_plan(plan())
     elif options.dry_run:

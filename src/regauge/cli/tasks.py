@@ -1,6 +1,4 @@
-"""Checkpoints, their model and tasks, for commands that evaluate networks: tasks for making choices and for judging
-results.
-"""
+"""Checkpoints and tasks of commands that evaluate networks: tasks that choose, and tasks that judge."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +26,8 @@ class Judged:
     If the model has batch normalization, the task recomputes its statistics.
 
     Attributes:
-        choosing: The data from which statistics are computed and on which paths are trained, or the data of `task` if
-            neither is done.
-        statistics: The data from which batch normalization statistics are computed; empty if there are no such
-            statistics.
+        choosing: The data for statistics and for training paths, or the data of `task` if neither is done.
+        statistics: The data for batch normalization statistics; empty if there are no such statistics.
     """
 
     model: Model
@@ -80,9 +76,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint], held: Held | None
 
 
 def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task, rg.Task]:
-    """Return the task for making choices and the task for judging. If DATA determine no choice, both use all of
-    DATA.
-    """
+    """Return the task for choices and the task for judging; both use all of DATA if nothing is chosen."""
     data = task_on(options, model, options.data, dtype)
     if options.test is not None:
         return data, task_on(options, model, options.test, dtype)
@@ -101,8 +95,7 @@ def task_on(options: Matching | Judging | Compare, model: Model, data: str, dtyp
 def matching_tasks(
     options: Matching | Compare, networks: Networks, *, is_matched: bool = True
 ) -> tuple[rg.Task | None, rg.Task | None]:
-    """Return, for a command that aligns, the task for making choices (which also gives statistics) and the task for
-    judging.
+    """Return, for a command that aligns, the task for choices and statistics, and the task for judging.
 
     If data are used neither for matching nor for statistics, all of them are used for judging.
     """

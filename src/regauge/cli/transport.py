@@ -1,4 +1,4 @@
-"""`regauge transport`: the change of a fine-tune carried to another base."""
+"""`regauge transport`: transfer the change of a fine-tune to another base."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from regauge.cli.tasks import matching_tasks
 
 
 def run(options: Transport) -> None:
-    """Write the fine-tuned B, and print how its change was carried."""
+    """Write the fine-tuned B, and print how the change was transferred."""
     job, found, _ = read_job(options, (options.base_b, options.base_a, options.tuned_a), source=0)
     task, test = matching_tasks(options, found)
     method = method_of(replace(options, data=None) if options.method == "auto" and not options.refine else options)

@@ -1,4 +1,4 @@
-"""`regauge zoo`: populations on the disk."""
+"""`regauge zoo`: train, import, export, check and describe populations on the disk."""
 
 import inspect
 import json

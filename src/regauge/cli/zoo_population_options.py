@@ -52,7 +52,7 @@ class ZooAlign:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """Some networks of a store, and where a picture of them goes; shared by the commands that compare networks."""
+    """Settings for the commands that compare networks of a store: which networks, and the path of the picture."""
 
     store: StoreFolder
     output: Picture

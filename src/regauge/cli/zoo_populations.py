@@ -57,7 +57,7 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
 
 @contextmanager
 def pairs_of(options: ZooCompare | ZooMap) -> Iterator[zoo.PairMatrices]:
-    """The networks of a command and the matrices over their pairs, which are kept until the command ends.
+    """Return a context with the networks of a command and the matrices over their pairs, which are deleted at the end.
 
     If the same command is run again, it continues in the folder `OUT.parts`.
     """
