@@ -269,7 +269,7 @@ def test_networks_that_are_not_finite_are_refused(bad: float, which: str) -> Non
     symmetry = mlp_symmetry(2, 3, 2)
     a, b = drawn(symmetry, 0), drawn(symmetry, 1)
     (a if which == "first" else b)["0.weight"][1, 1] = bad
-    with pytest.raises(ValueError, match=rf"'0.weight' of the {which} network holds 1 values that are NaN or Inf"):
+    with pytest.raises(ValueError, match=rf"'0.weight' of the {which} network holds NaN or Inf in 1 of"):
         rg.align(a, b, symmetry)
 
 
@@ -286,7 +286,7 @@ def test_other_architectures_are_refused() -> None:
         rg.align(a, other, symmetry)
     with pytest.raises(ValueError, match="the parameters are of another architecture"):
         rg.align(other, other, symmetry)
-    with pytest.raises(ValueError, match=r"only the first has \['1.bias'\]"):
+    with pytest.raises(ValueError, match=r"only the first has '1.bias'"):
         rg.align(a, {n: t for n, t in a.items() if n != "1.bias"}, symmetry)
     fewer = {n: t for n, t in a.items() if n != "1.weight"}
     with pytest.raises(KeyError, match="the parameters lack"):

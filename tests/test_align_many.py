@@ -247,7 +247,7 @@ def test_wrong_input_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no network to align"):
         rg.align_many([], symmetry)
     broken = {**a, "0.bias": torch.full((3,), float("nan")).double()}
-    with pytest.raises(ValueError, match=r"'0.bias' of the third network holds 3 values that are NaN or Inf"):
+    with pytest.raises(ValueError, match=r"'0.bias' of the third network holds NaN or Inf in 3 of"):
         rg.align_many([a, a, broken], symmetry)
     with pytest.raises(ValueError, match="both must come from the same architecture"):
         rg.align_many([a, drawn(mlp_symmetry(2, 4, 2), 0)], symmetry)

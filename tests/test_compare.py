@@ -251,7 +251,7 @@ def test_files_are_compared_as_dictionaries_are(tmp_path: Path) -> None:
 def test_bad_networks_are_refused() -> None:
     params = drawn(WIDE, 0)
     broken: dict[str, Tensor] = {**params, "0.bias": params["0.bias"] / 0}
-    with pytest.raises(ValueError, match=r"'0.bias' of the second network holds \d+ values that are NaN or Inf"):
+    with pytest.raises(ValueError, match=r"'0.bias' of the second network holds NaN or Inf in \d+ of"):
         rg.compare(params, broken, WIDE)
     with pytest.raises(ValueError, match="both must come from the same architecture"):
         rg.compare(params, {name: tensor.unsqueeze(-1) for name, tensor in params.items()}, WIDE)
@@ -320,7 +320,7 @@ def test_a_part_is_compared_only_where_that_means_something(text_symmetry: rg.Sy
     found = rg.compare(a, few, text_symmetry)
     assert "head.weight" not in {share.name for share in found.shares}
     assert found.notes == ("left out, because its shape differs: 'head.weight', (12, 16) in A and (5, 16) in B",)
-    with pytest.raises(ValueError, match=r"only the first has \['blocks.1.attention_norm.weight'\]"):
+    with pytest.raises(ValueError, match=r"only the first has 'blocks.1.attention_norm.weight'"):
         rg.compare(a, {n: t for n, t in a.items() if n != "blocks.1.attention_norm.weight"}, text_symmetry)
     with pytest.raises(ValueError, match="both must come from the same architecture"):
         rg.compare(a, {n: torch.cat([t, t], -1) for n, t in a.items()}, text_symmetry)

@@ -153,7 +153,7 @@ def test_the_page_has_everything(folder: Path, capsys: pytest.CaptureFixture[str
             ["a", "broken", "--model", "nets.py:model", "--data", "nets.py:batches"],
             "their tensors or tokens differ",
         ),
-        ("nan", ["a", "broken", "--model", "nets.py:model"], "values that are NaN or Inf"),
+        ("nan", ["a", "broken", "--model", "nets.py:model"], "holds NaN or Inf in"),
         ("quantized", ["a", "broken", "--model", "nets.py:model"], "quantized"),
     ],
 )

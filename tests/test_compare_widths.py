@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_left_out() -> None:
 def test_mistakes_are_refused_as_in_networks_of_one_width() -> None:
     params, child = drawn(WIDE, 0), drawn(SMALL, 1)
     broken = {**params, "0.bias": params["0.bias"] / 0}
-    with pytest.raises(ValueError, match=r"'0.bias' of the second network holds 40 values that are NaN or Inf"):
+    with pytest.raises(ValueError, match=r"'0.bias' of the second network holds NaN or Inf in 40 of"):
         rg.compare(child, broken, SMALL)
     with pytest.raises(ValueError, match="only the first has"):
         rg.compare(params, {name: child[name] for name in child if name != "1.bias"}, WIDE)

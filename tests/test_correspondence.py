@@ -303,7 +303,7 @@ def test_what_does_not_fit_is_refused() -> None:
         refused(mlp_symmetry(2, 3, 2, kind="orthogonal"), mlp_symmetry(2, 4, 2, kind="orthogonal"))
     with pytest.raises(ValueError, match=r"group 'e' has other groups repeated within it"):
         refused(BY_HAND["experts"], BY_HAND["experts"])
-    with pytest.raises(ValueError, match=r"only the second has \['2.bias', '2.weight'\]"):
+    with pytest.raises(ValueError, match=r"only the second has '2.bias', '2.weight'"):
         refused(plain, mlp_symmetry(2, 3, 3, 2))
     with pytest.raises(ValueError, match=r"group 'h1' has kind permutation in the first network and signed"):
         refused(plain, mlp_symmetry(2, 3, 2, kind="signed"))
@@ -320,7 +320,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"group 'h1' does not act alike in both networks"):
         rg.alignment.correspond(drawn(plain, 0), drawn(plain, 0), plain, fewer)
     bad = drawn(plain, 0)
-    with pytest.raises(ValueError, match=r"'0.weight' of the second network holds 6 values that are NaN or Inf"):
+    with pytest.raises(ValueError, match=r"'0.weight' of the second network holds NaN or Inf in 6 of"):
         rg.alignment.correspond(bad, {**bad, "0.weight": bad["0.weight"] * float("nan")}, plain, plain)
     with pytest.raises(ValueError, match=r"regularization=-1"):
         refused(plain, plain, regularization=-1)

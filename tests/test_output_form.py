@@ -135,7 +135,7 @@ def test_values_that_a_dtype_cannot_hold_are_refused(pair: Callable[..., Any], w
     a, b, out = pair()
     large = {name: t * 1e6 if name == "head.weight" else t for name, t in load(b).items()}
     save(large, b, overwrite=True)
-    with pytest.raises(ValueError, match=r"'head.weight' would hold \d+ values that float16 cannot hold"):
+    with pytest.raises(ValueError, match=r"'head.weight' would exceed .* number of float16"):
         write(a, b, out, dtype="float16")
     assert not out.exists()
     write(a, b, out, dtype="bfloat16")

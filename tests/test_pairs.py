@@ -354,7 +354,7 @@ def test_the_network_that_is_not_finite_is_named(bad: float, which: str) -> None
     symmetry = mlp_symmetry(2, 3, 2)
     a, b = population(symmetry, 4), population(symmetry, 4, seed=10)
     (a if which == "first" else b)["0.bias"][2, 1] = bad
-    with pytest.raises(ValueError, match=rf"'0.bias' of network 2 of the {which} population holds 1 values"):
+    with pytest.raises(ValueError, match=rf"'0.bias' of network 2 of the {which} population holds NaN or Inf in 1 of"):
         rg.alignment.align_pairs(a, b, symmetry)
 
 
@@ -362,7 +362,7 @@ def test_a_reference_that_is_not_finite_is_named() -> None:
     symmetry = mlp_symmetry(2, 3, 2)
     a = drawn(symmetry, 0)
     a["1.weight"][0, 0] = float("nan")
-    with pytest.raises(ValueError, match=r"'1.weight' of the first network holds 1 values"):
+    with pytest.raises(ValueError, match=r"'1.weight' of the first network holds NaN or Inf in 1 of"):
         rg.alignment.align_pairs(a, population(symmetry, 2), symmetry)
 
 
@@ -379,7 +379,7 @@ def test_populations_that_do_not_fit_are_refused() -> None:
         rg.alignment.align_pairs(one, one, symmetry)
     with pytest.raises(ValueError, match="there are 3 first networks and 4 second ones"):
         rg.alignment.align_pairs(population(symmetry, 3), many, symmetry)
-    with pytest.raises(ValueError, match=r"only the first has \['1.bias'\]"):
+    with pytest.raises(ValueError, match=r"only the first has '1.bias'"):
         rg.alignment.align_pairs(
             {**one, "1.bias": torch.zeros(2)}, {n: t for n, t in many.items() if n != "1.bias"}, symmetry
         )

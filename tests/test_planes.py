@@ -124,7 +124,7 @@ def test_planes_that_do_not_exist_are_refused() -> None:
             rg.connect.plane(*three, TASK)
     with pytest.raises(ValueError, match="the two networks have different parameters"):
         rg.connect.plane(a, b, {"w": torch.ones(1)}, TASK)
-    with pytest.raises(ValueError, match="of the third network holds 4 values that are NaN"):
+    with pytest.raises(ValueError, match="of the third network holds NaN or Inf in 4 of"):
         rg.connect.plane(a, b, {**b, "3.bias": torch.full((4,), torch.nan)}, TASK)
     with pytest.raises(ValueError, match="resolution=1"):
         rg.connect.plane(*THREE, TASK, resolution=1)

@@ -12,7 +12,7 @@ from regauge.core.act import Site
 from regauge.core.assignment import assign
 from regauge.core.families import barycenter, compared, dot, unfold
 from regauge.core.groups import Group, Placement
-from regauge.core.params import Params, require_finite
+from regauge.core.params import Params, require_finite, say_different
 from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 from regauge.core.unit_plans import (
@@ -358,11 +358,10 @@ def _require_same_architecture(
     Raises:
         ValueError: Parameters, groups, placements, or the length of an axis on which no group acts differ.
     """
-    only_a, only_b = (sorted(x.keys() - y.keys()) for x, y in ((params_a, params_b), (params_b, params_a)))
-    if only_a or only_b:
+    if params_a.keys() != params_b.keys():
         raise ValueError(
-            f"the two networks have different parameters: only the first has {only_a[:5]}, only the second "
-            f"has {only_b[:5]}; they may differ in widths, not in layers; give such networks"
+            f"the two networks have different parameters: {say_different(params_a, params_b)}; they may differ in "
+            "widths, not in layers: give such networks"
         )
     names_a, names_b = ([group.name for group in s.groups] for s in (symmetry_a, symmetry_b))
     if names_a != names_b:

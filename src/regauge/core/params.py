@@ -7,6 +7,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from regauge.core.counted import shorten
 from regauge.core.groups import Group
 
 Params = dict[str, Tensor]
@@ -96,20 +97,24 @@ def require_finite(params: Mapping[str, Tensor], label: str, structure: Collecti
         if not bad:
             continue
         raise ValueError(
-            f"{name!r} of {label} holds {bad} values that are NaN or Inf (of {tensor.numel()}); "
-            "the network cannot be used, check its training or load another checkpoint"
+            f"{name!r} of {label} holds NaN or Inf in {bad} of {tensor.numel()} entries; the network cannot be used: "
+            "check its training or load another checkpoint"
         )
 
 
 def require_same_names(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
     """Raise a ValueError unless two networks have the same parameter names."""
-    only_a = sorted(params_a.keys() - params_b.keys())
-    only_b = sorted(params_b.keys() - params_a.keys())
-    if only_a or only_b:
+    if params_a.keys() != params_b.keys():
         raise ValueError(
-            f"the two networks have different parameters: only the first has {only_a[:5]}, only the second "
-            f"has {only_b[:5]}; {say_prefix(params_a, params_b) or 'both must come from the same architecture'}"
+            f"the two networks have different parameters: {say_different(params_a, params_b)}; "
+            f"{say_prefix(params_a, params_b) or 'both must come from the same architecture'}"
         )
+
+
+def say_different(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> str:
+    """Return a clause for an error message that lists the parameters which only one of two networks has."""
+    sides = (("first", params_a.keys() - params_b.keys()), ("second", params_b.keys() - params_a.keys()))
+    return ", and ".join(f"only the {which} has {shorten(sorted(names))}" for which, names in sides if names)
 
 
 def require_same_shapes(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> None:
@@ -206,10 +211,10 @@ def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
     kind, largest = str(made.dtype).removeprefix("torch."), torch.finfo(made.dtype).max
     wider = "bfloat16" if largest < torch.finfo(torch.bfloat16).max else "float64"
     wide = f"a wider dtype (`dtype={wider}`, or wider tensors) or "
+    entries = "1 entry" if lost == 1 else f"{lost} entries"
     raise ValueError(
-        f"{name!r} would hold {lost} values that {kind} cannot hold, which ends at {largest:.3g}; use "
-        f"{'' if made.dtype == torch.float64 else wide}smaller weights; `scales=keep` of "
-        "align and merge multiplies nothing"
+        f"{name!r} would exceed {largest:.3g}, the largest number of {kind}, in {entries}; use "
+        f"{'' if made.dtype == torch.float64 else wide}smaller weights; `scales=keep` of align and merge scales nothing"
     )
 
 
