@@ -1,7 +1,7 @@
 """Folders of many families of transformers through the command line: what is written loads and computes the same."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers")
 
 from coverings import every_other  # noqa: E402
-from folder_cases import CASES, LOOPS, MIXTURES, FolderCase, first_tensor, open_clean  # noqa: E402
+from folder_cases import CASES, LOOPS, MIXTURES, SMALL_LLAMA, FolderCase, first_tensor, open_clean  # noqa: E402
 
 import regauge as rg  # noqa: E402
 from regauge.checkpoints.checkpoint import Checkpoint, load  # noqa: E402
@@ -27,6 +27,13 @@ from regauge.hub import Model, open_model  # noqa: E402
 
 QUICK = ("vit", "mixtral", "switch", "gpt neox", "deepseek v3")
 """Tensors that are renamed, stacked and split, and experts in a loop."""
+ALIKE = (
+    *("mistral", "qwen2", "qwen3", "phi", "phi3", "bloom", "opt", "cohere", "stablelm", "olmo2", "granite", "gpt neox"),
+    *("mamba", "bert", "roberta", "electra", "deberta", "deit", "beit", "dinov2", "clip", "siglip", "llava", "blip2"),
+    *("qwen2 moe", "qwen3 moe", "olmoe", "granite moe", "phimoe", "hunyuan", "flex olmo", "dbrx", "jetmoe", "fnet"),
+    *("videomae", "vivit", "timesformer", "spectra"),
+)
+"""Families whose layers are of one kind: one layer is enough, as others of the kind have two (Llama, ViT, Mixtral)."""
 
 
 def in_suite(names: Collection[str]) -> list[Any]:
@@ -40,6 +47,15 @@ def in_suite(names: Collection[str]) -> list[Any]:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def of_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a model, and of its parts, with one layer."""
+    counts = ("num_hidden_layers", "n_layers", "n_layer")
+    return {
+        name: of_one_layer(value) if isinstance(value, dict) else 1 if name in counts else value
+        for name, value in settings.items()
+    }
 
 
 def outputs(model: torch.nn.Module, example: Model) -> Tensor:
@@ -56,8 +72,11 @@ def aligned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def run(name: str) -> Path:
         if name not in known:
             folder = tmp_path_factory.mktemp("family")
-            CASES[name].save(folder / "one", 0)
-            CASES[name].save(folder / "two", 1, shard="4KB")
+            case = CASES[name]
+            if name in ALIKE:
+                case = replace(case, settings=of_one_layer(case.settings))
+            case.save(folder / "one", 0)
+            case.save(folder / "two", 1, shard="4KB")
             before = (folder / "one/config.json").read_bytes()
             main(["align", str(folder / "one"), str(folder / "two"), "-o", str(folder / "aligned")])
             assert (folder / "one/config.json").read_bytes() == before
@@ -136,18 +155,20 @@ def with_positions(params: Params) -> Params:
     return {f"bert.{n}": t for n, t in params.items()} | {"bert.embeddings.position_ids": torch.arange(32)[None]}
 
 
-BERT = CASES["bert"]
+BERT = replace(CASES["bert"], settings=of_one_layer(CASES["bert"].settings))
+LLAMA = FolderCase("LlamaForCausalLM", "LlamaConfig", of_one_layer(SMALL_LLAMA) | {"num_attention_heads": 2})
+"""The smallest model, for what has nothing to do with its layers and heads."""
 OLD: dict[str, tuple[FolderCase, str, Callable[[Params], Params]]] = {
     "names of norms": (BERT, "BertForMaskedLM", old_norms),
     "a prefix, and a buffer": (replace(BERT, model="BertModel"), "BertModel", with_positions),
     "another head": (replace(BERT, model="BertForPreTraining"), "BertForMaskedLM", dict),
     "tied, stored twice": (
-        CASES["llama tied"],
+        replace(LLAMA, settings=LLAMA.settings | {"tie_word_embeddings": True}),
         "LlamaForCausalLM",
         lambda params: params | {"lm_head.weight": params["model.embed_tokens.weight"]},
     ),
     "frequencies": (
-        CASES["llama"],
+        LLAMA,
         "LlamaForCausalLM",
         lambda params: params | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.rand(2)},
     ),
@@ -178,7 +199,7 @@ def test_what_from_pretrained_understands_is_understood(name: str) -> None:
 def test_paths_of_folders_are_named_by_the_symmetry() -> None:
     """From Python, too: the symmetry speaks of stacked experts, the files hold each by itself."""
     for seed, folder in enumerate(("one", "two")):
-        CASES["mixtral"].save(Path(folder), seed)
+        replace(CASES["mixtral"], settings=of_one_layer(CASES["mixtral"].settings)).save(Path(folder), seed)
     model = open_model("one", values="never")
     symmetry = rg.discover(model.module, model.inputs, model.kwargs)
     found = rg.align("one", "two", symmetry, out="aligned")
@@ -196,10 +217,9 @@ SHARED = torch.arange(12.0).reshape(3, 4)
 
 def save_with_extra() -> tuple[Params, Params]:
     """Two folders with tensors that no class has: equal, different, integers, only in the first, only in the second."""
-    case = CASES["llama"]
     extra = []
     for seed, folder in enumerate(("one", "two")):
-        case.save(Path(folder), seed)
+        LLAMA.save(Path(folder), seed)
         own = {"model.same": SHARED, "model.other": torch.rand(700, 600), "model.codes": torch.full((3,), seed)}
         own[f"model.only.{folder}"] = torch.rand(2, 3).to(torch.bfloat16)
         extra.append(own)
@@ -225,7 +245,7 @@ def test_tensors_that_no_class_has_are_those_of_the_first_network(
     if is_streamed:
         monkeypatch.setattr("regauge.checkpoints.job.FileJob.is_streamed", True)
     first, second = save_with_extra()
-    CASES["llama"].save(Path("plain"), 0)
+    LLAMA.save(Path("plain"), 0)
     main([command, "one", "two", "-o", "out", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert ("working_sets" in told) == is_streamed
@@ -251,7 +271,7 @@ def test_tensors_that_no_class_has_are_those_of_the_first_network(
 def test_extra_tensors_of_shards_and_other_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
     """What only the second has goes even where the first has no extra tensor; from Python, and shard by shard."""
     for seed, folder in enumerate(("one", "two")):
-        CASES["llama"].save(Path(folder), seed, shard="4kB")
+        LLAMA.save(Path(folder), seed, shard="1kB")
     index = json.loads(Path("two/model.safetensors.index.json").read_text())
     file = index["weight_map"]["model.norm.weight"]
     save(load_file(Path("two", file)) | {"model.extra": SHARED}, Path("two", file), overwrite=True)
