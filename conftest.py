@@ -108,12 +108,13 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are drawn up, and a word is saved in the place of each: for tests that read numbers alone."""
+    """Figures are made and not laid out, and a word is saved for each: for tests that read numbers alone."""
 
     def save(figure: object, file: Any, **options: object) -> None:
         file.write(b"picture") if hasattr(file, "write") else Path(file).write_bytes(b"picture")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
+    monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
 
 
 @pytest.fixture

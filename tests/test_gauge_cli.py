@@ -37,6 +37,9 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+pytestmark = pytest.mark.usefixtures("unsaved")
+
+
 def facts_of(out: str) -> dict[str, Any]:
     path = Path(out, "regauge.gauge.json") if Path(out).is_dir() else Path(out).with_suffix(".gauge.json")
     found: dict[str, Any] = json.loads(path.read_text())
