@@ -72,8 +72,9 @@ def test_a_dropped_block_may_be_anywhere(case: tuple[rg.Symmetry, list[rg.Params
     assert found.share_after > (0.95 if prefix else 0.7)
     assert f"{dropped} with {dropped + 1}" in found.notes[0]
     assert any(f"only A has them: '{prefix}{dropped}." in note for note in found.notes)
-    other = rg.compare(a, rearranged(stranger, prefix, order), symmetry)
-    assert other.verdict in ("unrelated", "undecided"), other.reason
+    if dropped == 1:  # Which block of a stranger is missing is the same to A.
+        other = rg.compare(a, rearranged(stranger, prefix, order), symmetry)
+        assert other.verdict in ("unrelated", "undecided"), other.reason
 
 
 def test_a_doubled_block_is_named_as_it_is_stored(case: tuple[rg.Symmetry, list[rg.Params], str]) -> None:
