@@ -21,7 +21,7 @@ def main() -> None:
 def _end_if_interrupted(ignored: "sys.UnraisableHookArgs") -> None:
     """Exit on a KeyboardInterrupt that Python ignores, because a destructor or an import callback raised it.
 
-    Other ignored exceptions are reported as usual.
+    Other exceptions that Python ignores are reported as usual.
     """
     if issubclass(ignored.exc_type, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,7 +1,8 @@
 """Residual MLPs, for which published weight matching fails; not from a listed paper, but from their foundations.
 
 References:
-    Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2; the question was raised by its readers.
+    Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2; readers of the paper raised the question of
+    residual MLPs.
 """
 
 from dataclasses import dataclass

@@ -18,8 +18,8 @@ def place_of(folder: Path, settings: object, suffix: str = "") -> Path:
 
     The name depends only on settings that differ from their defaults. A field that is added later therefore does not
     change the name while it has its default. A second file with the same name lists all settings. If a listed setting
-    now has another value although the name is the same, its default was changed. In this case the name depends on all
-    settings.
+    now has another value although the name is the same, its default was changed. After such a change, the name depends
+    on all settings.
     """
     whole = folder / f"{_digest(repr(settings))}{suffix}"
     if whole.exists():

@@ -76,9 +76,9 @@ class Correspondence:
         units, the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
         weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both kinds of
         axes are simply permuted. Suppose that the second network B contains several copies of every unit of the first
-        network A, and divides the outgoing weights among the copies. In this case, the converted network computes the
-        same function as A. If A is wider by an integer factor and every unit of B corresponds to several units of A,
-        the converted network computes the same function as B.
+        network A, and divides the outgoing weights among the copies. For such networks, the converted network computes
+        the same function as A. If A is wider by an integer factor and every unit of B corresponds to several units of
+        A, the converted network computes the same function as B.
 
         Args:
             params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are
@@ -156,8 +156,8 @@ def correspond(
 
     Raises:
         KeyError: A parameter on which a symmetry acts is missing.
-        ValueError: The architectures differ in more than widths, a group is nested or rotates, or a parameter is not
-            finite. It is unclear along which axes layers sum over the units of a group.
+        ValueError: The architectures differ in more than widths, a group is nested or rotates, a parameter is not
+            finite, or the axes along which layers sum over the units of a group are unclear.
 
     References:
         Singh and Jaggi (2020), Model fusion via optimal transport, section 4 and algorithm 1.

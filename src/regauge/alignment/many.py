@@ -46,8 +46,8 @@ def best_universe(
             at least as good as the identity elements.
         scales: The treatment of scales, as in `WeightMatching`.
         climbs_from: Functions that run one climb on the compared tensors of all networks; see `one_climb`.
-        climb_from_identity: One more climb, which starts at the identity elements. Its objective never falls below the
-            initial value.
+        climb_from_identity: One more climb, which starts at the identity elements. The objective of this climb never
+            falls below the initial value.
     """
     networks, symmetry = problem.networks, problem.symmetry
     ways = balances_of(symmetry, scales, problem.task)

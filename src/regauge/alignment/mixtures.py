@@ -7,9 +7,9 @@ nested groups are relaxed to convex combinations in the same way. If a group act
 are drawn independently, and the result is `P W P^T`.
 
 The code never builds a doubly stochastic matrix. A step moves every distribution part of the way toward a single (hard)
-element. It changes the means by tensors on which the hard element has acted, which are computed by gathers. Therefore a
-mixture only stores some means for every tensor: one for each subset of the axes on which random elements act. For a
-weight between two layers, the mixture stores four tensors.
+element. Each step changes the means by tensors on which the hard element has acted, which are computed by gathers.
+Therefore a mixture only stores some means for every tensor: one for each subset of the axes on which random elements
+act. For a weight between two layers, the mixture stores four tensors.
 """
 
 from collections.abc import Mapping, Sequence

@@ -137,7 +137,7 @@ def _match_behind(
 def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
     """Match many networks by their representatives. The results are written in the coordinates of the first network.
 
-    Either all networks are rotated, or none. They are rotated if most networks are not similar to the first one.
+    Either all networks are rotated, or none. Networks are rotated if most of them are not similar to the first one.
     """
     require_choice(rotate)
     whole, symmetry = problem.symmetry, on_matched(problem.symmetry)
@@ -228,8 +228,9 @@ class RotationChoice(Generic[Known]):
             symmetry: The whole symmetry.
             networks: The representatives, whose gains are read.
             rotate: The caller's choice: "auto", "always" or "never".
-            explain: A function that matches the networks by permutations. It returns squared norms and inner products
-                of the tensors of rotatable groups, between balanced networks, and the result of the match.
+            explain: A function that matches the networks by permutations. For the balanced networks, this function
+                returns the result of the match, and squared norms and inner products of the tensors of rotatable
+                groups.
         """
         names = symmetry.rotatable
         a, b = (zero_gains(symmetry, one, names) for one in networks)
@@ -403,10 +404,10 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
     """Return elements for near copies that minimize the distance to the first networks.
 
     A representative contains weights divided by gains, so noise in a small gain amplifies the noise of weights.
-    Therefore the given networks are also matched, with scales fitted to the first network. This is best if the networks
-    do not differ by translations, because biases and gains then distinguish similar units. If they do differ by
-    translations, they are matched once more after their coordinates were set to those of the first network. If there
-    are no gains, nothing amplifies noise, and fitting the scales is sufficient.
+    Therefore the given networks are also matched, with scales fitted to the first network. Matching the given networks
+    is best if they do not differ by translations, because biases and gains then distinguish similar units. If they do
+    differ by translations, they are matched once more after their coordinates were set to those of the first network.
+    If there are no gains, nothing amplifies noise, and fitting the scales is sufficient.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")

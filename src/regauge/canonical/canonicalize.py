@@ -78,9 +78,10 @@ def canonicalize(
     A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
     and `Linear(6, 2)` has six inner coordinates and at most rank two. Some entries of the two factors of such a product
     do not affect the function. The canonical form of such a product is its factorization by rank. This factorization
-    computes the same function. It is not on the orbit, but networks on the orbit come arbitrarily close to it. Networks
-    with the same canonical form therefore compute the same function, but may lie on different orbits. Inner coordinates
-    that are zero in both factors have zero gradients. `factorize` computes the factorization by rank alone.
+    computes the same function. The factorized network is not on the orbit, but networks on the orbit come arbitrarily
+    close to it. Networks with the same canonical form therefore compute the same function, but may lie on different
+    orbits. Inner coordinates that are zero in both factors have zero gradients. `factorize` computes the factorization
+    by rank alone.
 
     Args:
         params: A network, a population with a leading model axis, or the path of a checkpoint. The given tensors are

@@ -1,4 +1,6 @@
-"""A reader of arrays in `.npz` and `.safetensors` files. It refuses compressed files that would fill the memory."""
+"""A reader of arrays in `.npz` and `.safetensors` files. The reader refuses compressed files that would fill the
+memory.
+"""
 
 import gzip
 import tokenize

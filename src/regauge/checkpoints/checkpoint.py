@@ -228,7 +228,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
     @property
     def is_folder(self) -> bool:
-        """Whether the caller gave a folder or an index instead of a file. If so, an output may also be a folder."""
+        """Whether the caller gave a folder or an index instead of a file. For a folder or an index, an output may also
+        be a folder.
+        """
         return Path(self.home).is_dir() or self.path.name.endswith((".index.json", METADATA))
 
     def on_meta(self) -> Params:

@@ -75,7 +75,7 @@ Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "inte
 
 
 class UsageError(ValueError):
-    """An error about options that exclude each other. It names options; errors of the library name arguments."""
+    """An error about options that exclude each other. It names options, while library errors name arguments."""
 
 
 @dataclass(frozen=True)

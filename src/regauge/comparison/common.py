@@ -59,8 +59,8 @@ class Common:
         notes: Notes on tensors that are cut or excluded.
         widths: The groups in which the two networks have different numbers of units. Matching units of these groups are
             selected before other axes are cut.
-        is_whole: Whether the common part covers both networks completely. Both networks then have the same shapes; only
-            the network on which the symmetry was found has others.
+        is_whole: Whether the common part covers both networks completely. If the common part is whole, both networks
+            have the same shapes; only the network on which the symmetry was found may have others.
     """
 
     symmetry: Symmetry
@@ -129,8 +129,8 @@ def find_common(
         a: The first network. The networks may be on the meta device, or checkpoints of which only the headers are read.
         b: The second network, in the same form.
         symmetry: The symmetry of the first network's architecture.
-        has_widths: Whether groups may have different numbers of units in the two networks. If not, tensors on which
-            groups of different sizes act are left out.
+        has_widths: Whether groups may have different numbers of units in the two networks. Without different widths,
+            tensors on which groups of different sizes act are left out.
     """
     first, second = (
         {name: tuple(t.shape) for name, t in _on_meta(one).items() if isinstance(t, Tensor)} for one in (a, b)

@@ -54,8 +54,8 @@ def compare(
     """Compare two networks, both as stored and up to their symmetry.
 
     First, the weights of the second network are aligned to the weights of the first. The verdict follows from three
-    measurements. They are the remaining distance, the share of each tensor that the second network explains beyond
-    chance, and whether units correspond in their stored order.
+    measurements. The measurements are the remaining distance, the share of each tensor that the second network explains
+    beyond chance, and whether units correspond in their stored order.
 
     | verdict | when |
     | --- | --- |
@@ -72,10 +72,10 @@ def compare(
     `regauge.comparison.verdicts` defines the thresholds. The thresholds were chosen on networks that are not part of
     the reported measurements.
 
-    The p-value and z-score test the stored order of units. Both numbers are exact unless somebody chose the order of
-    units, for example by aligning one network to another. Therefore a small p-value alone never leads to the verdict
-    "descended". If regauge aligned a network, and the file records this together with the element, the alignment is
-    undone first. If the element is missing, a note mentions the alignment.
+    The p-value and z-score test the stored order of units. The p-value and z-score are exact unless somebody chose the
+    order of units, for example by aligning one network to another. Therefore a small p-value alone never leads to the
+    verdict "descended". If regauge aligned a network, and the file records this together with the element, the
+    alignment is undone first. If the element is missing, a note mentions the alignment.
 
     If networks differ in widths, vocabularies or numbers of layers, only the tensors that both have are compared.
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group

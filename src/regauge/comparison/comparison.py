@@ -51,15 +51,16 @@ class Comparison:
             equal or of different widths.
         lean: The squared norm of the second network minus that of the first, divided by their squared distance, for
             balanced networks. This ratio is above one if the second network was trained further from the first, and
-            around minus one if it was pruned. It is around zero if both were trained in the same way from a third
-            network; see `kinship`. None if `balanced` is None, or if only a part of the networks is compared.
+            around minus one if it was pruned. This ratio is around zero if both networks were trained in the same way
+            from a third network; see `kinship`. None if `balanced` is None, or if only a part of the networks is
+            compared.
         units: For networks of different widths, the indices of the compared units in the first and second network, for
             each group whose number of units differs. The indices ascend within each copy of the group. All other
             measurements use both networks cut to these units, in this order.
         function: If there is a task: the agreement of outputs, losses, barriers before and after alignment, and the
             loss of the merged network.
-        is_sampled: Whether a sample of both networks determined the verdict. If so, all numbers are measured on the
-            sample, and `units` lists the sampled units.
+        is_sampled: Whether a sample of both networks determined the verdict. In a sampled comparison, all numbers are
+            measured on the sample, and `units` lists the sampled units.
         notes: Notes on parts that were excluded, cut, or could not be transferred.
     """
 

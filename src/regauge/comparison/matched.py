@@ -28,8 +28,8 @@ class Matched:
     Attributes:
         pair: The networks to compare.
         element: The element that aligns the second network of the pair.
-        chance: A function that measures the share that scrambled networks explain after alignment. It is called only if
-            the verdict depends on this share.
+        chance: A function that measures the share that scrambled networks explain after alignment. This function is
+            called only if the verdict depends on this share.
         tested: The networks whose order of units is tested; None if no tensor has an order of units.
         stored: The networks as stored, if the pair contains converted networks with the same functions.
         noise: A function that returns how much rounding increases the distance of the pair, given the precisions of

@@ -43,8 +43,8 @@ class Relatives:
     """Networks in files that can be compared with one another, as `open_relatives` returns them.
 
     Attributes:
-        networks: The checkpoints, opened with the model and the symmetry of the first one. Other checkpoints may have
-            other widths, vocabularies or numbers of layers.
+        networks: The checkpoints, opened with the model and the symmetry of the first one. The remaining checkpoints
+            may have other widths, vocabularies or numbers of layers.
         limit: The memory limit.
         is_streamed: Whether the networks stay on disk because they exceed the memory limit.
         note: A sentence that states which tokens are compared; empty if the networks have the same tokens.

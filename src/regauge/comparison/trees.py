@@ -35,16 +35,16 @@ must not be zero."""
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch from a parent to a child. Both are networks, or ancestors that are not among the networks.
+    """A branch from a parent to a child. Parent and child are networks, or ancestors that are not among the networks.
 
     Attributes:
         parent: The endpoint nearer to the root.
         child: The other endpoint.
         length: The length, in the unit of the distances.
         support: The share of the sampled trees (each computed from a random sample of the weights) in which the child
-            has this parent. It is 1 for copies, averages and pruned networks. If several networks may be the original
-            of a pruned network, the support is 1 divided by their number. It is None if the weights were not sampled,
-            as in `join_neighbors`.
+            has this parent. The support is 1 for copies, averages and pruned networks. If several networks may be the
+            original of a pruned network, the support is 1 divided by their number. The support is None if the weights
+            were not sampled, as in `join_neighbors`.
         is_copy: Whether parent and child are equal up to rounding. Either of them may be the original.
     """
 
@@ -66,7 +66,8 @@ class Points:
 
     Attributes:
         names: The names of the networks.
-        products: The inner products of the networks in blocks of entries. Their sum is the Gram matrix.
+        products: The inner products of the networks in blocks of entries. The sum of these inner products is the Gram
+            matrix.
         tensors: For each block, the index of the tensor that contains the block.
         pruned: For each pair of networks, whether the second equals the first with some entries set to zero.
         rounding: For each network, the distance that rounding explains, relative to the norm of the network.
@@ -125,9 +126,9 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     Training changes a network by steps that are nearly independent of the steps of other networks, like a random walk
     along the tree. Squared distances are then lengths of paths, which are also the effective resistances of the tree as
     an electrical network. The pseudoinverse of the centered inner products is the Laplacian of this electrical network.
-    Its entry for two networks is minus the conductance 1 / length of their branch, or zero if there is no branch. The
-    branches are the spanning tree with the largest conductances. Training runs of one task also move in a common
-    direction, which makes distances misleading, but changes conductances little.
+    The entry of the Laplacian for two networks is minus the conductance 1 / length of their branch, or zero if there is
+    no branch. The branches are the spanning tree with the largest conductances. Training runs of one task also move in
+    a common direction, which makes distances misleading, but changes conductances little.
 
     The root is the network for which most branches lead from smaller to larger norms, because training increases norms.
     The parent of a pruned network is the network with the same entries, except those that are zero. Pruned networks and

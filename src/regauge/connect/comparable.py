@@ -15,7 +15,7 @@ def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) 
     Tensors that are equal in all networks, such as masks, may contain Inf.
 
     Raises:
-        ValueError: The networks are not comparable. The message names a tensor.
+        ValueError: The networks are not comparable. The message of the error names a tensor.
     """
     first, equal = networks[0], equal_names(networks)
     if isinstance(judge, Task):

@@ -446,7 +446,8 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
 def _merge(
     into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
-    """Add values of a site to earlier values of sites on the same axes; there is one sum for each set of axes.
+    """Add values that act along some axes of a tensor to earlier values along the same axes; each set of axes has one
+    sum.
 
     If `is_product`, multiply values instead of adding them.
     """

@@ -113,10 +113,10 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
         buffers: How balancing treats buffers, such as running statistics. Buffers do not contribute to the norm, except
             gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a filter before batch
             normalization can grow while its gain shrinks, if the running mean grows with the filter. With "move",
-            balancing uses this freedom, and filters before batch normalization get norm one. They then have equal
-            weight in comparisons; in training, their norm has no effect. With "keep", balancing uses only combinations
-            of scales that leave every buffer unchanged. Use "keep" for networks whose running statistics will be
-            recomputed, because this would undo a change of these statistics.
+            balancing uses this freedom, and filters before batch normalization get norm one. Such filters then have
+            equal weight in comparisons; in training, their norm has no effect. With "keep", balancing uses only
+            combinations of scales that leave every buffer unchanged. Use "keep" for networks whose running statistics
+            will be recomputed, because this would undo a change of these statistics.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.

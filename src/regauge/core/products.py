@@ -149,7 +149,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class _Linear(torch.autograd.Function):
     """A linear map of rows as an autograd function.
 
-    Its gradients use the same library for matrix products, and can be differentiated again.
+    The gradients of the map use the same library for matrix products, and can be differentiated again.
     """
 
     @staticmethod

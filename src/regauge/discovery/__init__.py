@@ -8,7 +8,7 @@ Discovery takes the following steps. Each step is implemented in the file of the
   how the operator constrains axes.
 - **laws**: the constraints of an operator call are stored as a *record* until no later call refines its axes further.
 - **slots** (`write_out`): every record is expanded into *ties* between *slots*, index by index and block by block.
-- **solve**: the ties of each atom form equations. Their solutions are the *freedom* of the atom.
+- **solve**: the ties of each atom form equations. The solutions of these equations are the *freedom* of the atom.
 - **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Such pairs are found by tests on random
   numbers.
 - **emit**: freedoms are converted to named groups with placements. Every axis that stays frozen gets a reason.
@@ -31,7 +31,7 @@ The terms, in the order in which they appear:
   this axis. For example, if each token selects an expert, the values of the tokens have a virtual expert axis.
 - The *axis* of a law is one axis of a value, several axes that are treated as one, or a range of one axis.
 - A *law* belongs to one index of an operator, such as the summed index of a matrix product, and to all axes along which
-  this index runs. It determines which scales, signs, matrices and translations of these axes must agree. A *record*
+  this index runs. A law determines which scales, signs, matrices and translations of these axes must agree. A *record*
   contains the laws of one operator call.
 - A *term* is one block of an axis, stored as the first index of the block, and its leaves with their strides.
 - A *slot* is one occurrence of a leaf: in one term, on one axis of one value.

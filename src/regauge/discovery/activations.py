@@ -226,8 +226,8 @@ def activations(
         symmetry: A symmetry that `discover` found, part of such a symmetry, or a symmetry written by hand.
         example_kwargs: Keyword arguments of the model.
         outputs: The outputs that must not change, as passed to `discover`.
-        only_read: Whether to report only the values that layers read (see `Activations.read`). This takes less time and
-            memory, because layers read only a fraction of all values.
+        only_read: Whether to report only the values that layers read (see `Activations.read`). Reporting only these
+            values takes less time and memory, because layers read only a fraction of all values.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.

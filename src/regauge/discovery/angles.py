@@ -5,9 +5,9 @@ solver finds only a common scale and a common sign for the pair. In fact, all ro
 fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not reveal on
 which axes rotary embeddings act. Models implement pairs of coordinates as halves, neighbors or complex numbers, in many
 ways. Therefore every pair of coordinates that shares a sign is tested. The test evaluates the operators from the
-parameters up to the first values that lack the axis of the pairs. It does so in float64, before and after random
-rotations. Parameters are random, constants come from the trace, and all other operands are random. A rotation that
-changes none of these first values changes no output.
+parameters up to the first values that lack the axis of the pairs. The operators are evaluated in float64, before and
+after random rotations. Parameters are random, constants come from the trace, and all other operands are random. A
+rotation that changes none of these first values changes no output.
 """
 
 import math

@@ -187,7 +187,7 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
     """Drop the factor of a single unit if a larger group can multiply the same parameters by a common factor.
 
-    This is the case if the same factor for all units of the larger group has the same effect.
+    A larger group can do so if one factor for all of its units has the same effect.
     """
 
     def whole(exponents: Vector) -> Vector | None:

@@ -2,8 +2,8 @@
 
 `torch.export` does not compute the entries of tensors, and raises an error if Python code converts a tensor to a
 number. If the tensor depends only on integer inputs, not on weights or activations, the example inputs determine this
-number. Therefore this module computes all tensors that depend only on integer inputs. Their entries are used if Python
-code reads a number from a tensor, and for indices whose length depends on entries.
+number. Therefore this module computes all tensors that depend only on integer inputs. The entries of these tensors are
+used if Python code reads a number from a tensor, and for indices whose length depends on entries.
 """
 
 import functools

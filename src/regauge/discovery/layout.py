@@ -386,7 +386,7 @@ def _bounds(branches: Sequence[Layout]) -> set[int]:
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
     """Cut two layouts into equal blocks, of the greatest size that divides the sizes of all their blocks.
 
-    This is only used if blocks do not fit into each other in any other way.
+    Layouts are cut in this way only if blocks do not fit into each other otherwise.
     """
     total = size_of(a)
     step = total

@@ -74,8 +74,8 @@ class Program:
         floating: Names of the floating-point parameters and buffers.
         added: The numbers that the model adds to parameters before it multiplies by them. In the graph, these additions
             are left out.
-        has_known_sizes: Whether tensor sizes depend on integers in the example inputs. If so, the program is valid only
-            for these integers.
+        has_known_sizes: Whether tensor sizes depend on integers in the example inputs. If sizes depend on such
+            integers, the program is valid only for these integers.
     """
 
     graph: GraphModule

@@ -26,10 +26,10 @@ class Components(Manifold):
     The components are computed from aligned networks. Each weight is divided by the standard deviation of its whole
     tensor, and tensors are weighted. The standard deviation of each single weight is not used, because weights that
     training hardly changed would then have as much influence as important weights. The residual is the part of a
-    network outside of the components. It consists mostly of initial weights that training did not change. A flow does
-    not model this residual. Instead, the residual is sampled from a normal distribution. In this distribution, entries
-    of one tensor are correlated if they belong to the same units. The correlations are equal for all units that
-    permutations exchange.
+    network outside of the components. The residual consists mostly of initial weights that training did not change. A
+    flow does not model this residual. Instead, the residual is sampled from a normal distribution. In this
+    distribution, entries of one tensor are correlated if they belong to the same units. The correlations are equal for
+    all units that permutations exchange.
 
     Attributes:
         networks: The Euclidean space of all parameters of networks.

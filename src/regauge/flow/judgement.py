@@ -128,9 +128,10 @@ class Judgement:
     def is_copier(self) -> bool:
         """Whether the generated networks are copies of training networks or of one another.
 
-        One of three conditions is sufficient. More than a fifth of the networks are repeated. The share of copies of
-        training networks exceeds the share that chance explains, given few held-out networks. Or the median distance to
-        the nearest training network is less than 0.8 of the same distance for held-out networks.
+        To be copies, generated networks must meet only one of three conditions. More than a fifth of the networks are
+        repeated. The share of copies of training networks exceeds the share that chance explains, given few held-out
+        networks. Or the median distance to the nearest training network is less than 0.8 of the same distance for
+        held-out networks.
         """
         return self._is_copied or self.is_collapsed
 

@@ -23,8 +23,8 @@ class Representation:
             classes.
         head_bias: Name of the head's bias, which "unit" also divides by the norm.
         components: Number of principal components of aligned networks in which the flow is fitted, with a perceptron
-            and without spheres. The other components are sampled from a normal distribution. None: the flow uses all
-            values.
+            and without spheres. The remaining principal components are sampled from a normal distribution. None: the
+            flow uses all values.
 
     References:
         Erdogan (2025), sections 4.4 and 6.2; "unit" is its Normalized and Geometric flow.

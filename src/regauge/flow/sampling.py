@@ -82,10 +82,10 @@ def diffuse(
     """Integrate a velocity with noise that preserves the distribution at every time, by the Euler-Maruyama method.
 
     The start points `x0 ~ N(m, s^2)` must be independent of the endpoints. At a point x and a time t, the velocity v
-    then determines the expected start point `x - t v`. It therefore determines the gradient of the log density, `-(x -
-    t v - m) / ((1 - t) s^2)`. The noise has variance `2 noise (1 - t) s^2` per unit of time. A drift compensates for
-    the noise: half of this variance times the gradient. Spherical coordinates get no noise, because the velocity does
-    not determine their gradient.
+    then determines the expected start point `x - t v`. The velocity therefore determines the gradient of the log
+    density, `-(x - t v - m) / ((1 - t) s^2)`. The noise has variance `2 noise (1 - t) s^2` per unit of time. A drift
+    compensates for the noise: half of this variance times the gradient. Spherical coordinates get no noise, because the
+    velocity does not determine their gradient.
 
     Args:
         space: The space of the points.

@@ -24,8 +24,8 @@ class StraightLines:
     """Straight paths between two independent normal distributions of every coordinate.
 
     Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)`, the point `x = (1 - t) x0 + t x1` is normal. Given x, the
-    velocity and the endpoint are also normal. Their means are linear in x, and their standard deviations do not depend
-    on x.
+    velocity and the endpoint are also normal. The means of both are linear in x, and the standard deviations do not
+    depend on x.
     """
 
     start: tuple[Tensor, Tensor]
@@ -59,7 +59,8 @@ class Velocity(nn.Module):
         space: The space of the points.
         prior: The prior of the start points.
         moments: The moments of the endpoints.
-        net: The net that is trained. Its outputs, for standardized points, are in the unit that `unit` returns.
+        net: The net that is trained. The net reads standardized points, and its outputs are in the unit that `unit`
+            returns.
         clock: The module that encodes times and classes for the net.
         predicts: "velocity" or "end". If the net predicts the endpoint, the velocity is the remaining path divided by
             the remaining time.

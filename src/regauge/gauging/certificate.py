@@ -23,8 +23,8 @@ class Certificate:
     Attributes:
         exact: The change with both networks in float64. This change shows whether the symmetry is exact.
         tolerance: The largest allowed value of `exact`: 1e-9, or 1e-5 if the model rounds to float32 internally.
-        stored: The change with the transformed network in its stored dtype, which includes rounding. It is None if the
-            model cannot be evaluated in that dtype.
+        stored: The change with the transformed network in its stored dtype, which includes rounding. None if the model
+            cannot be evaluated in that dtype.
         dtype: The dtype in which the transformed network is stored.
         per_group: The exact change if only one group transforms the network, for each group.
     """

@@ -69,15 +69,15 @@ def gauge(
     `regauge.discovery.fold`, the gains are already one.
 
     A checkpoint is transformed tensor by tensor if it needs more than `memory`, or if its model is on the meta device.
-    In this case only rotations are sampled, and the model is not evaluated.
+    For such a checkpoint, only rotations are sampled, and the model is not evaluated.
 
     Args:
         params: One network, as parameters by name or the path of a checkpoint. The argument itself is not changed.
             Buffers are transformed with the parameters.
         symmetry: The symmetry of its architecture.
         method: The method; `BestGauge()` by default. With a task, `BestGauge` compares losses after the weights are
-            rounded to four bits. Without a task, it compares rounding errors of the weights. Other methods have other
-            objectives.
+            rounded to four bits. Without a task, it compares rounding errors of the weights. Methods other than
+            `BestGauge` have other objectives.
         task: The model and data, by which methods choose the gauge and the result is certified. Only `BestGauge` uses
             the loss.
         test: A task with held-out data, which are not used to choose the gauge. `BestGauge` evaluates its chosen

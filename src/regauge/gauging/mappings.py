@@ -32,8 +32,8 @@ class ScalePair:
     If the other layers read only a part of the first layer's output channels, tools divide the last channels. For
     example, only the values of a fused layer of queries, keys and values are read.
 
-    The fields hold module names. In a table, they may be patterns. A pattern is either the end of a name, or `re:` plus
-    a regular expression that matches the beginning of a name.
+    The fields hold module names. In a table of mappings, the fields may hold patterns instead of names. A pattern is
+    either the end of a name, or `re:` plus a regular expression that matches the beginning of a name.
     """
 
     smooth: str

@@ -24,7 +24,7 @@ class LayerMeasures:
     """Squared rounding errors of each layer before and after a transformation, and the range of each input channel.
 
     Args:
-        symmetry: The symmetry. It determines the model's layers and the axes that index their rows.
+        symmetry: The symmetry. The symmetry determines the layers of the model, and the axes that index rows.
         schemes: The rounding schemes for weights.
     """
 

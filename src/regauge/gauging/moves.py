@@ -79,9 +79,9 @@ def take_out_translations(
 ) -> Move | None:
     """Return the move that sets the coordinates of translations to zero and does not change gains.
 
-    The result is None if the symmetry has no such translations. Two kinds of translations are excluded. The first kind
-    is exact only with the stored running statistics, and would no longer be exact if these were recomputed. The second
-    kind transforms 16-bit tensors: after rounding to 16 bits, the network would compute another function.
+    The result is None if the symmetry has no such translations. Two kinds of translations are excluded. Translations of
+    the first kind are exact only with the stored running statistics, and not with recomputed statistics. Translations
+    of the second kind transform 16-bit tensors: after rounding to 16 bits, the network would compute another function.
     """
     symmetry = symmetry.on_data
     families = [

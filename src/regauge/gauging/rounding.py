@@ -128,7 +128,8 @@ def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
     """Return the weights of layers with the axes that index their rows; a row contains all weights of one output.
 
     The result excludes vectors, buffers, embedding tables and position tables. The result includes only one name of a
-    tied tensor. The layer sums over the axes of a row. These include the positions of kernels, on which no group acts.
+    tied tensor. The layer sums over the axes of a row. The axes of a row include the positions of kernels, on which no
+    group acts.
     """
     acting: dict[str, set[int]] = {}
     for group in symmetry.groups:

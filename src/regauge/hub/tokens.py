@@ -43,9 +43,9 @@ class Vocabulary:
     """The tokens of the result.
 
     Attributes:
-        source: The set of tokens. It is the union of all tokens, the tokens of the base (or the first model), or the
-            tokens of a model's folder. The value "shared" selects the tokens that all networks have, which makes the
-            networks comparable.
+        source: The set of tokens: the union of all tokens, the tokens of the base (or the first model), or the tokens
+            of a model's folder. The value "shared" selects the tokens that all networks have, which makes the networks
+            comparable.
         tokens: Tokens with specified embeddings. Tokens that are new are added.
         multiple: The number of embeddings is rounded up to a multiple of this number.
     """
@@ -82,7 +82,7 @@ class TokenPlan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all networks have all tokens of the result. If so, no rows are copied between networks."""
+        """Whether all networks have all tokens of the result. Between complete networks, no rows are copied."""
         return not bool(self.taken.any() or self.blank.any())
 
     @classmethod

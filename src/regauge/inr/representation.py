@@ -139,7 +139,7 @@ class Inr:
             generator: The random generator.
             bias: The distribution of biases: uniformly random with bound 1/sqrt(n), uniformly random with the bound of
                 the weights, or zero.
-            dtype: The dtype of the parameters. They are sampled in float32.
+            dtype: The dtype of the parameters. All parameters are sampled in float32.
 
         Raises:
             ValueError: The bias bound of a SIREN is requested for a ReLU network.

@@ -74,8 +74,8 @@ def hyper_match(
     """Train a hypernetwork on one pair: it maps the weights of B to a network with a low-loss linear path from A.
 
     The batch normalization of the hypernetwork always uses the statistics of the rows of B. The hypernetwork reads only
-    one network, B. It is therefore only another parametrization of the result, while `straighten` trains the weights
-    directly.
+    one network, B. The hypernetwork is therefore only another parametrization of the result, while `straighten` trains
+    the weights directly.
 
     Args:
         params_a: The network at the fixed endpoint of the path; it is not changed.

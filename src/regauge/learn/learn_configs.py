@@ -83,7 +83,7 @@ class PredictorConfig(PooledConfig):
             of the regression takes one or two seconds, which do not count as training. The result averages the
             predictions of net and regression with the weight that is best in validation. With `widening`, there is no
             regression.
-        statistics: Whether simple baselines are also fitted, for comparison. They are boosted trees and ridge
+        statistics: Whether simple baselines are also fitted, for comparison. The baselines are boosted trees and ridge
             regression on statistics of layers, and ridge regression on the parameters of canonical forms.
     """
 
@@ -190,7 +190,8 @@ class MatchingConfig(ReaderConfig):
             loss. The second network is aligned by soft plans, which can be differentiated.
         line_by: The loss between two networks. "loss": the loss of the task. "outputs": the mean squared difference
             between the outputs at the point and the interpolated outputs of both networks. The second loss is for
-            networks that compute different functions. It uses the inputs of the task's batches, but not the targets.
+            networks that compute different functions. The second loss uses the inputs of the task's batches, but not
+            the targets.
         distance: Weight of the squared distance between two networks, relative to their squared norms; 0: no such loss.
         max_iterations: Largest number of Sinkhorn iterations that compute a plan, which is a doubly stochastic matrix.
         tolerance: Largest allowed error of the row sums of a plan.

@@ -53,9 +53,9 @@ class LearnedMatching(Method):
     value. The second term is the objective of `WeightMatching`, divided by its largest possible value. Units are
     matched by their vectors first, with exact assignments. If signs or half periods of sines change the vectors, they
     are chosen together with the matching. Units that are repeated within heads or other groups are matched within these
-    groups. Then `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and everything else that
-    vectors do not determine, are computed from the parameters in closed form. Scales are treated as in
-    `WeightMatching`.
+    groups. After this matching, `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and
+    everything else that vectors do not determine, are computed from the parameters in closed form. Scales are treated
+    as in `WeightMatching`.
 
     If a task is given, four results are compared by the loss halfway between the networks: with sweeps, with vectors
     alone, with `WeightMatching`, and the identity. If scales of the symmetry leave the running statistics of batch
@@ -227,7 +227,8 @@ def load_matching(
 
     Args:
         path: The file.
-        module: The module of the networks. It is needed for a net with probes, because files never name code to run.
+        module: The module of the networks. The module is needed for a net with probes, because files never name code to
+            run.
         make_module: A function that creates the module if the net has probes; it replaces `module`.
 
     Raises:

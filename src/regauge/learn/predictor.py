@@ -199,7 +199,8 @@ def load_predictor(
 
     Args:
         path: The file.
-        module: The module of the networks. It is needed for a net with probes, because files never name code to run.
+        module: The module of the networks. The module is needed for a net with probes, because files never name code to
+            run.
         make_module: A function that creates the module if the net has probes; it replaces `module`.
 
     Raises:

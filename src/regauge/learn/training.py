@@ -101,7 +101,9 @@ def train(
 
 
 class _Bar:
-    """The progress bar of a training run. Its unit is seconds if the training has a time limit, otherwise steps."""
+    """The progress bar of a training run. The unit of the bar is seconds if the training has a time limit, otherwise
+    steps.
+    """
 
     def __init__(self, advance: Advance, total: float) -> None:
         self._advance, self._total, self._shown = advance, total, 0.0

@@ -170,7 +170,8 @@ def assemble_mixture(
         out: The folder of the mixture.
         router: The method that initializes routers, one of the methods above.
         chosen: The number of experts that process each token.
-        shared: An expert that processes every token. Its gate is initialized in the same way as the rows of a router.
+        shared: An expert that processes every token. The gate of the shared expert is initialized in the same way as
+            the rows of a router.
         generator: Source of randomness for random routers and for noise.
         progress: Displays the tensors as they are processed.
 

@@ -68,8 +68,8 @@ class Rule(ABC):
         most: The largest number of networks; None for no limit.
         needs_task: Whether the rule uses a task to choose among the networks. Such rules require the networks in
             memory.
-        has_shares: Whether factors are shares that sum to one. If so, running statistics are averaged with these
-            shares; otherwise, with equal weights.
+        has_shares: Whether factors are shares that sum to one. Running statistics are averaged with such shares, or
+            with equal weights if a rule has no shares.
     """
 
     base: ClassVar[Literal["none", "needed", "optional"]] = "none"

@@ -1,4 +1,4 @@
-"""The table of merge rules, for the command line, recipes, docs and tests. It imports no large packages."""
+"""The table of merge rules, for the command line, recipes, docs and tests. This module imports no large packages."""
 
 import re
 from collections.abc import Mapping, Sequence

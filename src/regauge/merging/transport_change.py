@@ -137,10 +137,10 @@ def transport(
     of each candidate on two thirds of the inputs. The other inputs judge the candidates, and base B itself. If no
     candidate has a smaller loss than base B, the scale is zero, and a note in the result states this.
 
-    If a `task` is given, the loss of the task on its labels is used instead. Then Adam trains for at most `steps` steps
-    on two thirds of the examples. The other examples determine the learning rate and the number of steps, which may be
-    zero. Without a task, the training reproduces the outputs of A's fine-tune. In this case, pass inputs of the task
-    for which A was fine-tuned.
+    If a `task` is given, the loss of the task on its labels is used instead. After the line search, Adam trains for at
+    most `steps` steps on two thirds of the examples. The other examples determine the learning rate and the number of
+    steps, which may be zero. Without a task, the training reproduces the outputs of A's fine-tune. For this training,
+    pass inputs of the task for which A was fine-tuned.
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
     multiplied from both sides, `L B A R`, so it keeps its rank. If a transformed matrix reads shifted inputs, the bias

@@ -43,8 +43,8 @@ def sinkhorn(
 
     The matrix of the linear system is the Laplacian of a graph on the rows. The Laplacian is computed from the graph's
     weights, scaled to a unit diagonal, and solved by Cholesky decomposition. If a plan is nearly a permutation,
-    differences such as 1 - P would lose precision. They are computed as sums over the other entries. Even vanishing
-    gradients therefore keep their direction. The gradient itself cannot be differentiated again.
+    differences such as 1 - P would lose precision. Such differences are computed as sums over the other entries. Even
+    vanishing gradients therefore keep their direction. The gradient itself cannot be differentiated again.
 
     Args:
         logits: The logits, `[..., n, n]`.

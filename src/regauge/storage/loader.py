@@ -85,7 +85,7 @@ class Loader(IterableDataset[Batch]):
         statistics: Statistics for each layout, which standardize the networks after the transformation; see
             `Statistics.of`.
         is_last_dropped: Whether the last batch of an epoch is skipped if it is smaller.
-        rank: The index of this process. It reads the batches whose index is `rank` modulo `world`.
+        rank: The index of this process. Process `rank` reads the batches whose index is `rank` modulo `world`.
         world: The number of processes that share the batches.
         prefetch: The number of batches that a thread prepares in advance. By default, batches are not prepared in
             advance.

@@ -26,7 +26,8 @@ class Statistics:
     """Mean and standard deviation of each tensor's entries, over all networks and positions.
 
     All positions of a tensor share one mean and one deviation, because permutations exchange the positions. If signs
-    are flipped randomly, a nonzero mean is meaningless. In this case, compute the statistics with `is_centered=False`.
+    are flipped randomly, a nonzero mean is meaningless. For random signs, compute the statistics with
+    `is_centered=False`.
 
     Attributes:
         mean: The mean by tensor name, for floating-point tensors.

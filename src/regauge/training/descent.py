@@ -1,7 +1,7 @@
 """Gradient descent on a loss: the loop that all training uses.
 
-`descend` is a generator that yields the state after each step. It trains a `Program`, which consists of parameters and
-their optimizer. `PlainProgram` has the parameters of one network or any other parameters, and
+`descend` is a generator that yields the state after each step. The generator trains a `Program`, which consists of
+parameters and their optimizer. `PlainProgram` has the parameters of one network or any other parameters, and
 `regauge.training.stacks.Stack` has the parameters of many networks. `minimize` trains a plain program to the end.
 """
 
@@ -82,7 +82,7 @@ class PlainProgram(Generic[B]):
     Args:
         gradient: A function for loss and gradients, such as `differentiate(loss)`.
         params: The initial parameters, which are not changed.
-        optimizer: The optimizer. Its settings must be numbers, not distributions.
+        optimizer: The optimizer. The settings of the optimizer must be numbers, not distributions.
         lrs: Learning rates by parameter, which replace the optimizer's learning rate.
     """
 
@@ -140,7 +140,7 @@ class State(NamedTuple):
         step: The number of completed steps.
         steps: The total number of steps, if the time limit is not reached before.
         loss: The loss before the last step; for a stack, one loss per network.
-        rate: The scheduled rate of the last step. Its `factor` multiplies every learning rate.
+        rate: The scheduled rate of the last step. The `factor` of this rate multiplies every learning rate.
         is_last: Whether no step follows, because all steps are completed or the time limit is reached.
         networks: The ids of the trained networks of a population, in the order of their losses.
     """

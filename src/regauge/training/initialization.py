@@ -27,8 +27,8 @@ class Initialization:
         kinds: Kinds of initialization. For each network, one of these kinds is sampled.
         scale: The factor by which sampled parameters are multiplied: for `isotropic` all parameters, otherwise only
             weights (parameters with at least two axes).
-        is_common: Whether all networks have the initial parameters of the first network. If so, networks differ only by
-            their training.
+        is_common: Whether all networks have the initial parameters of the first network. With common initial
+            parameters, networks differ only by their training.
     """
 
     kinds: tuple[Kind, ...] = ("factory",)

@@ -26,7 +26,7 @@ class NetProgram(Generic[B]):
         net: The module. All parameters that require gradients are trained. Weight decay applies only to matrices, not
             to biases, gains and scalars.
         loss: A function from a batch and a random generator to the mean loss.
-        optimizer: The optimizer. Its settings must be numbers, not distributions.
+        optimizer: The optimizer. The settings of the optimizer must be numbers, not distributions.
         seed: The seed of all random choices.
         clip: The largest norm of a gradient. Gradients with a larger norm are scaled down to this norm.
         average: The decay of exponential moving averages of the weights; no averages if None. In the first steps, the

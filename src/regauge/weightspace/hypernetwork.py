@@ -60,18 +60,19 @@ class HyperNetwork(nn.Module):
     """A hypernetwork that maps the weights of an MLP to the weights of another MLP of the same sizes.
 
     The encoder of inr2vec reads one row (w, b) for every unit. At initialization, the generated network hardly depends
-    on the code. It consists mainly of the decoder's biases, which are uniformly random with the root mean square of
-    each tensor of `like`. The part that depends on the code is smaller than the weights between hidden units by the
-    factor `SHARE`. Steps with one learning rate then change all tensors by similar amounts, as in ordinary training. In
-    an experiment, training failed if outputs were scaled to the size of each tensor, because the phases of the first
-    sines jumped. Paper 003 does not specify its decoder. A linear layer from its code (1024 numbers) to its 790,529
-    weights would have 810 million parameters. For the networks of the paper, this hypernetwork has 5,159,489
+    on the code. The generated network consists mainly of the decoder's biases, which are uniformly random with the root
+    mean square of each tensor of `like`. The part that depends on the code is smaller than the weights between hidden
+    units by the factor `SHARE`. Steps with one learning rate then change all tensors by similar amounts, as in ordinary
+    training. In an experiment, training failed if outputs were scaled to the size of each tensor, because the phases of
+    the first sines jumped. Paper 003 does not specify its decoder. A linear layer from its code (1024 numbers) to its
+    790,529 weights would have 810 million parameters. For the networks of the paper, this hypernetwork has 5,159,489
     parameters, of which the encoder has 3,156,480.
 
     Args:
-        like: An MLP whose hidden layers have equal widths. It determines the sizes of rows and the scales of weights.
-        is_residual: Whether the decoded weights are added to the input weights. If so, the decoded weights are zero at
-            initialization. The hypernetwork of the paper is not residual.
+        like: An MLP whose hidden layers have equal widths. This MLP determines the sizes of rows and the scales of
+            weights.
+        is_residual: Whether the decoded weights are added to the input weights. A residual hypernetwork decodes weights
+            of zero at initialization. The hypernetwork of the paper is not residual.
         embedding: The length of the decoder's embeddings.
 
     References:

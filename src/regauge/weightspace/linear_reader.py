@@ -23,8 +23,8 @@ FURTHEST = 5.0
 class LinearReader(nn.Module):
     """A linear map of standardized statistics of all blocks, and of the logarithms of their sizes.
 
-    The map is fitted once. Its weights are buffers, not parameters. Before the fit, the weights and the output are
-    zero.
+    The map is fitted once. The weights of the map are buffers, not parameters. Before the fit, the weights and the
+    output are zero.
     """
 
     soft: Tensor

@@ -123,8 +123,8 @@ class Metanet(nn.Module):
         conditions: The number of further inputs for each network, such as a time or a class, which the net reads in
             addition to the weights. Functions of the conditions scale and shift features before every layer.
         is_linear: Whether the output includes a `LinearReader` of statistics of canonical networks. A linear reader
-            requires an `Invariant` head. The linear reader is fitted separately. Its weight in the output is the buffer
-            `linear_share`, which is zero until it is set.
+            requires an `Invariant` head. The linear reader is fitted separately. The weight of the linear reader in the
+            output is the buffer `linear_share`, which is zero until it is set.
         generator: The random number generator for the initial weights.
 
     Raises:

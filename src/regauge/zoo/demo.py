@@ -165,7 +165,7 @@ def run_demo(
     Args:
         folder: The folder for checkpoints, alignments and symmetries. Files of an earlier demo are replaced.
         data: The data set: the digits of scikit-learn, or MNIST. "auto" means MNIST if MNIST is in the data folder.
-        seed: The seed of the first network. The other networks have the seeds that follow.
+        seed: The seed of the first network. The remaining networks have the seeds that follow this seed.
         quick: Whether to train narrow networks for only a few steps.
         progress: Displays the progress of each training run and of each evaluation.
 

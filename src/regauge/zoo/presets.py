@@ -71,8 +71,9 @@ def convolutional_architecture(
 def uci_mlps(count: int = 100, seed: int = 0) -> PopulationConfig:
     """Return MLPs 30-16-16-2 on UCI breast cancer: 50 epochs of Adam, checkpoints every 4 steps after 10 epochs.
 
-    The paper does not specify the learning rate, which is 1e-3 here. Here, batches contain 51 of 410 examples, which
-    gives 8 steps per epoch. In the code of the paper, batches contain 64 of 455 examples, which also gives 8 steps.
+    The paper does not specify the learning rate, which is 1e-3 here. In this preset, batches contain 51 of 410
+    examples, which gives 8 steps per epoch. In the code of the paper, batches contain 64 of 455 examples, which also
+    gives 8 steps.
 
     References:
         Paper 000, section 7.2 and its appendix.
@@ -182,8 +183,8 @@ def small_cnns_tanh(count: int = 10_000, seed: int = 0) -> PopulationConfig:
 
     Learning rates are log-uniform in [5e-4, 5e-2], and weight decays in [1e-8, 1e-2]. Networks are trained on 10%, 25%,
     50% or all of the examples. In the public zoo, networks are trained for 86 epochs with dropout and a random
-    optimizer. Here, they are trained for 20,000 steps of Adam, without dropout and with decoupled decay. Images are
-    grayscale, so the networks have the same shapes as in the public zoo.
+    optimizer. The networks of this preset are trained for 20,000 steps of Adam, without dropout and with decoupled
+    decay. Images are grayscale, so the networks have the same shapes as in the public zoo.
 
     References:
         Unterthiner et al. (2020), section 3 and appendix.

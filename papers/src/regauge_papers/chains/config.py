@@ -18,8 +18,9 @@ class ChainConfig:
         pooling: `"max"` or `"mean"`.
         heads: The number of attention heads. The last layer has one head.
         is_diagonal: Whether a tensor reads only tensors with which it has a layer of units in common.
-        inputs_to: The length to which the input axis of the first weight is projected before every layer. Its result is
-            projected back after the layer, and is added to a linear map of the whole tensor. Default: no projection.
+        inputs_to: The length to which the input axis of the first weight is projected before every layer. The output of
+            the layer is projected back to the original length, and is added to a linear map of the whole tensor.
+            Default: no projection.
         dropout: The dropout probability of features between layers, in training.
         are_biases_blind: Whether to repeat a fault of Deep-Align's code: weights are pooled over inputs and classes
             before biases read them. No bias then distinguishes the inputs. The code of DWSNets does not have this

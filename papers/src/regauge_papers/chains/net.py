@@ -34,8 +34,8 @@ class ChainDWS(nn.Module):
     - the number of heads had to divide the number of inputs, even if there is no attention over inputs;
     - a unit whose features are all zero made its normalized features NaN; they are zero here.
 
-    The net respects only permutations (`net.parts`). It does not read convolutions, which the published code pads to
-    one size.
+    The net respects only permutations (`net.parts`). The net does not read convolutions, which the published code pads
+    to one size.
 
     Args:
         symmetry: The symmetry of the networks, which are chains of at least three linear layers with biases.

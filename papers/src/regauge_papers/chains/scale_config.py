@@ -25,7 +25,7 @@ class ChainScaleConfig:
             `is_bidirectional`), or `"everything"`.
         is_skipping: Whether a linear map of the states before a layer is added to the states after it.
         are_ends_added: Whether the learned vectors of inputs and outputs are added to the features of these units. If
-            not, they are multiplied, as at hidden units.
+            this is false, vectors and features are multiplied, as at hidden units.
         are_weights_placed: Whether weights of different layers, inputs or outputs have different learned vectors in
             their initial features.
         are_messages_placed: Whether the maps of messages and states also read a learned vector of the unit's layer.

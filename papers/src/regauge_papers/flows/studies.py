@@ -1,7 +1,7 @@
 """Populations of paper 000, with flows of this library and flows of the thesis that are fitted to them.
 
 The sampler of the thesis does not follow its flow. The Geometric flows of the thesis divide the last layer by its norm,
-which lowers the loss on UCI and raises it on MNIST. Both are compared with correct versions.
+which lowers the loss on UCI and raises it on MNIST. The published flows are compared with correct versions.
 """
 
 import itertools

@@ -33,8 +33,9 @@ BALL = "ball"
 class Study:
     """Settings: networks of several shapes.
 
-    For every shape, all pairs share the first network. It has the shared initialization and sees one half of the points
-    of the shape. The second network sees other points. It has the shared initialization ("same") or a separate one.
+    For every shape, all pairs share the first network. The first network has the shared initialization and sees one
+    half of the points of the shape. The second network sees other points. The second network has the shared
+    initialization ("same") or a separate one.
     """
 
     shapes: tuple[str, ...]

@@ -353,7 +353,8 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
     """Return a placement, changed such that it acts on the joint axis of an activation part.
 
-    It has no scales, and its matrix acts directly, because the inverse transpose of a rotation is the rotation.
+    The new placement has no scales, and its matrix acts directly, because the inverse transpose of a rotation is the
+    rotation.
     """
     scale = (0,) * len(place.scale)
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)

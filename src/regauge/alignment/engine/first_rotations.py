@@ -1,11 +1,11 @@
 """Initial rotations, computed from tensors that no other group changes, and from products of two tensors.
 
-Other groups also act on the tensors of a residual stream: permutations of hidden units and heads, and matrices within
-heads. The elements of all other groups are unknown at first, but they cancel in certain products of tensors. One kind
-of product multiplies weights that read the stream by weights that write to it. Another kind multiplies query weights by
-key weights. A rotation of the stream acts on both sides of such a product. A rotation that is found from such products
-depends only on the function of the layers. A rotation from single tensors would depend on the matching of hidden units,
-and would fit the noise of this matching.
+Not only rotations act on the tensors of a residual stream, but also other groups: permutations of hidden units and
+heads, and matrices within heads. The elements of all other groups are unknown at first, but they cancel in certain
+products of tensors. One kind of product multiplies weights that read the stream by weights that write to it. Another
+kind multiplies query weights by key weights. A rotation of the stream acts on both sides of such a product. A rotation
+that is found from such products depends only on the function of the layers. A rotation from single tensors would depend
+on the matching of hidden units, and would fit the noise of this matching.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

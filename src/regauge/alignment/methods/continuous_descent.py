@@ -74,13 +74,13 @@ class ContinuousDescent(DescentMethod):
             raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return whether the method gets representatives. It does not if their gains of one leave no scales to
-        optimize.
+        """Return whether the method gets representatives. The method does not get representatives if their gains of one
+        leave no scales to optimize.
 
         For example, if all layers have batch normalization, only gains have scales that leave running statistics
         unchanged. The descent then optimizes the networks themselves. Networks with a residual stream that can be
-        rotated are still passed as representatives. The same is true for networks with translations, except
-        translations of running statistics.
+        rotated are still passed as representatives. Networks with translations are passed as representatives too,
+        except if only running statistics are translated.
         """
         behind = symmetry.on_data.on_representatives()
         is_lost = any(kept_scales(symmetry, g) and not kept_scales(behind, behind[g.name]) for g in symmetry.groups)

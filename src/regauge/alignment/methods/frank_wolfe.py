@@ -39,11 +39,12 @@ class FrankWolfe(ManyMethod):
     finds the planted permutations in all trials from its default start, the barycenter, but never from the identity.
     Frank-Wolfe takes about three to eight times as long as `WeightMatching`.
 
-    `FrankWolfe` departs from the paper in its line search, which is exact. It also departs in the start: relaxed
-    elements begin at the barycenter, the average over all elements. The first network stays unchanged, because applying
-    one common element to all networks would only give an equivalent universe. Coordinate ascent improves the elements
-    after rounding. Positive scales are treated as in `WeightMatching`. If a group is nested in two other groups that
-    are not nested in each other, these three groups are optimized only in the final coordinate ascent.
+    `FrankWolfe` departs from the paper in its line search, which is exact. `FrankWolfe` also departs from the paper in
+    the start: relaxed elements begin at the barycenter, the average over all elements. The first network stays
+    unchanged, because applying one common element to all networks would only give an equivalent universe. Coordinate
+    ascent improves the elements after rounding. Positive scales are treated as in `WeightMatching`. If a group is
+    nested in two other groups that are not nested in each other, these three groups are optimized only in the final
+    coordinate ascent.
 
     Attributes:
         start: The initial element: the "barycenter", or the "identity" as published. With either start, the identity is

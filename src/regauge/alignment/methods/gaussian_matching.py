@@ -59,8 +59,8 @@ class GaussianMatching(Method):
         std_weight: The weight of standard deviations in the Wasserstein cost. The weight of means is 1.
         method: The method that matches the Gaussians. The method must compare parameters and use no data. Default:
             weight matching for two networks, and `MergeMany` for more, which matches each network to the Wasserstein
-            barycenter of the others. Both defaults leave positive scales unchanged and therefore minimize the distance
-            itself. With `WeightMatching()`, the result does not depend on how the posteriors are scaled.
+            barycenter of the others. The default methods leave positive scales unchanged and therefore minimize the
+            distance itself. With `WeightMatching()`, the result does not depend on how the posteriors are scaled.
 
     Raises:
         ValueError: The cost is unknown, or the weight is negative, not finite, or given for a cost that does not use

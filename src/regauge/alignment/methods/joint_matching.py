@@ -46,8 +46,8 @@ class JointMatching(Method):
             acts on dictionaries of weight 0, which do not contribute to the objective.
         method: The method that matches the dictionaries. The method must compare parameters and use no data. Default:
             weight matching for two networks and, for more, matching of each network to the mean of the others
-            (`MergeMany`). Both defaults leave positive scales unchanged. A method for pairs aligns all networks to the
-            first one.
+            (`MergeMany`). The default methods leave positive scales unchanged. A method for pairs aligns all networks
+            to the first one.
 
     Raises:
         ValueError: A role is unknown, the first role is not "parameters", or the number of weights differs from the
@@ -114,7 +114,7 @@ class JointMatching(Method):
     def _weigh(self, params: Mapping[str, Tensor]) -> Params:
         """Multiply dictionaries by the square roots of their weights.
 
-        Both networks of a pair then contribute the square root of each weight.
+        In an inner product, each network of a pair then contributes the square root of a weight.
         """
         result = {}
         for name, tensor in params.items():

@@ -40,7 +40,7 @@ class MergeMany(ManyMethod):
     are then matched at once to the mean of these core networks. Later rounds match all networks to the mean of all
     networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their mean
     is nearly the same as the mean without one network. Rounds that match all networks at once are many times faster
-    than visits one by one. Their result is only close to a local optimum, because they end at `tolerance`.
+    than visits one by one. The result of such rounds is only close to a local optimum, because they end at `tolerance`.
 
     Attributes:
         inner: The method that places a network. The `max_sweeps` and `tolerance` of the inner method also apply to
@@ -166,8 +166,8 @@ def gather(
     Args:
         params: The population, with a leading model axis on every tensor.
         symmetry: The symmetry of all networks. All sizes of its groups must be known.
-        settings: The settings of `MergeMany`. Their `inner` method matches networks, while positive scales stay
-            unchanged.
+        settings: The settings of `MergeMany`. The method `inner` of these settings matches networks, while positive
+            scales stay unchanged.
         order: The order in which the networks are placed. The first `settings.core` networks in this order are aligned
             with one another first.
         is_placed: Whether the first networks are aligned with one another before all rounds. If False, all networks

@@ -64,7 +64,7 @@ class Sizes:
         self._added = {name for family in families for name in family.parameters}
 
     def has(self, name: str) -> bool:
-        """Return whether a tensor is compared."""
+        """Return whether the alignment compares a tensor, so its memory is counted."""
         return name in self._itemsizes
 
     def numel(self, name: str) -> int:

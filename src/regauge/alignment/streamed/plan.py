@@ -94,7 +94,8 @@ class Plan:
         sizes: The sizes of the compared tensors.
         sets: The working sets, in the order of their parameters.
         loose: Tensors on which only spread groups act. Loose tensors are read in chunks.
-        spread: The families that are chosen from summed costs after each sweep, by the names of their outermost groups.
+        spread: Families whose values are chosen from summed costs after a sweep ("spread families"), by the names of
+            their outermost groups.
         rounds: The names of the spread families, divided into rounds such that families of one round share no tensor.
             Each sweep chooses the values of one round.
         fitted: The sets of tensors whose scales and matrices are fitted together, including gains of frozen

@@ -37,7 +37,8 @@ class Total:
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
-    This matrix is exact, not an approximation. A transformer therefore does not need a separate matrix for each norm.
+    The matrix `P_s` is exact, not an approximation. A transformer therefore does not need a separate matrix for each
+    norm.
 
     Sign families that are neither in `shared` nor belong to a part stay unchanged.
     """

@@ -115,7 +115,9 @@ def load_state(path: Path, symmetry: Symmetry) -> State | None:
 
 
 def _read_state(tensors: Mapping[str, Tensor], whole: Mapping[str, Any], symmetry: Symmetry) -> State:
-    """Return the state that tensors written by `save_state` represent. Other tensors may raise various errors."""
+    """Return the state that tensors written by `save_state` represent. Tensors that `save_state` did not write may
+    raise various errors.
+    """
     groups = [group.name for group in symmetry.groups]
     found: dict[str, dict[str, dict[str, dict[str, Tensor]]]] = {}
     for key, tensor in tensors.items():

@@ -107,8 +107,8 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
         laplace: A fitted `laplace.Laplace(...)`.
 
     Raises:
-        ValueError: The approximation is not fitted. Its covariance is neither diagonal nor Kronecker-factored. Or it
-            covers tensors that are not parameters of its model.
+        ValueError: The approximation is not fitted. The covariance is neither diagonal nor Kronecker-factored, or
+            belongs to tensors that are not parameters of the model.
 
     References:
         Daxberger et al. (2021), Laplace redux, section 2; Ritter et al. (2018), section 3.

@@ -111,8 +111,8 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
     Afterwards, the symmetry and the element also act on dictionaries with fewer names.
 
     The second returned element contains no translations, so it can transform deviations from the mean. The element must
-    add the same translation to all samples. It must not contain rotations that depend on gains with uncertainty,
-    because such rotations would differ between samples.
+    add the same translation to all samples. The element must not contain rotations that depend on gains with
+    uncertainty, because such rotations would differ between samples.
     """
     bound = symmetry.bind(params)
     families = (bound.translation(name) for name in element.translation)

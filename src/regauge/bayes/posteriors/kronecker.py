@@ -45,8 +45,8 @@ class KroneckerPosterior:
 
     Attributes:
         mean: A whole network, including buffers.
-        terms: The terms of each weight, usually one. Their sum maps the noise to the deviation from the mean, so all
-            terms of a weight use noise of the same shape.
+        terms: The terms of each weight, usually one. The sum of the terms maps the noise to the deviation from the
+            mean, so all terms of a weight use noise of the same shape.
         std: Standard deviations of other parameters, such as biases. Parameters in neither `terms` nor `std` have no
             uncertainty.
 

@@ -24,7 +24,7 @@ COEFFICIENTS = "(coefficients)"
 class LowRankPosterior:
     """The Gaussian `theta = mean + std * e + sum_k z_k D_k` with independent standard normal e and z.
 
-    There is one e for each parameter, and there are K coefficients z for the network. The covariance is `diag(std^2) +
+    Each parameter has its own e; the K coefficients z are shared by the whole network. The covariance is `diag(std^2) +
     D^T D`.
 
     Attributes:

@@ -93,8 +93,9 @@ def posterior_line(
 
     Every point is sampled with the same noise. To compare a path to `q_b` with a path to the aligned `q_b.push(s, g)`,
     pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. The samples of `q_b` on both paths
-    are then the same functions, so the loss at t = 1 is the same. This is true if the path keeps the form of q_b, as
-    between diagonal Gaussians. Otherwise, the endpoint at t = 1 has the same distribution, but other samples.
+    are then the same functions, so the loss at t = 1 is the same. The two losses are equal if the path keeps the form
+    of q_b, as between diagonal Gaussians. Otherwise, the endpoint at t = 1 has the same distribution, but other
+    samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
     the likelihoods of the endpoints, each with all samples. This path never has a barrier, because -log is convex.
@@ -193,8 +194,8 @@ def posterior_slice(
     then shows how deep the valleys between the three posteriors are. The prior is often *higher* between networks,
     because norms are smaller there. Therefore the likelihood and the prior are separate surfaces. For a plane through
     samples, pass one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}`. For the transformed
-    posterior, pass the result of `push_noise` to `at`. Its sample is then the same function as the sample of the
-    original posterior.
+    posterior, pass the result of `push_noise` to `at`. The transformed posterior then gives the sample with the same
+    function as the sample of the original posterior.
 
     Args:
         first: The origin: parameters, or a posterior whose mean is used.

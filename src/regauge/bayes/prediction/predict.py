@@ -45,7 +45,8 @@ def predict(
 
     Args:
         posterior: Any posterior (for example an ensemble), or the parameters of one network.
-        module: The module that is called with the parameters, in evaluation mode. Its own parameters are not used.
+        module: The module that is called with the parameters, in evaluation mode. The parameters in the module are not
+            used.
         batches: Pairs (inputs, targets), as for `Task`. The batches are read once and held in memory. Integer targets
             may have any shape, and each integer is one example. Negative targets (such as -100) are ignored.
         noise: The noise of the samples. If several posteriors use the same noise, their differences are far more

@@ -95,8 +95,8 @@ def fit(
 
     Args:
         start: The initial means.
-        module: The module that is called with the means and sampled weights as its parameters. Its own parameters are
-            not used.
+        module: The module that is called with the means and sampled weights as its parameters. The parameters in the
+            module are not used.
         inputs: The training inputs, `[n, ...]`.
         targets: The targets, `[n, ...]`, in the form that the likelihood requires.
         config: The prior, the temperature, and the settings of training.

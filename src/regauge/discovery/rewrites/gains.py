@@ -50,9 +50,9 @@ def fold_gains(
 ) -> tuple[Params, tuple[str, ...], dict[str, str]]:
     """Set gains to one by the scales and signs of the symmetry.
 
-    If an entry of a gain is zero, no scale can set it to one. Instead, the parameter entries that read this entry
-    become zero. This requires that the other parameters that the scale multiplies, such as the bias after the gain, are
-    zero at this entry. If two gains share one scale, only the first gain is folded. Pass the network as
+    If an entry of a gain is zero, no scale can set it to one. In place of a scale, the parameter entries that read the
+    zero become zero. This requires that the other parameters that the scale multiplies, such as the bias after the
+    gain, are zero at this entry. If two gains share one scale, only the first gain is folded. Pass the network as
     `symmetry.sums(params)`, and the symmetry as `symmetry.on_sums`.
 
     Returns:

@@ -52,7 +52,7 @@ HIDDEN = -1e3
 def _move(run: Run, node: Node) -> Any:
     """Return the offset after an operator that rearranges entries.
 
-    The offset is rearranged like the entries of the value.
+    Changed entries keep their change when an operator moves them.
     """
     first = given(node)[0]
     if operator_name(node) == "getitem":
@@ -260,7 +260,9 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: bool) -> Offset | None:
-    """Return the offset of a sum or mean of values whose offset has products, or None if it is unknown."""
+    """Return the change of a sum or mean of values, if changes are multiplied by other values; None if it is
+    unknown.
+    """
     before, shape = shape_of(given(node)[0]), shape_of(node)
     kept = [k for k in range(len(before)) if k not in {d % len(before) for d in dims}]
     names = {k: k - len(before) if is_kept else number - len(kept) for number, k in enumerate(kept)}

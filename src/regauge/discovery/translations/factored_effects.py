@@ -156,8 +156,9 @@ def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
 def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int, ...]) -> Offset | None:
     """Return an offset that is multiplied by values of the model, or None if a layer can compensate for it.
 
-    The layer must compute another summand of the same sum, and must read the same value as the layer that computes the
-    factor of the offset. Each parameter of the layer compensates for the terms that have the same remaining factors.
+    Let the offset be a vector times the output of layer 1, as one summand of a sum. A second layer can compensate if
+    its output is another summand of this sum, and if it reads the same value as layer 1. Each parameter of the layer
+    compensates for the terms that have the same remaining factors.
     """
     if offset.labels is not None or offset.is_masked or run.is_missed or not _is_read_by_this_sum(run, operand):
         return offset

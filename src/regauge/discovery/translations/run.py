@@ -267,7 +267,8 @@ class Run:
 
     @staticmethod
     def image(term: Addend, taker: Taker, given: Tensor) -> Image | None:
-        """Return the change of a parameter that compensates for a vector.
+        """Return the change of the parameter `taker` that compensates for the vector of `term`, if both are added to
+        one value.
 
         The array `given` numbers the entries of the vector.
         """

@@ -255,8 +255,7 @@ class _Search:
         return known is not None
 
     def _behind_factors(self, name: str) -> Iterator[TranslationFamily]:
-        """Yield the families of parameters that the model multiplies by factors, and for which this parameter
-        compensates.
+        """Yield translation families of parameters that the model multiplies by factors, if this parameter compensates.
 
         A branch that a parameter multiplies adds a bias. A vector that is added to this bias, times the factor, may be
         compensated for earlier in the network.
@@ -396,7 +395,7 @@ class _Search:
 def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> TranslationFamily | None:
     """Return the family that adds its vector to a parameter which the model multiplies by factors.
 
-    It is computed from changes that divide a vector by these factors.
+    The family is computed from changes that divide a vector by these factors.
     """
     steps, number = list[ImageStep](), 1.0
     for step in divided.steps:

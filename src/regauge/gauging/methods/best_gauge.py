@@ -40,8 +40,8 @@ class BestGauge(GaugeMethod):
     The objectives of different methods cannot be compared, and a smaller rounding error of weights does not imply a
     smaller loss. With a task, networks are compared by the loss of the task over all batches, with rounded weights in
     all layers. Without a task, networks are compared by the relative squared rounding error of their weights, averaged
-    over layers. In this case, a network is also rejected if its error at 8, 4 or 3 bits per row is larger than for the
-    unchanged network. The unchanged network is also a candidate, so the result is never worse than the unchanged
+    over layers. Without a task, a network is also rejected if its error at 8, 4 or 3 bits per row is larger than for
+    the unchanged network. The unchanged network is also a candidate, so the result is never worse than the unchanged
     network. The objective is the negative of the compared quantity.
 
     Methods start from the network without translations, which is also a candidate. Therefore copies of a network that
@@ -137,7 +137,9 @@ class BestGauge(GaugeMethod):
         return whole, {name: test(problem.moved(chosen.moves)) for name, chosen in compared.items()}
 
     def _measures(self, problem: GaugeProblem, *, is_loss: bool) -> list[Callable[[Params], float]]:
-        """Return measures of a network. The first one compares methods, and none of them may increase."""
+        """Return measures of a network. The first measure compares methods, and a method must not increase any of the
+        measures.
+        """
         if is_loss:
             return [self._loss(problem, problem.task)]
         schemes = dict.fromkeys((self.scheme, *REPORTED))

@@ -42,11 +42,11 @@ class LearnedRotation(GaugeMethod):
     rotations, but also the complete linear groups (between queries and keys, and between values and outputs) by matrix
     exponentials, and all positive scales. There are two descents, which begin at the given network. The first descent
     reduces the expected distance, to second order in the rounding errors. As a result, weights to which the outputs are
-    sensitive get small quantization steps. The second descent reduces the distance of the rounded network directly. It
-    uses straight-through gradients of the rounding and gradients of the quantization steps, which depend on the ranges.
-    The objective is the negative distance on the last quarter of the batches, which neither descent uses. Targets are
-    not needed. Signs are not optimized, because they do not change the rounding. The method holds `PROBES` gradients of
-    the layers in memory.
+    sensitive get small quantization steps. The second descent reduces the distance of the rounded network directly. The
+    second descent uses straight-through gradients of the rounding and gradients of the quantization steps, which depend
+    on the ranges. The objective is the negative distance on the last quarter of the batches, which neither descent
+    uses. Targets are not needed. Signs are not optimized, because they do not change the rounding. The method holds
+    `PROBES` gradients of the layers in memory.
 
     For both values of `by`, the method evaluates steps with true rounding and keeps the best element. Because of
     rounding, the distance has many local minima. Therefore the second descent consists of rounds. Each round starts at

@@ -32,10 +32,10 @@ class Smooth(GaugeMethod):
     Families of positive scales act on layer inputs, such as outputs of norms, attention values, hidden units and
     channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor. The weights
     that read these activations are multiplied by s. Here a is the size of each unit's activations, and w is the largest
-    weight that reads the unit. The method tries several values of alpha on a grid. It keeps the value for which
-    rounding the weights changes the outputs of the layers least. If every value increases this change, the family is
-    not scaled. The symmetry contains all layers that read the same activations, including routers and shared experts.
-    Therefore scales are never moved across an operation that would change the function.
+    weight that reads the unit. The method tries several values of alpha on a grid. The method keeps the value of alpha
+    for which rounding the weights changes the outputs of the layers least. If every value increases this change, the
+    family is not scaled. The symmetry contains all layers that read the same activations, including routers and shared
+    experts. Therefore scales are never moved across an operation that would change the function.
 
     With its default arguments, the method searches as AWQ does. `Smooth(alpha=0.5, statistic="max",
     is_against_weights=True)` is SmoothQuant.

@@ -63,8 +63,8 @@ class Rotation(GaugeMethod):
 
     Attributes:
         scheme: The rounding scheme for weights.
-        is_kept_always: Whether rotations are kept even if they increase the weights' rounding error. This is useful if
-            activations are also rounded. In this case, the objective may decrease.
+        is_kept_always: Whether rotations are kept even if they increase the weights' rounding error. Keeping such
+            rotations is useful if activations are also rounded. With such rotations, the objective may decrease.
     """
 
     scheme: RoundToNearest = FOUR_BITS

@@ -96,8 +96,8 @@ def merge_folders(
     Args:
         folders: Folders with config.json and a tokenizer.
         out: The output, as in `merge_recipe`.
-        tokenizer: The vocabulary of the result. It is "union" (all tokens), "base" (the tokens of the base, or of the
-            first folder without a base), or the path of a folder whose tokens are used.
+        tokenizer: The vocabulary of the result. The vocabulary is "union" (all tokens), "base" (the tokens of the base,
+            or of the first folder without a base), or the path of a folder whose tokens are used.
         rule: The rule that combines the aligned networks; `Average()` by default. Rules that need a task are not
             possible.
         weights: One weight for each network, as in `rg.merge`.

@@ -173,8 +173,8 @@ def write(path: Path, weights: Mapping[str, Tensor], columns: Mapping[str, Colum
 class Verification:
     """The numbers of intact shards and of their networks, and a message for each damaged shard.
 
-    `leftovers` are incomplete files of interrupted writers, which do no harm. They can be deleted when no process is
-    writing.
+    `leftovers` are incomplete files of interrupted writers, which do no harm. Leftovers can be deleted when no process
+    is writing.
     """
 
     shards: int

@@ -206,8 +206,9 @@ class Store:
 
         Args:
             params: The networks, with one leading model axis on every tensor.
-            rows: For each network, plain JSON values by name. They include "id" (an integer that identifies the
-                trajectory) and "step" (an integer that counts training steps). The column "is_finite" is added.
+            rows: For each network, plain JSON values by name. The values of a row include "id" (an integer that
+                identifies the trajectory) and "step" (an integer that counts training steps). The column "is_finite" is
+                added.
             name: The name of the shard. By default, a name that no other writer uses.
 
         Returns:

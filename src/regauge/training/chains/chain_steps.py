@@ -270,9 +270,9 @@ class Flattening(Step):
 def steps_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
     """Return the steps of a module that is a chain of layers and activations, or None.
 
-    The result is None if the module is not a chain, or if the module has hooks. It is also None if the module overrides
-    `forward`, or computes different functions in training and in evaluation. `reads_vectors` states whether an example
-    is a vector or an image. The function leaves the module in training mode.
+    The result is None if the module is not a chain, or if the module has hooks. The result is also None if the module
+    overrides `forward`, or computes different functions in training and in evaluation. `reads_vectors` states whether
+    an example is a vector or an image. The function leaves the module in training mode.
     """
     if any(_is_altered(part) for part in module.modules()):
         return None

@@ -13,8 +13,9 @@ class NFN(Layer):
     """A layer of linear maps as in neural functional networks for permuted hidden units (HNP), for any architecture.
 
     Every tensor has separate maps from every other tensor. The new features of a weight between units i and j are
-    linear in the weight's own features. They are also linear in the features of the units i and j, and in pooled
-    features. The pooled features are means of all tensors over axes that the weight lacks, and means over all axes:
+    linear in the weight's own features. The new features are also linear in the features of the units i and j, and in
+    pooled features. The pooled features are means of all tensors over axes that the weight lacks, and means over all
+    axes:
 
         W'[i, j] = A W[i, j] + B [means over other axes, b at i] + C [the same at j] + D [means of everything]
 

@@ -92,10 +92,11 @@ class Traits:
     """Properties of a layer that determine how a net is built.
 
     Attributes:
-        is_shared: Whether all parameters are shared between tensors. If so, one layer works for any architecture.
+        is_shared: Whether all parameters are shared between tensors. With shared parameters, one layer works for any
+            architecture.
         keeps_pairs: Whether the layer has features of pairs of units.
         weighs_units: Whether the layer can weight units by shares, with which a unit that was split into two counts as
-            one. This is possible with means, but not with sums or maxima.
+            one. Layers with means can weight units, but layers with sums or maxima cannot.
         channels: The number of functions of each weight between units by which the layer multiplies.
         has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.
         respects: Parts of a symmetry, in addition to permutations, for which the layer needs no canonical form.

@@ -42,7 +42,8 @@ def read_small_transformer_zoo(path: str | Path) -> Source:
 
     The split is the same as in the paper's program. The program lists the networks of epoch 75 in the order of the
     table, shuffles them with its default seed, and uses the first 70% for training and the next 15% for validation.
-    Here, all networks of a run are in the same split. Runs without a network of epoch 75 in the table have no split.
+    In the imported population, all networks of a run are in the same split. Runs without a network of epoch 75 in the
+    table have no split.
 
     Args:
         path: The unpacked folder that contains `metadata`, or the downloaded zip file.

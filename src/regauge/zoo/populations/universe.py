@@ -64,10 +64,10 @@ def universe(
 ) -> Universe:
     """Align the networks of a population of any size, such that all of them are close to their mean.
 
-    The common coordinates are called a universe. `align_many` uses the same algorithm for more than 16 networks. Here,
-    the population is stacked along a leading axis, and the coordinates need not be those of the first network. The
-    spread 1/n sum_i |x_i - m|^2 of the transformed networks around their mean m never increases
-    (`regauge.alignment.methods.merge_many.gather`).
+    The common coordinates are called a universe. `align_many` uses the same algorithm for more than 16 networks. Unlike
+    `align_many`, this function reads a population that is stacked along a leading axis, and the common coordinates may
+    differ from the coordinates of the first network. The spread 1/n sum_i |x_i - m|^2 of the transformed networks
+    around their mean m never increases (`regauge.alignment.methods.merge_many.gather`).
 
     Positive scales and invertible matrices are determined first: they minimize the norm of every network
     (`regauge.core.balance`). After that, matrices only rotate networks.

@@ -133,8 +133,8 @@ class Discard:
 class PopulationConfig(DescentConfig):
     """Settings of a population. Network i depends only on these settings and on i.
 
-    It does not depend on the networks that are trained at the same time, up to rounding in each step. `train` describes
-    the effect of rounding on long training runs.
+    Network i does not depend on the networks that are trained at the same time, up to rounding in each step. `train`
+    describes the effect of rounding on long training runs.
 
     Consecutive ids form a group: network i belongs to group `i // group`. The networks of a group read the same batches
     in the same order, from the same subset of the data. All other random choices are independent for each network. With
