@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,9 +74,10 @@ def points_of(values: Tensor, names: list[str], pruned: Tensor | None = None) ->
     """Points with three tensors of four blocks each."""
     pieces = values.tensor_split(12, 1)
     cut = torch.zeros(len(names), len(names), dtype=torch.bool) if pruned is None else pruned
-    rounding = torch.full((len(names),), 1e-5, dtype=torch.float64)
+    rounding = 1e-5 * values.norm(dim=1)
     products = torch.stack([piece @ piece.T for piece in pieces])
-    return Points(names, products, torch.arange(12) // 4, cut, rounding, values.shape[1])
+    sizes = [values.shape[1]] * len(names)
+    return Points(names, products, torch.arange(12) // 4, cut, rounding, values.shape[1], sizes)
 
 
 def hung(tree: list[Branch]) -> dict[str, str]:
@@ -382,6 +384,43 @@ def test_moved_copies_change_no_inner_product() -> None:
     first, second = (one.products.sum(0) for one in (found, again))
     assert torch.allclose(first, second, rtol=1e-6)
     assert in_one_gauge(names, networks.__getitem__, WIDE, distances / 1e3) is None  # Not the gauge of these distances.
+
+
+@pytest.mark.parametrize("format", [torch.bfloat16, torch.float16])
+def test_rounding_is_measured_in_common_coordinates(format: torch.dtype) -> None:
+    """Invertible matrices enlarge the rounding of a moved copy, which is nevertheless a copy."""
+    net = torch.nn.Sequential(torch.nn.Linear(40, 32), torch.nn.Linear(32, 40)).double()
+    symmetry = rg.discover(net, (torch.zeros(2, 40, dtype=torch.float64),)).bind(net.state_dict())
+    base = {n: torch.randn(t.shape, generator=generator(1), dtype=t.dtype) for n, t in net.state_dict().items()}
+    steps = {n: torch.randn(t.shape, generator=generator(2), dtype=t.dtype) for n, t in base.items()}
+    eps = torch.finfo(format).eps
+    networks = {"base": base, "copy": base, "tuned": {n: t + 4 * eps * steps[n] for n, t in base.items()}}
+    ratios = list[float]()
+    for seed in range(4):
+        moved = dict[str, rg.Params]()
+        for k, (name, one) in enumerate(networks.items(), 10 * seed):
+            three = [symmetry.random(generator(100 * k + draw)) for draw in range(3)]
+            far = symmetry.act(symmetry.compose(three[0], symmetry.compose(*three[1:])), one)
+            moved[name] = {n: t.to(format).double() for n, t in far.items()}
+        found = compare_many(
+            [*moved], lambda a, b, p=moved: rg.compare(p[a], p[b], symmetry, draws=9), read=moved.__getitem__
+        )
+        (tree,) = found.trees
+        copies = {frozenset((one.parent, one.child)) for one in tree if one.is_copy}
+        assert copies == {frozenset(("base", "copy"))}
+        length = next(one.length for one in tree if one.is_copy)
+        ratios.append(length**0.5 / eps)
+    assert max(ratios) > 0.45  # More than rounding where the networks are stored.
+
+
+def test_a_network_with_more_tokens_hangs_on_the_copy_that_has_them() -> None:
+    values = walked(3, {1: 0, 2: 1})
+    values = torch.cat([values, values[1:2]])
+    names = ["base", "a", "tuned", "extended a"]
+    points = replace(points_of(values, names), sizes=[3000, 3000, 3100, 3100])
+    tree = grow_tree(points)
+    assert hung(tree) == {"a": "base", "tuned": "extended a", "extended a": "a"}
+    assert hung(grow_tree(replace(points, sizes=[3000] * 4)))["tuned"] == "a"
 
 
 def convolutions(*widths: int) -> rg.Params:

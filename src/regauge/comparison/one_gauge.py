@@ -12,6 +12,7 @@ from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.representatives import has_representatives
 from regauge.canonical.null_spaces import without_null_spaces
 from regauge.comparison.common import restrict
+from regauge.comparison.match_whole import perturb
 from regauge.comparison.pair import FORMATS, holds
 from regauge.comparison.trees import Points, span
 from regauge.comparison.verdicts import MOVED
@@ -24,9 +25,6 @@ SAMPLED = 1 << 18
 """The number of entries of each network from which inner products are computed. Smaller networks are used whole."""
 BLOCKS = 8
 """The number of blocks into which the entries of a tensor are divided."""
-ROUNDING = 0.45
-"""The largest relative distance between two copies that are rounded to a format, in units of the spacing of numbers
-near one."""
 APART = 1.2
 """Networks count as aligned to one gauge if their distances are at most this multiple of the distances of separately
 aligned pairs."""
@@ -59,9 +57,12 @@ def in_one_gauge(
         symmetry: The symmetry of a pair of the networks.
         distances: The absolute distances between the balanced networks of all pairs.
     """
-    shapes = _common_shapes([read(name) for name in names], symmetry)
+    networks = [read(name) for name in names]
+    sizes = [sum(tensor.numel() for tensor in network.values()) for network in networks]
+    shapes = _common_shapes(networks, symmetry)
     if shapes is None:
         return None
+    del networks
 
     def cut(name: str) -> Params:
         return {n: t[tuple(map(slice, shapes[n]))] for n, t in read(name).items()}
@@ -69,7 +70,7 @@ def in_one_gauge(
     symmetry = restrict(symmetry, shapes).bind(cut(names[0]))
     # If somebody rotated a stream, its units have no order.
     ways = (False, True) if symmetry.rotatable else (False,)
-    tried = (_in_gauge_of(names, cut, symmetry, distances, is_rotated=one) for one in ways)
+    tried = (_in_gauge_of(names, cut, symmetry, distances, sizes=sizes, is_rotated=one) for one in ways)
     return next((points for points in tried if points is not None), None)
 
 
@@ -79,6 +80,7 @@ def _in_gauge_of(
     symmetry: Symmetry,
     distances: Float64[Tensor, "n n"],
     *,
+    sizes: Sequence[int],
     is_rotated: bool,
 ) -> Points | None:
     """Align related networks to common coordinates, as `in_one_gauge` does, for networks of one shape and one kind of
@@ -89,6 +91,7 @@ def _in_gauge_of(
         read: A function that returns a network.
         symmetry: The symmetry of the first network, to whose coordinates all others are aligned.
         distances: The absolute distances between the balanced networks of all pairs.
+        sizes: The numbers of entries of the networks, also of entries that other networks lack.
         is_rotated: Whether residual streams are rotated, instead of permuted.
     """
     is_split = has_representatives(symmetry)
@@ -100,16 +103,22 @@ def _in_gauge_of(
     places = _choose(read(names[0]), symmetry)
     for near, k in [(-1, 0), *order]:
         given = read(names[k])
-        rounding[k] = _rounding(given[n] for n in places)
+        spacing = _spacing(given[n] for n in places)
         own: Params = {n: t.detach().double() if t.is_floating_point() else t for n, t in given.items()}
         if is_rotated and any(bool(zero) for zero in zero_gains(symmetry, own, symmetry.rotatable).values()):
             return None
-        own = without_null_spaces(symmetry.split(own)[0] if is_split else own, behind)
+        stored = own, {n: perturb(n, t, spacing) for n, t in own.items()}
+        here, there = (symmetry.split(one)[0] if is_split else one for one in stored)
+        own, element = without_null_spaces(here, behind), behind.identity()
         if near >= 0:
-            own = align(gauge[near], own, behind, method=WeightMatching()).params
+            aligned = align(gauge[near], own, behind, method=WeightMatching())
+            own, element = aligned.params, aligned.element
         if has_balance(behind):
-            own = behind.act(balance(own, behind), own)
-        rows[k] = torch.cat([own[n].flatten()[at] * (own[n].numel() / len(at)) ** 0.5 for n, at in places.items()])
+            scales = balance(own, behind)
+            own, element = behind.act(scales, own), behind.compose(scales, element)
+        rows[k] = _row(own, places)
+        # Rounding moves a network further in these coordinates than as stored, if scales or matrices are not isometric.
+        rounding[k] = (_row(behind.act(element, there), places) - _row(behind.act(element, here), places)).norm()
         if near >= 0 and (rows[k] - rows[near]).norm() > APART * distances[near, k] + MOVED * rows[k].norm():
             return None
         needed[near] -= 1
@@ -119,7 +128,7 @@ def _in_gauge_of(
     pieces = [one for part in torch.split(points, [len(at) for at in places.values()], 1) for one in _blocks(part)]
     tensors = [k for k, at in enumerate(places.values()) for _ in range(min(BLOCKS, len(at)))]
     products = torch.stack([piece @ piece.T for piece in pieces])
-    return Points(names, products, torch.tensor(tensors), _find_pruned(points), rounding, points.shape[1])
+    return Points(names, products, torch.tensor(tensors), _find_pruned(points), rounding, points.shape[1], sizes)
 
 
 def _common_shapes(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> dict[str, tuple[int, ...]] | None:
@@ -153,11 +162,16 @@ def _blocks(points: Tensor) -> Sequence[Tensor]:
     return points.tensor_split(min(BLOCKS, points.shape[1]), 1)
 
 
-def _rounding(tensors: Iterable[Tensor]) -> float:
-    """Return the relative distance between copies that rounding to the coarsest format can explain."""
+def _spacing(tensors: Iterable[Tensor]) -> float:
+    """Return the spacing of numbers near one in the coarsest format that holds all entries."""
     known = list(tensors)
     coarsest = next((f for f in FORMATS if all(holds(f, tensor) for tensor in known)), torch.float64)
-    return max(MOVED, ROUNDING * torch.finfo(coarsest).eps)
+    return torch.finfo(coarsest).eps
+
+
+def _row(params: Params, places: Mapping[str, Tensor]) -> Tensor:
+    """Return the chosen entries of a network, weighted such that distances of tensors stay the same on average."""
+    return torch.cat([params[n].flatten()[at] * (params[n].numel() / len(at)) ** 0.5 for n, at in places.items()])
 
 
 def _find_pruned(points: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from regauge.comparison.averages import Average
+from regauge.comparison.verdicts import MOVED
 
 CERTAIN = 0.95
 """A branch with at least this support counts as certain."""
@@ -70,8 +71,9 @@ class Points:
             matrix.
         tensors: For each block, the index of the tensor that contains the block.
         pruned: For each pair of networks, whether the second equals the first with some entries set to zero.
-        rounding: For each network, the distance that rounding explains, relative to the norm of the network.
-        entries: The number of entries of a network.
+        rounding: For each network, the distance by which rounding of its stored entries moves it.
+        entries: The number of entries that are compared.
+        sizes: The number of all entries of each network, including entries that other networks lack.
     """
 
     names: Sequence[str]
@@ -80,6 +82,7 @@ class Points:
     pruned: Bool[Tensor, "n n"]
     rounding: Float64[Tensor, " n"]
     entries: int
+    sizes: Sequence[int]
 
 
 def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[Branch]:
@@ -177,8 +180,14 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
             if child in kept and {*np.flatnonzero(made.sources[parent]).tolist()} <= {*kept}:
                 seen[child] += 1
                 votes[child] += found.get(child) == parent
+
+    def name_of(parent: int, child: int) -> str:
+        """Return the name of the parent, or of a copy of it that has as many entries as the child."""
+        alike = [j for j, k in enumerate(originals) if k == parent and points.sizes[j] == points.sizes[child]]
+        return points.names[parent if parent in alike or not alike else alike[0]]
+
     branches = [
-        Branch(points.names[p], points.names[c], float(squares[p, c]), votes[c] / max(1, seen[c]))
+        Branch(name_of(p, c), points.names[c], float(squares[p, c]), votes[c] / max(1, seen[c]))
         for c, p in parents.items()
     ]
     branches += [
@@ -189,7 +198,7 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     for child, shares in made.parents.items():
         parent = max(shares, key=lambda k: shares[k])
         support = 1 / max(1, len(uncut.get(child, ())))
-        branches.append(Branch(points.names[parent], points.names[child], float(squares[parent, child]), support))
+        branches.append(Branch(name_of(parent, child), points.names[child], float(squares[parent, child]), support))
     root = points.names[next(k for k in rest if k not in parents)]
     if not is_rooted:
         branches = _without_root(branches, root, {points.names[child] for child in parents})
@@ -211,7 +220,7 @@ def _originals(
     """Return for each network the first network of which it is a copy up to rounding, or itself."""
     originals = list[int]()
     for k in range(len(squares)):
-        noise = np.maximum(rounding[k], rounding[:k]) ** 2 * norms[k]
+        noise = np.maximum(rounding[k] ** 2 + rounding[:k] ** 2, MOVED**2 * norms[k])
         same = [j for j in np.flatnonzero(squares[k, :k] <= noise).tolist() if originals[j] == j]
         same = [j for j in same if (k not in mixed[j] if j in mixed else k not in mixed)]
         originals.append(same[0] if same else k)
