@@ -304,7 +304,9 @@ class _Problem:
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 
     def _places(self, group: str) -> list[tuple[str, Site, Site]]:
-        """Return the tensors on which a group acts, each with the sites of the group in both networks."""
+        """Return the tensors on which a group acts, each with the positions of the group's units along its axes in both
+        networks.
+        """
         return [(n, a, b) for n in self._touched[group] for a, b in self._pairs[n] if a.group.name == group]
 
     def _neighbors(self, group: str) -> set[str]:

@@ -34,7 +34,7 @@ Vertex = Mapping[str, Element]
 
 @dataclass(frozen=True)
 class _Draw:
-    """The sites on one tensor at which the same random element of a family acts."""
+    """The axes of one tensor on which the same random element of a family of groups acts."""
 
     family: Family
     sites: list[Site]

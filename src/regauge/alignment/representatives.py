@@ -264,7 +264,9 @@ def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collecti
 
 
 def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[tuple[Results, Frame]]:
-    """Choose between rotations and permutations for representatives, after a match by permutations in a frame."""
+    """Choose between rotations and permutations for representatives, after matching the balanced networks by
+    permutations.
+    """
 
     def explain() -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Results, Frame]]:
         # Between balanced networks so that it does not matter where on its orbit either of them happens to be.

@@ -206,7 +206,7 @@ class _Work:
         return Value(matrix=matrix)
 
     def _root(self, places: Sequence[GroupSite]) -> Float[Tensor, "*lead k n"]:
-        """Return the triangular matrix R of `X' = Q R` for the entries X at some places.
+        """Return the triangular matrix R of `X' = Q R`, where X are the entries of some tensors along a group's axes.
 
         If there are too few entries, R has fewer rows than columns.
         """

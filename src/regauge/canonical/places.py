@@ -1,4 +1,4 @@
-"""The sites where groups act on compared parameters, each with the other groups that act on the same entries."""
+"""The axes of compared parameters on which groups act, each with the other groups that act on the same entries."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class GroupSite:
-    """A parameter and a site where a group acts on it.
+    """A parameter and one of its axes on which a group acts.
 
     The field `others` contains the sites of all further groups on the same entries.
     """
@@ -40,7 +40,7 @@ Places = tuple[GroupSite, ...]
 
 
 def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
-    """Return the sites of each group on compared parameters.
+    """Return where each group acts on compared parameters.
 
     Buffers are left out, and a tied tensor appears under one name.
     """
@@ -57,7 +57,7 @@ def places_of(symmetry: Symmetry) -> dict[str, list[GroupSite]]:
 
 
 def _overlap(one: Site, other: Site) -> bool:
-    """Return whether two sites on one parameter act on common entries."""
+    """Return whether two groups act on common entries of one parameter."""
     if one.placement.axis != other.placement.axis:
         return True
     return not set(one.positions.tolist()).isdisjoint(other.positions.tolist())

@@ -29,7 +29,9 @@ def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]])
 
 
 def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> int:
-    """Return the largest rank that one group's entries at some places can have, given the ranks of other groups."""
+    """Return the largest rank that entries of some tensors can have along one group's axes, given the ranks of other
+    groups.
+    """
     total = Fraction()
     for place in places:
         shape, site = symmetry.shapes[place.name], place.site

@@ -1,4 +1,4 @@
-"""The plan of a canonical form: the order in which the freedom of a symmetry is fixed, and the entries that fix it.
+"""The plan of a canonical form: the order in which group elements are fixed, and the entries that fix them.
 
 The order and the entries depend only on the symmetry. Each step fixes one kind of freedom of one group by entries that
 the remaining freedom cannot change. A ReLU unit is scaled to give its incoming weights unit norm. Before this, the
@@ -19,7 +19,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class ScaleStep:
-    """A step that scales each unit to give its entries at all places norm one.
+    """A step that scales each unit such that its entries in all tensors in `places` have norm one.
 
     The field `spare` contains the places of biases, which are used if all entries at the places are zero. The scale of
     each family is the unit's factor, raised to the power of the family's entry in `direction`. The unit's factor
@@ -49,7 +49,8 @@ class LinearStep:
 
 @dataclass(frozen=True)
 class RotationStep:
-    """A step whose rotation makes the Gram matrix of all places diagonal, in descending order.
+    """A step whose rotation makes the Gram matrix of a group's entries (in all tensors of `places`) diagonal, in
+    descending order.
 
     If an earlier step has made the Gram matrix the identity, it does not distinguish coordinates. Entries are then
     first multiplied by fixed weights; `weighed` contains the sites and axes for this.
@@ -103,7 +104,7 @@ Step = ScaleStep | LinearStep | RotationStep | ShiftStep | SignStep | OrderStep
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps that fix the freedom of a symmetry, and the freedom that no step fixes.
+    """The steps that fix the elements of a symmetry, and the parts of the symmetry that no step fixes.
 
     Attributes:
         steps: The steps in this order: scales and matrices; rotations, signs and shifts; permutations.
@@ -201,7 +202,7 @@ class _Planner:
         return False
 
     def _has_rank(self, group: Group, *sides: Places) -> bool:
-        """Return whether the entries at some places can have full rank and so fix the whole matrix."""
+        """Return whether the entries of some tensors can have full rank, which fixes the whole matrix."""
         known = [rank_of(self.symmetry, side, self.ranks) for side in sides if side]
         return bool(known) and min(known) >= self.ranks[group.name]
 
@@ -227,8 +228,8 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[GroupSite | int, ...], ...]:
-        """Return, for each tensor on which only this group is not fixed, the axes without a group and the sites of
-        fixed rotations.
+        """Return, for each tensor on which only this group is not fixed, its axes without a group and with fixed
+        rotations.
         """
         result = []
         for place in filter(self._is_bare, self.places[group]):
@@ -338,7 +339,7 @@ class _Planner:
         return tuple(sums), tuple(p for p in sums if not any(o.group.name in open_names for o in p.others))
 
     def left(self) -> Iterable[tuple[str, str, str]]:
-        """Return the freedom that no step fixes: for each, the group, the part of its elements, and a sentence."""
+        """Return what no step fixes: the group, the part of its elements (such as signs), and a sentence for each."""
         for group in self.symmetry.groups:
             name, copies = group.name, self.symmetry.count_copies(group.name)
             where = f"group {name!r}" + (f" ({copies} copies)" if copies > 1 else "")

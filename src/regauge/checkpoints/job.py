@@ -394,8 +394,8 @@ def open_job(
     The output has the form of the checkpoint with index `number`, unless `output` specifies another form.
 
     Raises:
-        TypeError: Some networks are in files and others are dictionaries. Or all are dictionaries, but an output was
-            requested.
+        TypeError: Some networks are in files and others are dictionaries. Also raised if all networks are dictionaries,
+            but an output was requested.
         FileNotFoundError: A checkpoint does not exist.
         ValueError: A checkpoint is damaged, or the memory limit cannot be read.
     """

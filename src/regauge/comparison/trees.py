@@ -250,7 +250,7 @@ class _Made:
         self.origins = {k: {*np.flatnonzero(self.sources[k]).tolist()} for k in parents}
 
     def base(self, k: int) -> int:
-        """Return the network from which a made network stems with the largest weight."""
+        """Return the original of a pruned network, or the network with the largest weight in an average."""
         return int(self.sources[k].argmax())
 
     def as_a_walk(self, kept: list[int], above: Mapping[int, int]) -> np.ndarray:

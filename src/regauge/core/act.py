@@ -59,7 +59,7 @@ class Site:
 
     @cached_property
     def is_sorted(self) -> bool:
-        """Whether the axis indices of the site ascend.
+        """Whether the axis indices on which the group acts ascend.
 
         If the site also covers every index of an axis, it covers the axis in its order.
         """
@@ -225,13 +225,13 @@ class ReadValues:
         return known[key]
 
     def factor(self, site: Site) -> Float[Tensor, "..."] | None:
-        """Return the factors by which an element multiplies entries at a site, or None if all factors are one."""
+        """Return the factors by which an element multiplies entries along an axis, or None if all are one."""
         place = site.placement
         return self._once(site, ("factor", place.scale, place.sign, place.parity), _factor)
 
     def displacement(self, site: Site) -> Int[Tensor, "..."] | None:
-        """Return, for each entry at a site, the index from which it is taken minus its own index, or None if no entry
-        moves.
+        """Return, for each entry along an axis, the index from which it is taken minus its own index, or None if no
+        entry moves.
         """
         return self._once(site, "displacement", self._displacement)
 
@@ -346,8 +346,8 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Return whether at each site unit i owns only index i, no other group acts on the axis, and the model adds no
-    constant.
+    """Return whether unit i of every group owns only index i of an axis, no other group acts there, and the model adds
+    no constant.
 
     This is the case for most parameters.
     """
@@ -410,7 +410,7 @@ def _base_index(
 
 
 def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axes m"]:
-    """Return the values `[*batch, *bases, size]` at the positions of a site, as `[*batch, *other axes, m]`."""
+    """Return a group's values `[*batch, *bases, size]` for the positions of an axis, as `[*batch, *other axes, m]`."""
     if not site.bases:
         return values if site.is_plain else values.index_select(-1, site.units)
     key: tuple[EllipsisType | Tensor, ...] = (..., *site.base_index, site.units)
@@ -418,7 +418,7 @@ def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axe
 
 
 def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
-    """Return the factors by which an element multiplies entries at a site, or None if all factors are one."""
+    """Return the factors by which an element multiplies entries along an axis, or None if all are one."""
     factor = None
     placement = site.placement
 

@@ -142,7 +142,7 @@ class Carrier:
 
 @remembered
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
-    """Return the sites at which groups act on the home parameter of a translation family.
+    """Return where groups act on the home parameter of a translation family.
 
     If a translation family has a gain, groups do not multiply along the gain's axis, because the gain compensates for
     factors.

@@ -28,7 +28,7 @@ Character = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ShiftCost:
-    """The objective at a site where each step of a shift adds a constant c, such as the bias of a sine unit.
+    """The objective for a tensor to which each step of a shift adds a constant c, such as the bias of sine units.
 
     Suppose that a unit has m entries b at this site, and that they are compared with entries a. After k steps of the
     shift, the objective is `-|a - (chi b + k c)|^2 / 2`, where chi is the sign of the unit. Without the terms that do

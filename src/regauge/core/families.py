@@ -41,7 +41,7 @@ class Family:
 
     @cached_property
     def own_sites(self) -> dict[str, list[Site]]:
-        """The sites where the groups of the family act, without the sites of fixed groups."""
+        """The axes of tensors on which groups of the family act, except groups that are fixed."""
         names = {group.name for group in self.members}
         return {name: [s for s in local if s.group.name in names] for name, local in self.sites.items()}
 
@@ -52,7 +52,7 @@ class Family:
 
 
 def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
-    """Return the families of groups that have a degree of freedom and act at some of the given sites."""
+    """Return the families of groups that have a degree of freedom and occur in the given sites."""
     groups = tuple(groups)
     by_name = {group.name: group for group in groups}
     result = []
@@ -163,7 +163,7 @@ def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor)
 
 
 def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:
-    """Return the entries that each unit owns at a site, one row for each unit."""
+    """Return the entries that each unit owns in a tensor, one row for each unit."""
     if tensor.ndim == lead:
         return tensor.reshape(*tensor.shape, 1, 1)
     axis = lead + site.placement.axis
@@ -186,7 +186,7 @@ def inner_products(
 
 
 def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
-    """Return the quadratic term that shifts add to the objective at a site, or None if no shift adds anything."""
+    """Return the quadratic term that shifts of one tensor add to the objective, or None if no shift adds anything."""
     amounts = site.placement.shift
     if not any(amounts):
         return None
@@ -210,7 +210,7 @@ def group_cost(group: Group, sites: Sites, a: Tensors, b: Tensors, lead: int = 0
 def add_term(
     matrices: dict[Character, Tensor], shifts: list[ShiftCost], site: Site, a: Tensor, b: Tensor, lead: int = 0
 ) -> None:
-    """Add the contribution of one site's tensor to the cost of its group, in float64."""
+    """Add the contribution of one tensor to the cost of a group that acts on it, in float64."""
     left, right = unfold(a, site, lead), unfold(b, site, lead)
     key, term = character(site.placement), inner_products(site.group, left, right).double()
     matrices[key] = matrices[key] + term if key in matrices else term
@@ -246,7 +246,7 @@ def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
 
 
 def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Tensor, "*shape"]:
-    """Return the mean of a tensor over all elements of the group at one site."""
+    """Return the mean of a tensor over all elements of a group that acts on one of its axes."""
     axis, positions = lead + site.placement.axis, site.positions.to(tensor.device)
     if _averages_to_zero(site):
         return tensor.index_fill(axis, positions, 0.0)
@@ -259,7 +259,7 @@ def average(tensor: Num[Tensor, "*shape"], site: Site, lead: int = 0) -> Num[Ten
 
 
 def _averages_to_zero(site: Site) -> bool:
-    """Return whether the average over the group of a site is zero, because rotations or signs act there."""
+    """Return whether the average of a tensor over a group is zero, because rotations or signs act on it."""
     placement = site.placement
     return site.group.matrix != "none" or any(e % 2 for e in placement.sign) or any(placement.parity)
 
@@ -281,7 +281,7 @@ def dot(x: Tensor, y: Tensor) -> float:
 
 
 def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units values"]:
-    """Return the flat indices of the entries that each unit owns in a parameter, for every copy of a site's group.
+    """Return the flat indices of the entries that each unit owns in a parameter, for every copy of the group.
 
     Units are ordered copy by copy, so the first axis can be reshaped to `[*bases, size]`.
     """
@@ -303,7 +303,9 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
 def unit_values(
     symmetry: Symmetry, name: str, site: Site, tensor: Num[Tensor, "..."], lead: int = 0
 ) -> Num[Tensor, "*lead size values"]:
-    """Return the entries that each unit owns at a site, for each copy of its group: `[*lead, *bases, size, values]`."""
+    """Return the entries that each unit owns in a tensor, for each copy of its group: `[*lead, *bases, size,
+    values]`.
+    """
     if not site.bases:
         return unfold(tensor, site, lead)
     group, before = site.group, tensor.shape[:lead]

@@ -197,7 +197,7 @@ def _sign(site: Site) -> int:
 
 
 def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
-    """Return the flat indices of the entries at a site, `[copies, n, columns]`."""
+    """Return the flat indices of the entries on which a group acts in a tensor, `[copies, n, columns]`."""
     index = unit_index(symmetry, name, site)
     found: Index = index.reshape(-1, site.group.size, index.shape[1]).numpy()
     return found
@@ -226,7 +226,9 @@ class _Rows:
         return slice(first, self._count)
 
     def add_columns(self, sites: Sequence[tuple[str, Site]]) -> slice:
-        """Add a row for each column of the entries at sites, ordered by copy and, within a copy, by tensor."""
+        """Add a row for each column of the entries on which groups act, ordered by copy and, within a copy, by
+        tensor.
+        """
         first = self._count
         columns = [_index(self._symmetry, name, site)[:, 0] for name, site in sites]
         self._count += sum(each.size for each in columns)

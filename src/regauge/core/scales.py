@@ -18,7 +18,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True)
 class ScaleSite:
-    """A site where a direction of scales acts on one tensor.
+    """An axis of a tensor on which a direction of scales (a combination of scale families) acts.
 
     A step t multiplies the squares of the tensor at the site by `exp(exponent * t)`.
 
@@ -99,7 +99,7 @@ def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
 
 
 def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int] | None = None) -> list[tuple[str, Site]]:
-    """Return the sites of a group on compared parameters that a combination of scale families affects.
+    """Return the axes of compared parameters on which a combination of a group's scale families has an effect.
 
     Default: all sites of the group on compared parameters.
     """
@@ -129,7 +129,8 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
 
 
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Add and subtract the combinations in a basis until no sum or difference of two of them affects fewer sites.
+    """Add and subtract the combinations in a basis until no sum or difference of two of them affects fewer axes of
+    tensors.
 
     If a scale multiplies only one tensor, such as a filter before a normalization, the norm has no minimum. A linear
     term in the logarithm of the scale gives the norm a minimum. This term requires a combination that scales only this

@@ -88,12 +88,14 @@ class SquaredNorm:
         return pooled
 
     def _values(self, params: Mapping[str, Tensor], name: str, site: Site) -> Array:
-        """Return the entries at a site, `[batch, copies, n, columns]`."""
+        """Return the entries of a tensor on which a group acts, `[batch, copies, n, columns]`."""
         found: Array = self._units(params, name, site).cpu().numpy()
         return found
 
     def _units(self, params: Mapping[str, Tensor], name: str, site: Site) -> Tensor:
-        """Return the entries at a site, `[batch, copies, n, columns]`, on the device of the parameters."""
+        """Return the entries of a tensor on which a group acts, `[batch, copies, n, columns]`, on the device of the
+        parameters.
+        """
         values = unit_values(self._symmetry, name, site, params[name].detach(), 1)
         return values.reshape(self._batch, -1, *values.shape[-2:]).double()
 

@@ -21,7 +21,9 @@ The exponents are those of an orthonormal basis, so their size does not depend o
 
 
 class Scaled(Remembering, Protocol):
-    """A protocol: the properties of a symmetry with groups, shapes, buffers and sites that this module needs."""
+    """A protocol: the properties of a symmetry that this module needs (groups, shapes, buffers, and where
+    groups act).
+    """
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -37,7 +39,7 @@ class Scaled(Remembering, Protocol):
 
     @property
     def sites(self) -> Mapping[str, list[Site]]:
-        """The sites where groups act, for each parameter."""
+        """The axes on which groups act, for each parameter."""
 
     def identity(self, batch: Sequence[int] = ()) -> Element:
         """Return the identity element."""

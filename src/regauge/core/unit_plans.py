@@ -67,12 +67,12 @@ def map_tensor(
 
 
 def sign_character(site: Site) -> SignCharacter:
-    """Return the exponents of the sign families at a site, modulo two."""
+    """Return the exponents of sign families along an axis on which a group acts, modulo two."""
     return tuple(exponent % 2 for exponent in site.placement.sign)
 
 
 def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
-    """Return the indices of an axis that no site covers."""
+    """Return the indices of an axis on which no group acts."""
     is_free = torch.ones(length, dtype=torch.bool)
     for site in sites:
         if site.placement.axis == axis:

@@ -1,13 +1,13 @@
 """Free angles: rotations of pairs of coordinates that commute with the fixed rotations of rotary embeddings.
 
 The solver treats each axis index separately. If a rotary embedding rotates a pair of coordinates by fixed angles, the
-solver finds only a common scale and a common sign for the pair. In fact, all rotations of the pair commute with the
-fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not reveal on
-which axes rotary embeddings act. Models implement pairs of coordinates as halves, neighbors or complex numbers, in many
-ways. Therefore every pair of coordinates that shares a sign is tested. The test evaluates the operators from the
-parameters up to the first values that lack the axis of the pairs. The operators are evaluated in float64, before and
-after random rotations. Parameters are random, constants come from the trace, and all other operands are random. A
-rotation that changes none of these first values changes no output.
+solver finds only a common scale and a common sign for the pair. In fact, all rotations of a pair of coordinates commute
+with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not
+reveal on which axes rotary embeddings act. Models implement pairs of coordinates as halves, neighbors or complex
+numbers, in many ways. Therefore every pair of coordinates that shares a sign is tested. The test evaluates the
+operators from the parameters up to the first values that lack the axis of the pairs. The operators are evaluated in
+float64, before and after random rotations. Parameters are random, constants come from the trace, and all other operands
+are random. A rotation that changes none of these first values changes no output.
 """
 
 import math
@@ -151,7 +151,7 @@ def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Ato
 
 
 def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
-    """Return groups with an angle for every unit of the atom and every index of its bases."""
+    """Return groups with an angle for every unit of an atom (a factor of an axis) and every index of its bases."""
     names = {paired.name for paired in axes}
     groups = []
     for k, (base, placements) in enumerate(bases.items()):

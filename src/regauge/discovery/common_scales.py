@@ -148,9 +148,7 @@ class _Equations:
         return [family for family in found if family]
 
     def _counts(self, value: Value) -> Counts:
-        """Return the number of blocks with factors on each axis of a tensor; number the unknowns of a tensor that is
-        new.
-        """
+        """Return the number of blocks on each axis of a tensor, where each block has its own scale factor."""
         found = self.counts.get(value)
         if found is None:
             counts = _block_counts(self.blocks, value)

@@ -144,7 +144,9 @@ def like(value: Any) -> tuple[object, ...]:
 
 
 def comparable(value: Any, told: Callable[[Node], Hashable] = id) -> Hashable:
-    """Return an operator's arguments as a hashable key, in which `told(node)` replaces each node."""
+    """Return an operator's arguments as a hashable key, in which the result of the function `told` replaces
+    each node.
+    """
     if isinstance(value, Node):
         return ("node", told(value))
     if isinstance(value, list | tuple):

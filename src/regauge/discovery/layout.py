@@ -17,7 +17,9 @@ If more blocks are needed, both axes are frozen."""
 
 
 class Atom:
-    """A node of the union-find forest of atoms. Only the root of each tree is an atom; other nodes refer to it."""
+    """A node of the union-find forest of atoms, the factors into which operators divide axes. Only the root of each
+    tree is an atom; other nodes refer to it.
+    """
 
     __slots__ = ("branches", "factors", "frozen", "origins", "parent", "size")
 
@@ -56,7 +58,7 @@ def size_of(layout: Layout) -> int:
 
 
 def expand(layout: Iterable[Atom]) -> Layout:
-    """Expand every product atom of a layout until only leaves and direct sums remain."""
+    """Split every factor of an axis that is itself a product, until only indivisible factors and direct sums remain."""
     result: Layout = []
     for atom in layout:
         root = atom.find()
@@ -68,7 +70,7 @@ def expand(layout: Iterable[Atom]) -> Layout:
 
 
 def without_units(layout: Iterable[Atom]) -> Layout:
-    """Return a layout with every product atom expanded, and without leaves of size one."""
+    """Return a layout in which every factor is indivisible, without factors of size one."""
     return [atom for atom in expand(layout) if atom.size > 1]
 
 
@@ -261,7 +263,7 @@ def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout
 
 
 def _factor(atom: Atom, leading: int) -> tuple[Layout, Layout] | None:
-    """Split one atom into a leading and a trailing axis."""
+    """Split one factor of an axis into a leading and a trailing axis."""
     trailing = atom.size // leading
     if atom.branches is None:
         outer, inner = Atom(leading, atom.frozen), Atom(trailing, atom.frozen)

@@ -31,9 +31,7 @@ class Tie:
     companions: tuple[frozenset["Companion"], ...]
 
     def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
-        """Return the companions that all given slots have in common, or None if the tie contains none of these
-        slots.
-        """
+        """Return the slots that a law ties to all given slots, or None if the law contains none of the given slots."""
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
             if slot in touched:
@@ -50,7 +48,7 @@ If one axis selects indices from a second axis, the second axis has the smaller 
 
 @dataclass
 class Slots:
-    """All slots of the atoms in parameters, and the ties between the slots of each atom.
+    """All slots (occurrences of atoms on axes of parameters), and the ties (laws) between the slots of each atom.
 
     Attributes:
         blocked: The slots on which only permutations may act.
@@ -108,7 +106,8 @@ An atom that no parameter has gets the slot -1.
 def write_out(
     records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
 ) -> Slots:
-    """Expand all records into ties between slots. All axes must be final, that is, no later operator refines them.
+    """Expand all records of operators into laws between single slots (occurrences of atoms on axes of parameters). All
+    axes must be final, that is, no later operator refines them.
 
     Slots are also found in watched values, but they do not affect the ties.
     """
@@ -245,7 +244,7 @@ class _Writer:
             self._block(place for u in units for place in u)
 
     def _repeated(self, value: Value) -> frozenset[Atom]:
-        """Return the atoms that occur in more than one axis of a tensor."""
+        """Return the atoms (factors of axes) that occur in more than one axis of a tensor."""
         if value not in self.repeated:
             axes = [self._axis(value, dim) for dim in range(value.ndim)]
             counts = Counter(a for blocks in axes for a in {a for _, _, places in blocks for a, _ in places})
@@ -256,12 +255,12 @@ class _Writer:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
 
     def _is_read(self, value: Value, read: set[int]) -> bool:
-        """Return whether the laws describe all atoms that a tensor and some parameters have in common."""
+        """Return whether the laws describe all factors of axes that a tensor and some parameters have in common."""
         found = [slot for dim in range(value.ndim) for _, _, places in self._axis(value, dim) for _, slot in places]
         return all(slot in read for slot in found if slot >= 0)
 
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
-        """Return the places of the slots in a tensor that an operator reads."""
+        """Return the positions of slots (occurrences of atoms on axes) in a tensor that an operator reads."""
         result: dict[int, SlotPlace] = {}
         if not any((value, dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.
@@ -318,7 +317,7 @@ def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
 
 
 def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
-    """Return the atoms that occur exactly once.
+    """Return the atoms (factors of axes) that occur exactly once.
 
     If an atom occurs twice, a transformation could depend on either of two indices.
     """

@@ -1,4 +1,6 @@
-"""A solver that finds, for each atom, the transformations that satisfy all laws at once."""
+"""A solver that finds, for each atom (factor of an axis), the transformations that satisfy the laws of all
+operators.
+"""
 
 import math
 from collections import defaultdict
@@ -114,7 +116,7 @@ class _AtomSolver:
 
     @staticmethod
     def _by_root(system: MatrixSlots, slots: Iterable[int]) -> dict[int, dict[int, int]]:
-        """Return the slots on which each matrix acts, with the parity (+1 or -1) of each slot."""
+        """Return the axes of parameters ("slots") on which each matrix acts, with the parity (+1 or -1) of each."""
         result: dict[int, dict[int, int]] = defaultdict(dict)
         for slot in slots:
             root, parity = system.find(slot)
@@ -122,7 +124,9 @@ class _AtomSolver:
         return result
 
     def _translations(self) -> tuple[Proportions, list[int]]:
-        """Return the translations of entries along this atom, and the slots in arguments of periodic functions."""
+        """Return the translations of entries along this factor of axes, and the axes in arguments of periodic
+        functions.
+        """
         unknowns = Proportions()
         periods: list[int] = []
         if not any(tie.law.period for tie in self.ties):

@@ -26,7 +26,7 @@ def quotient(a: Rational, b: Rational) -> Rational:
 
 
 def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
-    """Return the exponents at the given slots."""
+    """Return the exponents at the given slots (occurrences of an atom on axes)."""
     return {slot: exponent for slot, exponent in vector.items() if slot in slots}
 
 

@@ -123,7 +123,7 @@ def compare_guidance(
     flow.
 
     The networks without guidance are sampled from the same flow. For comparison, gradient descent on the guidance loss,
-    with the same number of steps, is applied to these networks and to random networks.
+    with the same number of steps, is applied to sampled networks and to random networks.
 
     Args:
         flow: The flow.

@@ -1,4 +1,6 @@
-"""Moves to a gauge: sequences of elements of symmetries. Between two elements, gains may be set to one."""
+"""Sequences of group elements that transform a network into an equivalent network (another gauge). Between two
+elements, gains may be set to one.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

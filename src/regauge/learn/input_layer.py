@@ -36,7 +36,8 @@ class InputLayer:
         inputs of a random network must give the same outputs as transforming its first layer.
 
         Raises:
-            ValueError: There is no such layer, or more than one. Or the network also uses its inputs in other layers.
+            ValueError: There is no such layer, or more than one. Also raised if the network also uses its inputs in
+                other layers.
         """
         outputs = {(place.parameter, place.axis): group.name for group in symmetry.groups for place in group.placements}
         shapes = symmetry.shapes

@@ -89,7 +89,9 @@ class SecondMoments:
 
 
 def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]]]:
-    """Return the activations of a group that layers read, each with the layers' sites; empty if they are not known."""
+    """Return the activations of a group that layers read, each with the axes of weights that read it; empty if
+    unknown.
+    """
     placed = {p.parameter for p in network.found.symmetry[group].placements}
     by_value: dict[str, list[tuple[str, Site]]] = {}
     for name, site in network.sites(group, reading=True):

@@ -142,7 +142,9 @@ class OutputError(Criterion):
 def _summed(
     network: Network, group: str, tensors: Mapping[str, Tensor], *, is_reading: bool = False
 ) -> Float[Tensor, "copies units"]:
-    """Return each unit's sum of entries, over all sites of the group or over the reading sites."""
+    """Return each unit's sum of entries, over all tensors on which the group acts or only over tensors that read the
+    unit.
+    """
     symmetry = network.symmetry
     places = network.sites(group, reading=True)
     places += [] if is_reading and places else network.sites(group, reading=False)

@@ -273,7 +273,7 @@ def _gauge(
 
 
 def _factor(site: Site, logs: Tensor, signs: Tensor) -> Float[Tensor, " units"]:
-    """Return the factor by which scales and signs multiply each unit's entries at a site."""
+    """Return the factor by which scales and signs multiply each unit's entries along an axis of a tensor."""
     factor = torch.ones(len(signs), dtype=torch.float64)
     for family, exponent in enumerate(site.placement.scale[: logs.shape[1]]):
         factor = factor * (exponent * logs[:, family]).exp()

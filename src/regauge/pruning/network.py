@@ -103,7 +103,9 @@ class Network:
         return Traces(self.symmetry, self.task.module, dtype, self.task.outputs, only_read=False)
 
     def sites(self, group: str, *, reading: bool) -> list[tuple[str, Site]]:
-        """Return the sites of a group at which layers sum over its units (`reading`), or all other sites."""
+        """Return the axes of parameters along which layers sum over a group's units (`reading`), or all other axes of
+        the group.
+        """
         readers, seen, found = {*self.symmetry.readers}, set[int](), []
         for names in self.symmetry.tied:
             readers |= {(name, axis) for known, axis in self.symmetry.readers if known in names for name in names}
@@ -117,14 +119,14 @@ class Network:
         return found
 
     def entries(self, name: str, site: Site) -> Int[Tensor, "units values"]:
-        """Return the flat indices of each unit's entries at a site, copy by copy."""
+        """Return the flat indices of each unit's entries in a parameter, for each copy of the group."""
         key = (name, site.group.name, hash(site.placement))
         if key not in self._index:
             self._index[key] = unit_index(self.symmetry, name, site)
         return self._index[key]
 
     def unit_entries(self, name: str, site: Site, params: Mapping[str, Tensor]) -> Float[Tensor, "units values"]:
-        """Return each unit's entries at a site, copy by copy."""
+        """Return each unit's entries in a parameter, for each copy of the group."""
         return params[name].flatten()[self.entries(name, site)]
 
     def put(self, changes: Mapping[str, Tensor]) -> None:

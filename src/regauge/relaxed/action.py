@@ -261,7 +261,7 @@ def _steps(sites: Sequence[Site], shape: tuple[int, ...], present: set[str]) -> 
 
 
 def _segments(sites: Sequence[Site], length: int) -> list[_Segment]:
-    """Return the positions of an axis as segments, according to the sites that cover them."""
+    """Return the positions of an axis as segments, each with the groups that act on it."""
     sites = sorted(sites, key=lambda site: len(site.group.within))
     units = np.full((len(sites), length), -1)
     for k, site in enumerate(sites):

@@ -41,8 +41,8 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """Return the frame that canonicalizes the given parts of the symmetry in few steps; layers must respect all
-        other parts.
+        """Return a canonical form for the given parts of the symmetry, in few steps; layers must respect all other
+        parts.
         """
         found = plan(layout.symmetry)
         touched = {*layout.contracted}

@@ -304,10 +304,9 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 
 
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
-    """Group the sites on an activation tensor into parts.
+    """Divide the sites (places where groups act) of an activation tensor into parts.
 
-    Two sites (places where a group acts) belong to one part if they share positions on an axis, or if one group is
-    repeated within the other.
+    Two sites belong to one part if they share positions on an axis, or if one group is repeated within the other.
     """
 
     def is_linked(x: Site, y: Site) -> bool:

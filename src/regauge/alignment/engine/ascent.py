@@ -416,7 +416,7 @@ class Ascent:
             self._soil(k, rows)
 
     def _hidden(self, k: int, name: str, unknown: Iterable[int]) -> list[Site]:
-        """Return the sites at which families without a chosen element act on a tensor of family k."""
+        """Return where groups act on a tensor of family k whose elements are not chosen yet."""
         others = self._around.others[k].get(name, {})
         return [site for number in unknown if number in others for site in others[number]]
 
@@ -531,7 +531,7 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
 
 
 def _other_sites(families: Sequence[Family], k: int) -> dict[str, dict[int, list[Site]]]:
-    """Return the sites at which other families act on the tensors of family k, by tensor name and family index."""
+    """Return where groups of other families act on the tensors of family k, by tensor name and family index."""
     own = {group.name for group in (*families[k].members, *families[k].fixed)}
     result: dict[str, dict[int, list[Site]]] = {}
     for number, other in enumerate(families):

@@ -55,7 +55,7 @@ class Climbs:
     moved: Mapping[str, Tensor] = field(default_factory=dict)
 
     def at(self, rows: Tensor) -> "Climbs":
-        """Return the climbs of the selected pairs."""
+        """Return the coordinate ascents of the selected pairs."""
         if len(rows) == len(self.objective):
             return self
         return Climbs(
@@ -67,7 +67,7 @@ class Climbs:
         )
 
     def but(self, rows: Tensor, other: "Climbs") -> "Climbs":
-        """Return a copy in which the climbs of the pairs `rows` are replaced by `other`."""
+        """Return a copy in which the coordinate ascents of the pairs `rows` are replaced by `other`."""
         if len(rows) == len(self.objective):
             return other
         steps = max(len(self.history), len(other.history))
@@ -172,7 +172,7 @@ def _neighborhoods(symmetry: Symmetry, names: tuple[str, ...]) -> Neighborhoods:
 
 
 def is_exact(symmetry: Symmetry, name: str) -> bool:
-    """Return whether a climb transforms a tensor to the same bits as `Symmetry.act`.
+    """Return whether a coordinate ascent transforms a tensor to the same bits as `Symmetry.act`.
 
     Shifts and rotations would be rounded differently.
     """
@@ -245,7 +245,8 @@ def ladder(
     initial: Float64[Tensor, " pair"],
     losses: Callable[[Element], Tensor] | None = None,
 ) -> tuple[Climbs, Float64[Tensor, "try pair"]]:
-    """Choose the best climb for each pair, after further climbs for pairs that are not yet as good as a known element.
+    """Choose the best coordinate ascent for each pair, after further ascents for pairs that are not yet as good as a
+    known element.
 
     Args:
         climbs: For every start, one climb for each pair. Random starts come last.

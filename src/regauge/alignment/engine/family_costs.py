@@ -21,7 +21,7 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 
 @dataclass
 class _Term:
-    """A term of a family's cost, which belongs to one site of the family's outermost group on a tensor.
+    """A term of a family's cost, from one axis of a tensor on which the family's outermost group acts.
 
     If `is_present`, the term is part of the stored sums; otherwise it is computed anew every time. If only one other
     group permutes the tensor, `neighbor` corrects the stored term when this group changes. If no other group acts on

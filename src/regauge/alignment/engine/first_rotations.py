@@ -69,7 +69,7 @@ class TwoSided:
 
 
 def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
-    """Return the sites of groups that matching optimizes. Groups with only positive scales stay at one."""
+    """Return where the groups that matching optimizes act on tensors. Groups with only positive scales stay at one."""
     return {name: [site for site in local if has_choice(site.group)] for name, local in sites.items()}
 
 
@@ -130,7 +130,7 @@ def _turns(site: Site) -> bool:
 
 
 def _cancels(one: Site, other: Site) -> bool:
-    """Return whether a group's actions at two sites cancel in a product.
+    """Return whether a group's actions on two tensors cancel in their product.
 
     Positive scales count as cancelling, because they are balanced and matching does not change them.
     """

@@ -102,7 +102,9 @@ class Frame:
         return cls(symmetry, *moved, b, (left, right), buffers, found[0].rigid)
 
     def under(self, symmetry: Symmetry) -> "Frame":
-        """Return this frame for another symmetry that has the same scales and invertible matrices."""
+        """Return this frame (the form in which pairs are compared) for another symmetry with the same scales and
+        matrices.
+        """
         a, b, given = ({n: t[n] for n in t if n in symmetry.sites} for t in (self.a, self.b, self.given))
         sides = self.sides
         if sides is not None:
@@ -149,7 +151,7 @@ class Frame:
         return torch.stack([dots(self.a[name], b[name]) for name in self.a]).sum(0)
 
     def rows(self, rows: Tensor) -> "Frame":
-        """Return the frame with only the selected pairs."""
+        """Return the compared tensors and their conversion for only the selected pairs."""
         a, b, given = ({n: at(t, rows) for n, t in tensors.items()} for tensors in (self.a, self.b, self.given))
         sides = None if self.sides is None else (self.sides[0].rows(rows), self.sides[1].rows(rows))
         rigid = {name: flags[rows] for name, flags in self.rigid.items()}
@@ -164,7 +166,7 @@ class Frame:
         return a, b
 
     def lead_back(self, climbs: Climbs, *, is_from_original: bool = False) -> Climbs:
-        """Convert climbs that began at `b` or at `original()` to climbs between the networks as given."""
+        """Convert coordinate ascents that began at `b` or at `original()` to ascents between the networks as given."""
         if self.sides is None:
             return climbs
         left, right = self.sides

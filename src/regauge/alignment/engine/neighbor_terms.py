@@ -177,7 +177,7 @@ class NeighborTerm:
 
 
 def _in_order(tensor: Tensor, site: Site) -> Tensor:
-    """Return the entries of a tensor `[pair, ...]` at a site, in the order of the units."""
+    """Return the entries of a tensor `[pair, ...]` on which a group acts, in the order of the units."""
     axis = 1 + site.placement.axis
     if site.is_sorted and site.positions.numel() == tensor.shape[axis]:
         return tensor

@@ -39,7 +39,9 @@ from regauge.core.products import matmul
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of an outer group: tensors `[problem, block, ...]`, and the sites of inner groups on one block."""
+    """The blocks of an outer group: tensors `[problem, block, ...]`, and the axes of one block on which inner groups
+    act.
+    """
 
     a: dict[str, Tensor]
     b: dict[str, Tensor]
@@ -48,8 +50,8 @@ class Blocks:
 
 
 def split(family: Family, a: Tensors, b: Tensors) -> Blocks:
-    """Return one tensor for each site of the outer group, with blocks along axis 1, and the sites of inner groups on a
-    block.
+    """Return tensors on which the outer group acts, with blocks along axis 1, and the axes of a block on which inner
+    groups act.
     """
     root = family.root
     inner = {group.name: _outside(group, root) for group in (*family.members[1:], *family.fixed)}
@@ -77,7 +79,7 @@ def _outside(group: Group, root: Group) -> Group:
 
 
 def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[str, Group]) -> Site | None:
-    """Return the site of an inner group within one block, or None if the copies of the group lie along another axis."""
+    """Return where an inner group acts within one block, or None if the copies of the group lie along another axis."""
     within = site.group.within
     if root.name in within:
         where = site.bases[within.index(root.name)][0]

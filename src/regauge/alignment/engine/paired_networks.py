@@ -141,7 +141,8 @@ class PairedNetworks:
         self._kept |= dict.fromkeys(tensors, now)
 
     def moved_by(self, name: str, sites: Sequence[Site], rows: Tensor | None = None) -> Tensor:
-        """Return a tensor of the second networks after the current values were applied at only the given sites.
+        """Return a tensor of the second networks, transformed by the current values only on the axes that `sites`
+        lists.
 
         If all groups are at the identity, the given tensor itself is returned, without a copy.
         """
@@ -182,12 +183,12 @@ class _Kept:
 
 
 def _names(site: Site) -> tuple[str, ...]:
-    """Return the groups that determine the action at a site."""
+    """Return the groups that determine how a site (an axis of a tensor on which a group acts) is transformed."""
     return (site.group.name, *site.group.within)
 
 
 def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: bool) -> Tensor:
-    """Return a tensor `[1, ...]` in which the value `now` acts at a site instead of `before`, if possible in place."""
+    """Return a tensor `[1, ...]` on which a group acts by the value `now` instead of `before`, if possible in place."""
     units = torch.arange(site.group.size)
     # Unit i of the tensor is b[before[i]] and shall be b[now[i]], which is unit before^-1[now[i]] of the tensor. Signs
     # are their own inverses, so those of both values multiply.
@@ -212,7 +213,7 @@ def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: 
 
 
 def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair unit"]:
-    """Return the signs by which `count` values of a group multiply units at a site."""
+    """Return the signs by which `count` values of a group multiply the units along an axis of a tensor."""
     factor = torch.ones(count, site.group.size, dtype=torch.int8)
     signs = 0 if value.sign is None else value.sign.shape[-2]
     for k, exponent in enumerate(character(site.placement)):
@@ -228,7 +229,9 @@ def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair uni
 def act_on(
     groups: Collection[Group], sites: Mapping[str, Sequence[Site]], element: Element, tensors: Tensors
 ) -> dict[str, Tensor]:
-    """Apply a batch of elements at the given sites to tensors `[pair, ...]`, and return the results."""
+    """Apply a batch of elements to tensors `[pair, ...]`, only on the axes that `sites` lists, and return the
+    results.
+    """
     local = {name: list(own) for name, own in sites.items()}
     ndims = {name: tensors[name].ndim - 1 for name in sites}
     own = {name: tensors[name] for name in sites}

@@ -171,7 +171,7 @@ class WeightMatching(Method):
         return found
 
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
-        """Return one climb from each start for each pair of networks.
+        """Return one coordinate ascent from each start for each pair of networks.
 
         For a single pair, all climbs run as one batch.
         """

@@ -132,7 +132,7 @@ class BlockedClimb:
         return total, reached
 
     def _add_products(self, total: Tensor, name: str, site: Site) -> None:
-        """Add the inner products of all pairs of units at a site, in chunks of units."""
+        """Add the inner products of all pairs of units along an axis of a tensor, in chunks of units."""
         step = max(1, CHUNK // (4 * len(total)))
         for x, y in self._pairs(name):
             left, right = unfold(x, site), unfold(y, site).to(total.dtype)

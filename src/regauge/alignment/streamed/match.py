@@ -158,7 +158,7 @@ class _Matching:
         return Moved(self.b, partial(move_tensor, self._symmetry, element))
 
     def _balance(self) -> None:
-        """Balance the networks, and begin one climb for each kind of balancing."""
+        """Balance the networks, and begin one coordinate ascent for each kind of balancing."""
         state, identity = self.state, self._symmetry.identity()
         if not self._balances:
             state.climbs = [ClimbState(identity)]
@@ -177,7 +177,7 @@ class _Matching:
         StreamedAscent(source, self.plan, method or self.method, climb, keep, self.passes, label).run()
 
     def _choose(self) -> Element:
-        """Return the element of the best climb, after fitting scales if the networks are nearly equal."""
+        """Return the element of the best coordinate ascent, after fitting scales if the networks are nearly equal."""
         state, symmetry = self.state, self._symmetry
         elements = [climb.found(symmetry) for climb in state.climbs]
         state.fits = FITS

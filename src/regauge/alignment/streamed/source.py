@@ -107,7 +107,7 @@ def part_cost(
     load: Callable[[str], tuple[Tensor, Tensor]],
     unknown: Collection[str] = (),
 ) -> Cost:
-    """Return the cost of a group on the tensors of `sites`.
+    """Return the cost of a group, summed over the tensors in `sites`.
 
     The function `load` returns these tensors for both networks.
 

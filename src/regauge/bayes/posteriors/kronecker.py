@@ -51,8 +51,8 @@ class KroneckerPosterior:
             uncertainty.
 
     Raises:
-        ValueError: A root does not fit its weight or the other terms. Or a parameter has both terms and standard
-            deviations.
+        ValueError: A root does not fit its weight or the other terms. Also raised if a parameter has both terms and
+            standard deviations.
 
     References:
         Ritter et al. (2018), A scalable Laplace approximation for neural networks, section 3.
@@ -162,9 +162,9 @@ class KroneckerPosterior:
         Rotations are possible if they act only on weights with factors.
 
         Raises:
-            ValueError: The element rotates standard deviations, or adds products of uncertain parameters. Or a group
-                acts differently on different columns of a weight, as in grouped convolutions. The covariance would then
-                not be a Kronecker product.
+            ValueError: The element rotates standard deviations, or adds products of uncertain parameters. Also raised
+                if a group acts differently on different columns of a weight, as in grouped convolutions. The covariance
+                would then not be a Kronecker product.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)

@@ -11,8 +11,9 @@ from torch import Tensor
 class Likelihood(Protocol):
     """The distribution of a target given the output of a network. Users can write their own likelihoods.
 
-    Outputs may have leading axes that targets lack, such as the sample axis. Both methods keep such axes. Each entry on
-    the first axis of the targets is one example. Results and sums over examples are float64.
+    Outputs may have leading axes that targets lack, such as the sample axis. The methods of a likelihood keep such
+    leading axes. Each entry on the first axis of the targets is one example. Results and sums over examples are
+    float64.
     """
 
     def log_likelihood(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def compare_with_prior(
 
     Raises:
         ValueError: The standard deviation of the prior or the number of examples is not positive, or no parameter is
-            uncertain. Or a standard deviation is zero, which makes the divergence infinite.
+            uncertain. Also raised if a standard deviation is zero, which makes the divergence infinite.
         KeyError: The posterior and the symmetry belong to different networks.
 
     References:
@@ -130,7 +130,7 @@ def compare_with_prior(
 
 
 def _readers(group: Group, symmetry: Symmetry, posterior: GaussianPosterior) -> list[Site]:
-    """Return the sites at which uncertain weights read the units of a group."""
+    """Return the places in uncertain weights where a group acts on an axis that reads its units."""
     sites = [
         site
         for name, local in symmetry.sites.items()

@@ -179,7 +179,7 @@ class _Folding:
     def _take(self, name: str, changed: Mapping[str, Tensor]) -> bool:
         """Accept a rewrite that changed parameters, and return True.
 
-        While rewrites are checked alone, a rewrite that changes the outputs is rejected.
+        If each rewrite is checked separately, a rewrite that changes the outputs is rejected.
         """
         before = dict(self.params)
         self._write(changed)

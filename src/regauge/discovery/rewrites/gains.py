@@ -114,7 +114,7 @@ def unit_gains(
 
 
 class _Family:
-    """The gains that one group scales, the sites where they are scaled, and the gains that are already one."""
+    """The gains that one group scales, where it scales them, and the gains that are already one."""
 
     def __init__(self, group: Group, symmetry: Symmetry, names: Sequence[str]) -> None:
         self._group, self._symmetry = group, symmetry

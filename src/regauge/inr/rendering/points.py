@@ -96,8 +96,8 @@ def extract_points(
         projection: The settings of the projection; `Projection()` by default.
 
     Raises:
-        ValueError: The INR has another signal, or `near` is not below the distance at which labels are clipped. Or the
-            parameters do not belong to one such network.
+        ValueError: The INR has another signal, or `near` is not below the distance at which labels are clipped. Also
+            raised if the parameters do not belong to one such network.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields.
