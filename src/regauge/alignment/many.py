@@ -34,7 +34,7 @@ def best_universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Balance the networks, run several coordinate ascents (climbs), and return the best result, or identity elements
+    """Balance the networks, run several coordinate ascents, and return the best result, or identity elements
     if better.
 
     Unless scales are kept, networks are compared as the networks of smallest norm on their orbits, as in
@@ -42,11 +42,11 @@ def best_universe(
     scales and matrices of the first network.
 
     Args:
-        problem: The networks as given. If there is a task, the loss of the mean network selects among climbs that are
+        problem: The networks as given. If there is a task, the loss of the mean network selects among ascents that are
             at least as good as the identity elements.
         scales: The treatment of scales, as in `WeightMatching`.
-        climbs_from: Functions that run one climb on the compared tensors of all networks; see `one_climb`.
-        climb_from_identity: One more climb, which starts at the identity elements. The objective of this climb never
+        climbs_from: Functions that run one ascent on the compared tensors of all networks; see `one_climb`.
+        climb_from_identity: One more ascent, which starts at the identity elements. The objective of this ascent never
             falls below the initial value.
     """
     networks, symmetry = problem.networks, problem.symmetry

@@ -49,10 +49,10 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         objective: The method's objective at `element`, which is maximized. For many networks, the objective is a sum
             over pairs.
         initial: The objective of the identity; never above `objective`.
-        history: The objective at the start of the best climb and after each of its steps. The values in `history` never
+        history: The objective at the start of the best ascent, and after each step. The values in `history` never
             decrease. In a batch, pairs that ended earlier repeat their last objective.
-        starts: The objective that each climb or candidate reached, in the order in which they were tried. In a batch,
-            the objective is NaN for a climb that was not run for a pair.
+        starts: The objective that each ascent or candidate reached, in the order in which they were tried. In a batch,
+            the objective is NaN for an ascent that was not run for a pair.
         is_converged: Whether the method ended because no single step could improve the objective.
         is_judged: Whether a task evaluated the result. Otherwise, the height of the loss barrier is unknown.
         notes: Messages about properties of the first network that the second could not adopt, and a message if the

@@ -356,7 +356,9 @@ def _names_read(step: Step) -> frozenset[str]:
 def _moved_by(
     step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
-    """Return the symmetry, restricted to the tensors that a step changes, to its group, and to the groups around it."""
+    """Return the part of a symmetry that a step needs: the tensors that it changes, its group, and the groups around
+    this group.
+    """
 
     def is_moved(place: Placement) -> bool:
         match step:

@@ -1,8 +1,8 @@
 """Gains of the form `1 + weight`: the graph is changed to multiply by the weight, and the constant is recorded.
 
 The gain may also be computed by a layer, as in FiLM and AdaLN, which multiply by `1 + layer(x)`. The constant is then
-recorded for the bias of the layer. PointNet adds a matrix that a layer computes to the identity, which is treated in
-the same way.
+recorded for the bias of the layer. A sum of the identity matrix and a matrix that a layer computes, as in PointNet, is
+treated in the same way.
 """
 
 import operator

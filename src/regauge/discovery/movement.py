@@ -114,7 +114,7 @@ class Movement:
         self.records.append([*map(law.mixed, axes), *rest])
 
     def keep_unread(self, operands: Sequence[Any], results: Sequence[Any], start: int) -> None:
-        """Forbid scales of tensors that no record since `start` mentions, such as numbers without axes.
+        """Forbid scales of tensors to which no law since `start` applies, such as numbers without axes.
 
         Such a tensor may also be an operand that is returned unchanged.
         """

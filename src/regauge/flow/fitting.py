@@ -91,7 +91,7 @@ def fit(
 
     Raises:
         IndexError: An index is out of range.
-        KeyError: The store has no such column of labels.
+        KeyError: The store lacks the column of labels.
         ValueError: The networks have several architectures, the networks cannot be represented as requested, or a part
             of the split is empty.
     """

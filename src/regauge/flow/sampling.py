@@ -41,7 +41,7 @@ def integrate(
         end: The last time.
 
     Raises:
-        ValueError: There is no such solver, or the number of steps is not positive.
+        ValueError: There is no solver of this name, or the number of steps is not positive.
     """
     if steps < 1 or solver not in ("euler", "heun", "runge_kutta"):
         raise ValueError(

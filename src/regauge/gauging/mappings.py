@@ -135,7 +135,7 @@ def read_table(table: Any) -> list[ScalePair]:
     also a table.
 
     Raises:
-        ValueError: The object is not such a table, or has no rows.
+        ValueError: The object is not a table of mappings, or has no rows.
     """
     rows = _find_rows(table)
     if not rows:

@@ -59,7 +59,9 @@ class Move:
 
 
 def apply_moves(moves: Sequence[Move], params: Mapping[str, Tensor]) -> Params:
-    """Apply moves to a network in turn, and round the result to the network's dtypes once, at the end."""
+    """Apply several transformations to a network in turn, and round the result to the network's dtypes once, at the
+    end.
+    """
     wide = to_work(params)
     for move in moves:
         wide = move(wide)

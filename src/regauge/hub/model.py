@@ -26,7 +26,7 @@ class Model:
         tracing: The settings of tracing.
         values: Whether the model is initialized or is built on the meta device.
         retrace: Whether the model is traced again although its symmetry is known.
-        verify: Whether the symmetry is verified numerically. By default, it is verified if this takes little time.
+        verify: Whether the symmetry is verified numerically. Default: only if verification takes little time.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ def open_model(
         values: "always" initializes the model, and "never" builds it on the meta device. "if small" initializes models
             below 150 million parameters. The weights of a folder's model are random, because only `open_networks` reads
             the checkpoint.
-        verify: Whether the symmetry is verified numerically. By default, it is verified if this takes little time.
+        verify: Whether the symmetry is verified numerically. Default: only if verification takes little time.
         retrace: Whether the model is traced again although its symmetry is known from an earlier run.
     """
     tracing = Tracing(tuple(input_shape), tuple(input_dtype), tuple(outputs), tuple(keep), tuple(move))

@@ -50,7 +50,7 @@ class RuleRow:
         """Return the rule with these settings, passing each setting to the class that has it.
 
         Raises:
-            ValueError: The rule has no such setting, or the value of a setting is invalid.
+            ValueError: The rule has no setting of this name, or the value of a setting is invalid.
         """
         unknown = sorted(set(settings) - set(self.settings))
         if unknown:

@@ -21,7 +21,7 @@ class ReadValue:
     """One activation on whose units a group acts, and the parameters that read it.
 
     Attributes:
-        places: Names of the parameters, with the sites at which the group acts.
+        places: Names of the parameters, with the axes on which the group acts.
         sizes: The root mean square of each unit, followed by that of a constant. The size is one for units that are
             always zero.
         moments: Mean products of all pairs of normalized unit activations. The products with the constant are zero if
@@ -104,8 +104,8 @@ def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]
 def remove_compensated(
     network: Network, moments: SecondMoments, gone: Bool[Tensor, "copies units"], count: int, *, is_compensated: bool
 ) -> Bool[Tensor, "copies units"]:
-    """Remove the units of each copy that change the outputs least, refit the weights that read the others, and return
-    the removed units.
+    """Remove the units of each copy that change the outputs least, refit the weights that read the remaining units, and
+    return the removed units.
 
     The objective is the mean squared change of the outputs of layers that read the group. If the fit does not improve
     this objective, for example because of rounding errors, the weights are not changed.

@@ -92,7 +92,7 @@ class PrunedConfigs:
         """Yield configurations with few changed values whose models have the shapes of a symmetry.
 
         Raises:
-            ValueError: There are no such configurations.
+            ValueError: No configuration has the shapes of the pruned network.
         """
         wanted = after.shapes
         changed = [name for name, shape in self._symmetry.shapes.items() if wanted[name] != shape]

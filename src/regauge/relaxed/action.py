@@ -6,8 +6,8 @@ matrices and convex combinations of hard elements. The action is linear in each 
 positions, kernel entries and flattened images move with their units.
 
 If a group is repeated within other groups, it has a single matrix on the pairs (block, unit), blocks first:
-`J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`. Here P is the matrix of the block group. If two such groups act on one tensor
-within the same blocks (a grouped convolution), the action includes P only once: `J_1 J_2 / P`.
+`J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`. Here P is the matrix of the block group. If two groups with one block group
+act on one tensor within the same blocks (a grouped convolution), the action includes P only once: `J_1 J_2 / P`.
 
 Relaxed elements have no positive scales and no shifts. Methods first apply an initial element to the second network,
 and then relax relative to this element.

@@ -207,8 +207,8 @@ class SoftElement:
         return joint.reshape(self._pairs, n, n)
 
     def _own(self, group: Group, exponents: Sequence[int], plans: dict[str, Tensor]) -> Tensor:
-        """Return the part of a matrix that belongs to the group itself: its plan times the soft signs that occur in the
-        key.
+        """Return the part of a matrix that belongs to the group itself: its plan times the soft signs with odd
+        exponents.
         """
         result = plans.get(group.name)
         if result is None:

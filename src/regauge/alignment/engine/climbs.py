@@ -1,4 +1,4 @@
-"""Coordinate ascents ("climbs") for many pairs at once, in chunks, and the choice of the best one for each pair."""
+"""Coordinate ascents for many pairs at once, in chunks, and the choice of the best one for each pair."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,12 +180,12 @@ def is_exact(symmetry: Symmetry, name: str) -> bool:
 
 
 class Pursuit:
-    """Repeated coordinate ascents (climbs) for one pair of networks, whose first network changes between climbs.
+    """Repeated coordinate ascents for one pair of networks, whose first network changes between ascents.
 
-    Every climb begins at the end of the previous climb, with the dual variables (potentials) of its assignments. A
-    climb searches only groups that act on changed tensors of the first network. The tensors are the compared tensors,
+    Every ascent begins at the end of the previous ascent, with the dual variables (potentials) of its assignments. An
+    ascent searches only groups that act on changed tensors of the first network. The tensors are the compared tensors,
     without a leading axis of pairs. `start` may be any element. `changed` contains the names of the second network's
-    tensors that the last climb changed.
+    tensors that the last ascent changed.
     """
 
     def __init__(self, symmetry: Symmetry, a: Tensors, b: Tensors, start: Element, tolerance: float = 1e-9) -> None:
@@ -221,18 +221,18 @@ class Pursuit:
 
     @property
     def second(self) -> dict[str, Tensor]:
-        """The current tensors of the second network. Later climbs may overwrite these tensors."""
+        """The current tensors of the second network. Later ascents may overwrite these tensors."""
         return {name: tensor[0] for name, tensor in self._ascent.networks.second().items()}
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """A further coordinate ascent (climb), for pairs whose earlier climbs all ended below the objective of its initial
+    """A further coordinate ascent, for pairs whose earlier ascents all ended below the objective of its initial
     element.
 
     Attributes:
         worth: The objective of this initial element.
-        climb: A function that runs the climb from this element for the selected pairs.
+        climb: A function that runs the ascent from this element for the selected pairs.
     """
 
     worth: Float64[Tensor, " pair"]
@@ -249,16 +249,16 @@ def ladder(
     known element.
 
     Args:
-        climbs: For every start, one climb for each pair. Random starts come last.
-        fallbacks: Further climbs, which are tried in this order. The last one starts at the identity.
+        climbs: For every start, one ascent for each pair. Random starts come last.
+        fallbacks: Further ascents, which are tried in this order. The last one starts at the identity.
         initial: The objective at the identity.
-        losses: A function that returns the task loss of each pair for the elements of climbs. If there are losses and
-            several climbs, the loss selects among climbs that are at least as good as the identity. Without losses, the
-            objective selects.
+        losses: A function that returns the task loss of each pair for the elements of ascents. If there are losses and
+            several ascents, the loss selects among ascents that are as good as the identity or better. Without losses,
+            the objective selects.
 
     Returns:
-        The best climb of each pair, and the objective that every climb reached. The objective is NaN for a climb that
-        was not run for a pair.
+        The best ascent of each pair, and the objectives that all ascents reached. The objective is NaN for an ascent
+        that was not run for a pair.
     """
     ends, first = list(climbs), climbs[0]
     starts = [end.objective for end in ends]

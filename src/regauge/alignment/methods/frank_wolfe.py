@@ -49,10 +49,10 @@ class FrankWolfe(ManyMethod):
     Attributes:
         start: The initial element: the "barycenter", or the "identity" as published. With either start, the identity is
             returned if it is better than the result.
-        restarts: The number of further climbs, from points halfway between the start and random elements. The climb
-            with the largest objective is kept. If there is a task, the climb with the lowest loss of the mean network
+        restarts: The number of further ascents, from points halfway between the start and random elements. The ascent
+            with the largest objective is kept. If there is a task, the ascent with the lowest loss of the mean network
             is kept instead.
-        max_steps: The largest number of steps in each climb.
+        max_steps: The largest number of steps in each ascent.
         tolerance: A step is taken only if it gains more than this share of the sum of `|a| |b|` over pairs.
         scales: "balance", "recompute" or "keep", as in `WeightMatching`.
 

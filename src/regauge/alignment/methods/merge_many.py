@@ -47,9 +47,9 @@ class MergeMany(ManyMethod):
             later rounds, and its `scales` to the whole of `MergeMany`.
         start: The start: "sequence" places the networks one after the other; "identity", as published, begins with the
             networks as given. With either start, identity elements are returned if they are better than the result.
-        restarts: The number of further climbs, with the networks in random order. The climb with the largest objective
-            is kept. If there is a task, the climb with the lowest loss of the mean network is kept instead.
-        max_rounds: The largest number of rounds over the networks in each climb.
+        restarts: The number of further ascents, with networks in random order. The ascent with the largest objective is
+            kept. If there is a task, the ascent with the lowest loss of the mean network is kept instead.
+        max_rounds: The largest number of rounds over the networks in each ascent.
         core: The largest number of networks that are visited one by one.
         tolerance: The share by which a round must lower the mean squared distance from the mean, if there are more than
             `core` networks.
@@ -221,10 +221,10 @@ def improve(
     settings: MergeMany,
     order: Sequence[int],
 ) -> Climbs:
-    """Run rounds in which each network climbs towards the mean of the others, starting from given elements.
+    """Run rounds in which each network is matched to the mean of the others, starting from given elements.
 
-    The state of each network's climb (a `Pursuit`) is kept between visits. A later visit therefore searches only groups
-    whose target tensors have changed, and starts from the previous dual variables.
+    The state of each network's ascent (a `Pursuit`) is kept between visits. Later visits therefore search only groups
+    whose target tensors have changed, and start from the previous dual variables.
     """
     others, inner = len(tensors) - 1, settings.inner
     placed = [move(symmetry, element, network) for element, network in zip(elements, tensors, strict=True)]

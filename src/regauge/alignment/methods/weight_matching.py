@@ -53,20 +53,21 @@ class WeightMatching(Method):
     come first, computed from tensors that no other group changes (`regauge.alignment.engine.first_rotations`). Groups
     are visited in a fixed order, and only if a neighboring group changed. Elements act on buffers, but buffers do not
     contribute to the objective. Norms and fourth powers of parameters show whether the second network can be a copy of
-    the first. If it can, further climbs start from random elements until the copy is recognized.
+    the first. If the second network can be a copy, further ascents start from random elements until the copy is
+    recognized.
 
     Attributes:
         start: The start of the ascent: the "barycenter", or the "identity" as published. The identity is returned if it
             is better than the result.
-        restarts: The number of further climbs from random elements, which run as one batch. Without a task, the climb
-            with the largest objective is kept. With a task, the climb with the smallest midpoint loss is kept, among
-            climbs whose objective is at least that of the identity. The objective hardly predicts the midpoint loss.
-            The reported objective is that of the kept climb, and never below that of the identity. The task loss only
-            selects among climbs.
-        init: The initial element of the first climb, which replaces `start`. The initial element may come from another
+        restarts: The number of further ascents from random elements, which run as one batch. Without a task, the ascent
+            with the largest objective is kept. With a task, the ascent with the smallest midpoint loss is kept, among
+            ascents whose objective is at least that of the identity. The objective hardly predicts the midpoint loss.
+            The reported objective is that of the kept ascent, and never below that of the identity. The task loss only
+            selects among ascents.
+        init: The initial element of the first ascent, which replaces `start`. The initial element may come from another
             method or from an earlier result. Positive factors of this element are ignored, and the nearest rotation
             replaces each invertible matrix. For `align_pairs`, `init` is a single element or one element for each pair.
-        max_sweeps: The largest number of sweeps over the groups in each climb.
+        max_sweeps: The largest number of sweeps over the groups in each ascent.
         tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
         scales: The treatment of scales and matrices. With "balance", both networks are balanced before they are
             compared. The second network keeps its running statistics, and the scales of filters before batch
@@ -152,7 +153,7 @@ class WeightMatching(Method):
         )
 
     def _climb_copies(self, frame: Frame, climbs: Sequence[Climbs]) -> list[Climbs]:
-        """Climb again from random elements, until the networks of all pairs whose invariants allow it are equal."""
+        """Run further ascents from random elements, until all pairs of networks that may be copies are equal."""
         most = torch.stack([norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a]).sum(0)
         reached = torch.stack([one.objective for one in climbs]).amax(0)
         rows = ((reached < (1 - MISSED) * most) & climbs[0].is_converged).nonzero().flatten()
@@ -173,7 +174,7 @@ class WeightMatching(Method):
     def _climbs(self, frame: Frame, starts: Sequence[Element]) -> list[Climbs]:
         """Return one coordinate ascent from each start for each pair of networks.
 
-        For a single pair, all climbs run as one batch.
+        For a single pair, all ascents run as one batch.
         """
         if not starts or starts[0].batch[0] > 1:
             return [self._climb(frame, frame.a, frame.b, start) for start in starts]

@@ -39,7 +39,7 @@ class StreamedAscent:
         source: Both networks, prepared for comparison.
         plan: The plan for both networks.
         method: The method, without restarts and `init`.
-        state: The state of the climb.
+        state: The state of the ascent.
         keep: A function that stores the state for a later run.
         passes: The counter of the bytes that are read.
         label: The label of this ascent if there are several.
@@ -57,9 +57,9 @@ class StreamedAscent:
         self._symmetry, self._saved, self._crew = self.plan.symmetry, time.monotonic(), self.passes.crew
 
     def run(self) -> None:
-        """Climb until no step raises the objective.
+        """Run sweeps until no step raises the objective.
 
-        If the result is worse than the identity, climb again from the identity.
+        If the result is worse than the identity, run the ascent again from the identity.
         """
         state, is_from_barycenter = self.state, self.method.start == "barycenter"
         if not state.is_anchored:
@@ -147,7 +147,7 @@ class StreamedAscent:
         self.source.refresh()
 
     def _climb(self) -> bool:
-        """Sweep until no step raises the objective. Return whether the climb ended in this way."""
+        """Sweep until no step raises the objective. Return whether the ascent ended in this way."""
         state, rounds = self.state, self.plan.rounds
         while len(state.history) < self.method.max_sweeps:
             totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}
@@ -177,7 +177,7 @@ class StreamedAscent:
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
         """Run the coordinate ascent in every working set, one after the other.
 
-        Return the objective, and whether all of these climbs converged.
+        Return the objective, and whether all of these ascents converged.
         """
         self.source.refresh()
         crew, is_alone, element = self._crew, self._crew.size == 1, self.state.element

@@ -1,4 +1,4 @@
-"""Weight matching of two checkpoints on disk: balancing, climbing and (for near copies) fitting of scales."""
+"""Weight matching of two checkpoints on disk: balancing, coordinate ascent and (for near copies) fitting of scales."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -75,10 +75,10 @@ def align_streamed(
     the result of `align`.
 
     If a spread group acts on two axes of one tensor, it takes a linearized step. If the objective decreases in the next
-    sweep, the linearized step is undone and the climb ends.
+    sweep, the linearized step is undone and the ascent ends.
 
-    If scales change running statistics, two climbs are run: with the statistics kept and with the statistics changed.
-    The second climb recognizes copies with transformed statistics. If the networks are nearly equal, the scales of the
+    If scales change running statistics, two ascents are run: with the statistics kept and with the statistics changed.
+    The second ascent recognizes copies with transformed statistics. If the networks are nearly equal, the scales of the
     second network are fitted to those of the first.
 
     Args:

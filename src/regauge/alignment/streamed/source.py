@@ -232,7 +232,7 @@ class Source:
     def _is_changing(self, name: str) -> bool:
         """Return whether the current element changes the norm of a tensor.
 
-        Shifts change norms. If the climb started from the identity, the element that balances the first network also
+        Shifts change norms. If the ascent started from the identity, the element that balances the first network also
         changes norms.
         """
         is_shifted = any(any(site.placement.shift) for site in self._symmetry.sites[name])

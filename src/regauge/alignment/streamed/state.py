@@ -65,9 +65,9 @@ class State:
     """The current results of a streamed alignment, as stored between two sweeps.
 
     Attributes:
-        climbs: One climb for each kind of balancing. The list is empty before the networks are balanced.
-        chosen: The index of the climb that is kept, once all climbs have ended.
-        found: The element that the kept climb found, between the networks as given.
+        climbs: One ascent for each kind of balancing. The list is empty before the networks are balanced.
+        chosen: The index of the ascent that is kept, once all ascents have ended.
+        found: The element that the kept ascent found, between the networks as given.
         fits: The number of completed fitting steps.
         notes: Messages about properties of the first network that the second network could not adopt.
         timings: A message about each pass over the files: its duration, the amount of data read, and the speed.

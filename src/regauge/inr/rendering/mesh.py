@@ -58,7 +58,7 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
         ImportError: scikit-image is not installed.
         NoSurfaceError: The field has the same sign everywhere.
         ValueError: The INR has another signal, the resolution is below 2, or an output is NaN. Also raised if the
-            parameters do not belong to one such network.
+            parameters are not the parameters of a single INR.
 
     References:
         Lewiner et al. (2003), Efficient implementation of marching cubes' cases with topological guarantees.

@@ -97,7 +97,7 @@ def extract_points(
 
     Raises:
         ValueError: The INR has another signal, or `near` is not below the distance at which labels are clipped. Also
-            raised if the parameters do not belong to one such network.
+            raised if the parameters are not the parameters of a single INR.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields.

@@ -17,9 +17,9 @@ LEAST_DISTANCE = 1e-6
 class NearSwap(VectorRule):
     """The base, changed entry by entry towards another network by at most `reach`.
 
-    If two entries differ by at most `reach`, the result has the entry of the network. If two entries differ by more,
-    the base's entry is changed by `reach` towards the network. Let d be the difference between the network's entry and
-    the base's entry. The base's entry is changed by
+    If two entries differ by at most `reach`, the result has the entry of the network. If two entries differ by more
+    than `reach`, the base's entry is changed by `reach` towards the network. Let d be the difference between the
+    network's entry and the base's entry. The base's entry is changed by
 
         min(1, reach / max(|d|, 1e-6)) d
 

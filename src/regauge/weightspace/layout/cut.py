@@ -72,7 +72,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Segment:
-    """The indices of one axis on which the same groups act, arranged as `[*units of each site, rest]`."""
+    """The indices of one axis on which the same groups act, arranged as `[*units of each group, rest]`."""
 
     sites: tuple[Site, ...]
     index: Int[Tensor, "*units rest"]

@@ -236,7 +236,7 @@ def read_hdf5(
     Raises:
         FileNotFoundError: There is no such file.
         ImportError: h5py is not installed.
-        ValueError: There is no architecture or no such data set, or the row length differs from the architecture's
+        ValueError: There is no architecture, the data set is unknown, or the row length differs from the architecture's
             number of entries.
     """
     if architecture is None:

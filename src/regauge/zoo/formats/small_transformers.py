@@ -49,7 +49,7 @@ def read_small_transformer_zoo(path: str | Path) -> Source:
         path: The unpacked folder that contains `metadata`, or the downloaded zip file.
 
     Raises:
-        FileNotFoundError: There are no such networks, or no table.
+        FileNotFoundError: The folder contains no networks of this zoo, or no table.
         ValueError: The path contains several sets of networks, or other networks.
 
     References:

@@ -119,7 +119,7 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
         seed: The seed of the sampling.
 
     Raises:
-        ValueError: There is no such network, or the symmetry is not known.
+        ValueError: The store does not have this network, or the symmetry is not known.
     """
     symmetry = store.require_symmetry()
     if isinstance(to, Path):
@@ -166,7 +166,7 @@ def plan_population(
     Raises:
         FileExistsError: The target contains another store or other files, or has another source or another reference.
         FileNotFoundError: The source does not exist.
-        ValueError: There is no such reference.
+        ValueError: The reference does not exist.
     """
     store, path = Store.open(source), Path(target) / REFERENCE
     # Found first so that a reference that is not there leaves no store behind.
