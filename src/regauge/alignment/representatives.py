@@ -407,9 +407,9 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
 
     A representative contains weights divided by gains, so noise in a small gain amplifies the noise of weights.
     Therefore the given networks are also matched, with scales fitted to the first network. Matching the given networks
-    is best if they do not differ by translations, because biases and gains then distinguish similar units. If they do
-    differ by translations, they are matched once more after their coordinates were set to those of the first network.
-    If there are no gains, nothing amplifies noise, and fitting the scales is sufficient.
+    is best if they do not differ by translations, because biases and gains then distinguish similar units. Networks
+    that differ by translations are matched once more after their coordinates were set to those of the first network. If
+    there are no gains, nothing amplifies noise, and fitting the scales is sufficient.
     """
     symmetry = problem.symmetry
     scales: Scales = getattr(method, "scales", "balance")

@@ -54,7 +54,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         starts: The objective that each ascent or candidate reached, in the order in which they were tried. In a batch,
             the objective is NaN for an ascent that was not run for a pair.
         is_converged: Whether the method ended because no single step could improve the objective.
-        is_judged: Whether a task evaluated the result. Otherwise, the height of the loss barrier is unknown.
+        is_judged: Whether a task evaluated the result. Without a task, the height of the loss barrier is unknown.
         notes: Messages about properties of the first network that the second could not adopt, and a message if the
             element changes nothing.
     """

@@ -269,9 +269,9 @@ def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
 def _round(values: Floats, largest: float) -> Floats:
     """Round values to a grid on which medians are exact. A tensor that contains only rounding errors becomes zero.
 
-    Otherwise ranks would depend on the last bits, because entries that are equal up to rounding have no stable order.
-    R-hat also ranks the distances of draws from their median. If the number of draws is even, two draws have the same
-    distance from this median.
+    Without this rounding, ranks would depend on the last bits, because entries that are equal up to rounding have no
+    stable order. R-hat also ranks the distances of draws from their median. If the number of draws is even, two draws
+    have the same distance from this median.
     """
     size = float(np.abs(values).max(initial=0.0))
     if size <= ZERO * largest:

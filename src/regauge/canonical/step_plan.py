@@ -1,10 +1,11 @@
 """The plan of a canonical form: the order in which group elements are fixed, and the entries that fix them.
 
 The order and the entries depend only on the symmetry. Each step fixes one kind of freedom of one group by entries that
-the remaining freedom cannot change. A ReLU unit is scaled to give its incoming weights unit norm. Before this, the
-scales of the units that it reads must be fixed. Therefore layers are processed in the order of the signal. A residual
-stream is fixed by layers that write to it, if all other scales of these layers are already fixed. Later steps do not
-change the entries that earlier steps fixed. One pass over all steps is therefore sufficient, and the result is exact.
+the remaining freedom cannot change. A ReLU unit is scaled to give its incoming weights unit norm. Before a unit is
+scaled, the scales of the units that it reads must be fixed. Therefore layers are processed in the order of the signal.
+A residual stream is fixed by layers that write to it, if all other scales of these layers are already fixed. Later
+steps do not change the entries that earlier steps fixed. One pass over all steps is therefore sufficient, and the
+result is exact.
 """
 
 from collections.abc import Callable, Iterable, Sequence

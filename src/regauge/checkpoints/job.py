@@ -1,8 +1,8 @@
 """Jobs on networks in files, and the paths of their outputs. Networks are processed in memory or streamed.
 
-In memory, networks are read completely. If they need more memory than the limit, they stay on the disk and are read
-tensor by tensor. In both cases the output, a file or a folder, is written to a staging folder next to its final path.
-The complete output is then moved to this path.
+In memory, networks are read completely. Networks that need more memory than the limit stay on the disk, and are read
+tensor by tensor. The output, a file or a folder, is written to a staging folder next to its final path. The complete
+output is then moved to this path.
 """
 
 import json

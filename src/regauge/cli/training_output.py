@@ -42,7 +42,7 @@ class TrainingOutput:
 def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterator[TrainingOutput]:
     """The files of a training run, checked before the work begins, and locked for this process.
 
-    If the block ends without an error, the state of the run is removed. Otherwise, --resume can use the state.
+    If the block ends without an error, the state of the run is removed. After an error, --resume can use the state.
 
     Args:
         options: The output, a `.safetensors` file; whether an interrupted training is continued, and whether files are

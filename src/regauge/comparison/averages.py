@@ -31,8 +31,8 @@ class Average:
         child: The name of the average.
         parents: The compared networks that were averaged.
         weights: The weights of the parents, computed from distances. The weights of all parents sum to one.
-        is_told: Whether the provenance of the average names its parents. Otherwise, the parents were found from
-            distances between networks.
+        is_told: Whether the provenance of the average names its parents. If the provenance does not name the parents,
+            they were found from distances between networks.
     """
 
     child: str

@@ -98,7 +98,8 @@ def plane(
         params_a: The network at the origin.
         params_b: The network on the positive x axis.
         params_c: A third network, which must not lie on the line through the others. Align the second and third network
-            to the first beforehand. Otherwise networks can look far apart although they compute the same function.
+            to the first beforehand. Networks that are not aligned can look far apart although they compute the same
+            function.
         resolution: The number of points along the longer side of the grid. The shorter side has roughly the same
             spacing.
         margin: The margin of the grid around the three networks, as a share of the longer side of their bounding box.

@@ -40,9 +40,9 @@ class Site:
 
     The field `bases` has one pair (axis, base index) for each base of the group, that is, each group around a nested
     group. The axis is None if the indices of the placement's own axis determine the base; the base index then has shape
-    `[m]`. Otherwise another axis determines the base, and the base index has the length of this axis. The field `added`
-    is the constant that the model adds to the parameter before it uses the parameter, or one constant for each index of
-    the axis. Factors multiply the sum of the parameter and the added constant.
+    `[m]`. If another axis determines the base, the base index has the length of this axis. The field `added` is the
+    constant that the model adds to the parameter before it uses the parameter, or one constant for each index of the
+    axis. Factors multiply the sum of the parameter and the added constant.
     """
 
     group: Group

@@ -237,7 +237,7 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
     """Flatten a direct sum of direct sums into one direct sum.
 
-    Otherwise, repeated cuts would nest direct sums as deeply as the axis is long.
+    Without flattening, repeated cuts would nest direct sums as deeply as the axis is long.
     """
     pending, flat = list(branches)[::-1], list[Layout]()
     while pending:

@@ -83,8 +83,8 @@ def fit(
             whose sampled networks have the smallest loss, among the epochs that are not worse than the normal
             distribution on held-out networks. Pass examples on which the networks were trained, or examples reserved
             for this purpose. Never pass test examples.
-        starts: Initial networks of the population. If they are given, a prior of independent values is matched to them
-            instead of to the trained networks.
+        starts: Initial networks of the population. With initial networks, a prior of independent values is matched to
+            them instead of to the trained networks.
         generator: The random generator from which one seed is sampled; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`. The test networks are not read.

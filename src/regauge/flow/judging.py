@@ -54,8 +54,8 @@ def judge(
 
     Args:
         samples: At least two generated networks, with a leading model axis.
-        train: The networks to which the flow was fitted. If they are checkpoints, `held_out` must not contain
-            checkpoints of the same runs.
+        train: The networks to which the flow was fitted. If the training networks are checkpoints, `held_out` must not
+            contain checkpoints of the same runs.
         held_out: At least two networks of the same kind to which the flow was not fitted.
         symmetry: The symmetry of the networks.
         evaluate: A task, or a function that maps the parameters of one network to its metrics, including "loss".

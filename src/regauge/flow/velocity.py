@@ -67,7 +67,8 @@ class Velocity(nn.Module):
         has_gaussian: Whether the output of the net is added to the closed form for normal distributions.
 
     Attributes:
-        share: The factor of the net's output. If it is zero, the flow is the closed form for normal distributions.
+        share: The factor of the net's output. If this factor is zero, the flow is the closed form for normal
+            distributions.
     """
 
     tables: Tensor

@@ -101,7 +101,7 @@ class Model:
 
     @cached_property
     def blank(self) -> nn.Module:
-        """The module. If it is not built yet, it is built on the meta device."""
+        """The module. A module that is not built yet is built on the meta device."""
         is_built = "built" in self.__dict__ or self._given is not None
         return self.module if is_built else build_model(self.name, "never").module
 

@@ -47,7 +47,8 @@ def train(
         seed: The seed of all random numbers in `loss`.
         state: A `.safetensors` file in which the training state is saved during training. If the file exists, training
             continues from it.
-        continues: Whether training continues from the file `state`. Otherwise, this training run replaces the file.
+        continues: Whether training continues from the file `state`. If training does not continue, this training run
+            replaces the file.
         inputs: Everything on which the training depends, as JSON. A saved state with different inputs raises an error.
         on_step: A function that is called after each step with the state.
 

@@ -109,7 +109,8 @@ class OutputError(Criterion):
     the activations of the network that is already cut.
 
     Attributes:
-        is_compensated: Whether the weights are refitted. Otherwise the contributions of removed units are dropped.
+        is_compensated: Whether the weights are refitted. Without refitting, the contributions of removed units are
+            dropped.
 
     References:
         Hassibi and Stork (1993), Optimal brain surgeon, equations 4 and 5; He et al. (2017), Channel pruning for

@@ -23,7 +23,7 @@ Outputs: TypeAlias = list[Tensor]
 
 
 class Network:
-    """A network in float64, with the groups of its symmetry. If a task is given, also a module and inputs.
+    """A network in float64, with the groups of its symmetry. With a task, the network also has a module and inputs.
 
     Attributes:
         params: The current tensors. A unit is removed by setting the weights that read it to zero.

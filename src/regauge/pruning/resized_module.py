@@ -132,7 +132,8 @@ def _guesses(
 ) -> tuple[dict[Key, list[nn.Module]], dict[Key, list[int]]]:
     """Return integer attributes outside of torch that may be a changed size, each with its possible new values.
 
-    If a layer of the module has the old size, the old value comes last. Otherwise, the old value comes first.
+    If a layer of the module has the old size, the old value comes last. If no layer has the old size, the old value
+    comes first.
     """
     changed = [name for name, shape in before.shapes.items() if after.shapes[name] != shape]
     places: dict[Key, list[nn.Module]] = {}

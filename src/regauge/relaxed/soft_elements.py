@@ -187,7 +187,9 @@ class SoftElement:
         return torch.cat(parts, 1)
 
     def _joint(self, key: Key, plans: dict[str, Tensor]) -> Tensor:
-        """Return the matrix for a key: the product of the matrices of the group's bases and of the group itself."""
+        """Return the matrix of a group with given exponents: the product of the matrices of the group's bases and of
+        the group itself.
+        """
         symmetry, group = self._symmetry, self._symmetry[key[0]]
         names = (*group.within, group.name)
         letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")

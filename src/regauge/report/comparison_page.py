@@ -128,6 +128,6 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
 def _begin_sentence(text: str) -> str:
     """Return a text with a capital first letter.
 
-    If it begins with a name that contains non-letters, it is unchanged.
+    A text that begins with a name with non-letters is not changed.
     """
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

@@ -29,7 +29,9 @@ CHORD = "line between the end losses"
 
 
 def line_figure(curves: Curves, metric: str = "loss") -> Figure:
-    """Return a plot of a metric along linear paths, from t = 0 to 1. If it is the loss, the first barrier is marked."""
+    """Return a plot of a metric along linear paths, from t = 0 to 1. If the metric is the loss, the first barrier is
+    marked.
+    """
     with draw_figure(4.6, 3.2) as figure:
         axes = figure.add_subplot()
         draw_curves(axes, curves, metric, WORDS.get(metric, metric), ("A", "B"))

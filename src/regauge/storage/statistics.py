@@ -53,7 +53,8 @@ class Statistics:
         Args:
             networks: A store or a population, or a list of these with one layout.
             indices: Indices of the networks to read; by default, all networks.
-            is_centered: Whether means are subtracted. Otherwise means are zero, and deviations are root mean squares.
+            is_centered: Whether means are subtracted. Without subtraction, means are zero, and deviations are root mean
+                squares.
 
         Raises:
             ValueError: There are no networks, the networks have several layouts, or an entry is not finite.

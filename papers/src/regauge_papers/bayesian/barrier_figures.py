@@ -177,8 +177,8 @@ def _multipliers(scale: Scale, series: str, inference: ClassifierConfig | None =
 def residual(scale: Scale, norm: Norm) -> Family:
     """Return ResNet20 at the paper's scale; on a CPU, ResNet8 with a cold posterior, in which fewer weights are pruned.
 
-    The standard deviations of ResNet8 begin at 0.003. If they begin at 0.01, a fifth of the weights, the means cannot
-    be learned in ten epochs because of the noise.
+    The standard deviations of ResNet8 begin at 0.003. If standard deviations begin at 0.01, a fifth of the weights, the
+    means cannot be learned in ten epochs because of the noise.
     """
     if scale == "paper":
         return as_published(scale, "CIFAR-10", norm, 1, 0.01)

@@ -44,7 +44,7 @@ def snelson(folder: str | Path | None = None) -> CurveData:
 
     Args:
         folder: The folder of the data set's three files. By default, `snelson1d` in the folder that the environment
-            variable `REGAUGE_DATA` names. If it is missing, the files are downloaded once.
+            variable `REGAUGE_DATA` names. Missing files are downloaded once.
 
     Raises:
         FileNotFoundError: A file is missing and cannot be downloaded.

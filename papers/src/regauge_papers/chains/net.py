@@ -26,8 +26,8 @@ class ChainDWS(nn.Module):
     proportional to the size of the first weight. `Metanet` with `layer=DWS()` projects these axes once, and reads any
     network. The net does not standardize weights. Standardize them by one number for each tensor, because the per-entry
     statistics of the published scripts break the symmetry. Each tensor is pooled once, and values that no head reads
-    are not computed. Otherwise the values are those of the published code, except for its faults. Two faults are
-    settings of `ChainConfig`. The following faults are not repeated:
+    are not computed. All values that are computed equal those of the published code, except for its faults. Two faults
+    are settings of `ChainConfig`. The following faults are not repeated:
 
     - dropout was active in evaluation;
     - values that only unread outputs of the last layer need were computed, and had parameters without gradients;

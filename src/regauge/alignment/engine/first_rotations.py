@@ -145,8 +145,8 @@ class FirstRotation:
     """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
-    square root of the product of both norms. Otherwise large tensors would dominate, although most of them stay near
-    their initialization. All products together have a fixed weight.
+    square root of the product of both norms. Without this division, large tensors would dominate, although most of them
+    stay near their initialization. All products together have a fixed weight.
 
     Attributes:
         group: The name of the group that rotates.
@@ -184,8 +184,8 @@ class FirstRotation:
         return True
 
     def see(self, a: Float[Tensor, "pair n n"], b: Float[Tensor, "pair n n"]) -> None:
-        """Add the term of one product of tensors, given this product in the first networks and in the second, rotated
-        by `matrix`.
+        """Add a product of two tensors to the objective, given its value `a` in the first networks and its value `b` in
+        the second networks after rotation by `matrix`.
         """
         size = norms(a) * norms(b)
         weight = SHARE / self.count * self._reach / torch.where(size > 0, size, 1.0)

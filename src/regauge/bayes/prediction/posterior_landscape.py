@@ -94,8 +94,8 @@ def posterior_line(
     Every point is sampled with the same noise. To compare a path to `q_b` with a path to the aligned `q_b.push(s, g)`,
     pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. The samples of `q_b` on both paths
     are then the same functions, so the loss at t = 1 is the same. The two losses are equal if the path keeps the form
-    of q_b, as between diagonal Gaussians. Otherwise, the endpoint at t = 1 has the same distribution, but other
-    samples.
+    of q_b, as between diagonal Gaussians. If the path has another form, the endpoint at t = 1 has the same
+    distribution, but other samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
     the likelihoods of the endpoints, each with all samples. This path never has a barrier, because -log is convex.

@@ -55,8 +55,8 @@ class Predictive:
         targets: The targets of the examples, `[examples, ...]`.
         averages: The `statistics` of the likelihood, averaged over samples, `[examples, ...]`, and the average
             "log_likelihood".
-        is_exact: Whether the samples are the whole distribution, as for one network. If this is true, no score is an
-            estimate.
+        is_exact: Whether the samples are the whole distribution, as for one network. For a whole distribution, no score
+            is an estimate.
 
     References:
         Rossi et al. (2023), equation 5, which is a sum and not negated.

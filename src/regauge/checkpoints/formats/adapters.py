@@ -429,7 +429,7 @@ def require_whole_change(label: str, names: Iterable[str], config: Mapping[str, 
 def _pair_factors(
     params: Mapping[str, Tensor], *, is_needed: bool = True, are_blocks: bool = False
 ) -> dict[str, tuple[str, str]]:
-    """Return the names of both factors of each module. If one is block diagonal, the file stores fewer columns."""
+    """Return the names of both factors of each module. For a block diagonal factor, the file stores fewer columns."""
     factors: dict[str, dict[str, str]] = {}
     for name in params:
         found = FACTOR.fullmatch(name)

@@ -87,7 +87,7 @@ Boxes = tuple[Box, ...]
 
 
 def whole(source: str, numel: int) -> Boxes:
-    """Return the box of all entries of a tensor, in their original order."""
+    """Return one box (block of entries with strides) with all entries of a tensor, in their original order."""
     return (Box(source, 0, 0, (numel,), (1,), (1,)),) if numel else ()
 
 

@@ -84,7 +84,7 @@ class OfFunction:
         self._next = 0
 
     def score(self, params: Mapping[str, Tensor], symmetry: Symmetry) -> float:
-        """Return the negative distance with rounded weights, on the held-out batches."""
+        """Return minus the distance between the outputs with and without rounded weights, on the held-out batches."""
         rounded = round_network(params, symmetry, self._scheme)
         with torch.no_grad():
             found = [float(self._distance(rounded, k)) for k in self._held]
@@ -101,8 +101,8 @@ class OfFunction:
         """Return the second derivative of the distance, at the start, with respect to the weights that are transformed.
 
         The result contains gradients `[probes, *shape]` for each layer. The expected sum of the outer products of these
-        gradients is the second derivative. Each of them is a gradient of randomly weighted outputs, on some of the
-        batches that descents use.
+        gradients is the second derivative. Each of these gradients is the gradient of randomly weighted outputs, on
+        some of the batches that descents use.
 
         References:
             Martens (2020), New insights on the natural gradient method, section 9.2, for the divergence.

@@ -239,7 +239,9 @@ def _order(recipe: Recipe) -> tuple[Path, ...]:
 
 
 def _layers(recipe: Recipe) -> dict[str | None, tuple[int, ...]] | None:
-    """Return, for each stack with selected layers, the layers whose settings the layers of the result get."""
+    """Return, for each stack with selected layers, the source layers whose settings are copied to the layers of the
+    result.
+    """
     if recipe.is_whole:
         return None
     ranges = {stack: [part.sources[0].layers for part in parts] for stack, parts in recipe.stacks.items()}

@@ -24,7 +24,8 @@ class Dare(SparseRule):
         drop: The probability that an entry is dropped, in [0, 1), as one number or one for each network.
         rule: The rule that then combines the task vectors. `ElectedMean()` elects signs. `Ties(density)` keeps only the
             largest entries and then elects signs.
-        is_rescaled: Whether the kept entries are enlarged. Otherwise the expectation of the task vectors shrinks.
+        is_rescaled: Whether the kept entries are enlarged. Without enlarging, the expectation of the task vectors
+            shrinks.
 
     References:
         Yu et al. (2024), Language models are super Mario, section 3.

@@ -22,8 +22,8 @@ class KarcherMean(Rule):
     of the tensors.
 
     Attributes:
-        steps: The largest number of steps. If it is zero, the direction is the normalized mean of the directions, as in
-            mergekit's `multislerp`.
+        steps: The largest number of steps. With zero steps, the direction is the normalized mean of the directions, as
+            in mergekit's `multislerp`.
         tolerance: An angle in radians. The iteration ends when a step is shorter than this angle or than rounding
             errors. Directions whose angle to the mean is smaller than the tolerance are ignored in a step.
 

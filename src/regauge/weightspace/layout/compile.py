@@ -144,7 +144,9 @@ class Layout:
 
     @cached_property
     def own_signs(self) -> dict[str, frozenset[Character]]:
-        """The characters in `unit_signs` of values of single units, such as biases, or of their angles."""
+        """The characters (exponents of signs) of values that belong to single units, such as biases, or of their
+        angles.
+        """
         found = {name: set[Character]() for name in self.units}
         for block in self.unit_blocks:
             if block.name in self.signs:
