@@ -150,7 +150,7 @@ class Problem(_Setting):
         moved: Mapping[str, Tensor] = NOTHING,
         notes: tuple[str, ...] = (),
     ) -> Results:
-        """Return the result of a method for these elements, with the transformed second networks.
+        """Return the result of a method for given elements, with the transformed second networks.
 
         `Result` explains all arguments that are not listed here. For a single pair, numbers may be floats. A method
         omits the arguments that do not apply to it.

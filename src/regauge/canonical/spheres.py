@@ -35,7 +35,7 @@ class Spheres:
 
     @property
     def label(self) -> str:
-        """A description of the parameters on these spheres."""
+        """A description of the parameters on the spheres."""
         return ", ".join(dict.fromkeys(name for name, _ in self.pieces))
 
 

@@ -94,7 +94,7 @@ def map_array(path: Path) -> NDArray[Any]:
 
 
 def most_bytes(packed: int) -> int:
-    """Return the largest number of bytes to which a file of this size may unpack."""
+    """Return the largest number of bytes to which a file of a given size may unpack."""
     return max(SPARE, RATIO * packed)
 
 

@@ -289,7 +289,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def replacing(self, files: Mapping[str, bytes | None]) -> "Checkpoint":
-        """Return a checkpoint whose output folder has these files instead of the original files; see `replaced`."""
+        """Return a checkpoint whose output folder has given files instead of the original files; see `replaced`."""
         result = copy(self)
         result.replaced, result._files = {**self.replaced, **files}, {}
         return result

@@ -38,7 +38,7 @@ class FullDiskError(OSError):
 
 
 def require_space(path: Path, nbytes: int) -> None:
-    """Raise an error unless the disk has space for an output of this many bytes."""
+    """Raise an error unless the disk has space for an output of a given size."""
     if shutil.disk_usage(path.parent).free < nbytes:
         raise FullDiskError(path, nbytes)
 

@@ -95,7 +95,7 @@ class Form:
         ]
 
     def index(self, shards: Sequence[Shard], known: str) -> str:
-        """Return the name of the index of these files, given the name of the original network's index."""
+        """Return the name of the index of some files, given the name of the original network's index."""
         named = re.fullmatch(r"(.+)-\d{5}-of-\d{5}" + re.escape(SUFFIX), shards[0].file)
         if known.endswith(INDEX_SUFFIX) and (self.shard_size is None or named is None):
             return known

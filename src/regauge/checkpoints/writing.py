@@ -199,7 +199,7 @@ def save_bytes(content: bytes, path: str | Path) -> Path:
 
 
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] | None = None) -> None:
-    """Raise an error, before any work is done, unless a file of this name can be written.
+    """Raise an error, before any work is done, unless a file of a given name can be written.
 
     By default, the name must end in the suffix of a weight file. Temporary files of killed runs for this name are
     removed.

@@ -154,7 +154,7 @@ def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Met
 
 
 def _method_named(name: str, options: Matching) -> tuple[Method, bool]:
-    """Return the method with this name, and whether it needs data."""
+    """Return the method with a given name, and whether it needs data."""
     if name == "learned":
         from regauge.cli.learn_matching import read_matcher  # It imports networks over networks, which takes a while.
 

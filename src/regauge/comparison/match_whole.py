@@ -158,7 +158,9 @@ def rounding_noise(
 
 
 def perturb(name: str, tensor: Tensor, precision: float) -> Tensor:
-    """Return a float64 tensor with random errors as large as the errors of rounding to a format of this precision."""
+    """Return a float64 tensor with random errors as large as the errors of rounding to a format of a given
+    precision.
+    """
     if not tensor.is_floating_point():
         return tensor
     source = torch.Generator().manual_seed(zlib.crc32(name.encode()))

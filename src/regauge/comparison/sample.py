@@ -58,7 +58,7 @@ class Sample:
 
     @classmethod
     def of(cls, symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]], generator: torch.Generator) -> "Sample":
-        """Sample layers, entries and units for networks of these shapes.
+        """Sample layers, entries and units for networks of given shapes.
 
         Args:
             symmetry: The symmetry. All sizes of its groups must be known.

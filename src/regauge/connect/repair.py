@@ -367,7 +367,9 @@ def goals(ends: Sequence[RunningMoments], shares: Sequence[float]) -> tuple[Tens
 def require_endpoints(
     params: Mapping[str, Tensor], endpoints: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None
 ) -> tuple[Params, list[Params], tuple[float, ...]]:
-    """Return the network, its endpoints and their weights, which sum to one. Raise an error unless they are valid."""
+    """Return the network, its endpoints and their weights, which sum to one. Raise an error unless the endpoints are
+    valid.
+    """
     params = as_params(params, "the interpolated network")
     ends = [as_params(end, f"endpoint {k}") for k, end in enumerate(as_networks(endpoints))]
     if not ends:

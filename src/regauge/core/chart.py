@@ -50,7 +50,7 @@ class Charted(Gained, Protocol):
         """For each tensor with several names, the tuple of these names."""
 
     def translation(self, name: str) -> TranslationFamily:
-        """Return the translation family with this name."""
+        """Return the translation family with a given name."""
 
     def compose(self, left: Element, right: Element) -> Element:
         """Return the product of two elements."""

@@ -39,7 +39,7 @@ def is_same(first: Tensor, other: Tensor) -> bool:
 
 
 def require_same(name: str, tensors: Sequence[Tensor]) -> None:
-    """Raise a ValueError unless all networks have the same structure tensor with this name."""
+    """Raise a ValueError unless all networks have the same structure tensor with a given name."""
     if not all(is_same(tensors[0], other) for other in tensors):
         raise ValueError(_difference(name))
 

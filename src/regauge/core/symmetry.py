@@ -353,7 +353,7 @@ class Symmetry:
         return {name: rounded[name] if name in chart.charted(bound) else t for name, t in params.items()}, coordinates
 
     def join(self, representative: Mapping[str, Tensor], coordinates: Mapping[str, Tensor]) -> Params:
-        """Return the network with this representative and these coordinates; the inverse of `split`.
+        """Return the network that has a given representative and given coordinates; the inverse of `split`.
 
         For given coordinates, the network is an affine function of the representative, unless two parameters in
         succession multiply the vector that a translation adds. A linear path between two representatives therefore
@@ -401,7 +401,7 @@ class Symmetry:
         return rotatable(self) if any(group.behind_gains != "none" for group in self.groups) else ()
 
     def translation(self, name: str) -> TranslationFamily:
-        """Return the translation family with this name.
+        """Return the translation family with a given name.
 
         Raises:
             KeyError: The symmetry has no translation family with this name.

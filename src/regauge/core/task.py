@@ -115,7 +115,7 @@ class Task:
         )
 
     def run(self, params: Mapping[str, Tensor], inputs: Any) -> Tensor:
-        """Return the output of the network with these parameters.
+        """Return the output of the network with given parameters.
 
         The call is differentiable and works under `torch.func.vmap`.
         """

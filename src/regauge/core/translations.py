@@ -51,7 +51,7 @@ class Entries:
         return self.start + sum((n - 1) * stride for n, stride in zip(self.sizes, self.strides, strict=True))
 
     def family_name(self, constant: Sequence[int], shape: Sequence[int]) -> str:
-        """Return a name for a translation family that adds to these entries. `shape` is the shape of the parameter."""
+        """Return a name for a translation family that adds to given entries. `shape` is the shape of the parameter."""
         piece = "" if self.sizes == tuple(shape) else f"[{self.start}:{self.last + 1}]"
         return self.parameter + piece + (f".mean({constant[0]})" if constant else "")
 
@@ -311,7 +311,7 @@ class TranslationFamily:
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
-        """Return a tensor in the shape of the home parameter that contains this coordinate, and zeros elsewhere."""
+        """Return a tensor in the shape of the home parameter that contains a given coordinate, and zeros elsewhere."""
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)
 

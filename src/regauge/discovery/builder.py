@@ -193,7 +193,7 @@ class _Participants(NamedTuple):
 def _participants(
     k: int, shape: Sequence[int], operands: Sequence[tuple[Value, int]], mask: Value | None
 ) -> _Participants:
-    """Return the operand axes that vary along axis `k` of a result with this shape, by the rules of broadcasting."""
+    """Return the operand axes that vary along axis `k` of a result with a given shape, by the rules of broadcasting."""
 
     def own(x: Value) -> Axis | None:
         dim = k - (len(shape) - x.ndim)

@@ -114,5 +114,5 @@ class _Roles:
         return reads - gives
 
     def top(self, value: Value, dim: int) -> Node:
-        """Return the representative of the set of joined axes that contains this axis."""
+        """Return the representative of the set of joined axes that contains a given axis."""
         return self._top((value, dim))

@@ -92,7 +92,7 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """Return the placement of a group on these units. The arguments `how` describe the action of the group."""
+        """Return the placement of a group on given units. The arguments `how` describe the action of the group."""
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 

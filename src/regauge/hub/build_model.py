@@ -52,7 +52,7 @@ class Built:
 
 
 def build_model(name: str, values: Values = "if small") -> Built:
-    """Build the model with this name. The model may lack example inputs.
+    """Build the model with a given name. The model may lack example inputs.
 
     Args:
         name: `package.module:factory`, `file.py:factory`, a folder with config.json, a model of the Hugging Face hub

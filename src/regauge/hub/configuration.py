@@ -186,7 +186,7 @@ class Configuration:
 
 
 def _places(settings: Mapping[str, Any], count: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of all settings that equal this number, including nested settings."""
+    """Yield the paths of all settings that equal a given number, including nested settings."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _places(value, count, (*place, key))

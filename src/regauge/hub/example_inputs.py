@@ -191,8 +191,8 @@ class _Made:
                 yield {name: make() for name, make in zip(names, chosen, strict=True)}
 
     def _offers(self, name: str) -> list[Maker]:
-        """Return functions that make candidate values for a transformers argument of this name; none for
-        unknown names.
+        """Return functions that make candidate values for a transformers argument of a given name; none for unknown
+        names.
         """
         if name == "pixel_values_videos":
             return self._patches() if "video_grid_thw" in self.known else self._pictures()[1:]
@@ -344,7 +344,7 @@ class _Made:
         return torch.cat([*marks, self._tokens()], 1)
 
     def _setting(self, names: str | Sequence[str], default: Any) -> Any:
-        """Return the first of these settings that the configuration, or one of its sections, has."""
+        """Return the first of the given settings that the configuration, or one of its sections, has."""
         parts = [self.config, *(getattr(self.config, name, None) for name in self.config.sub_configs)]
         wanted = (names,) if isinstance(names, str) else names
         found = (getattr(part, name, None) for part in parts for name in wanted)

@@ -105,7 +105,7 @@ class Target:
 
     @property
     def outputs(self) -> int:
-        """The number of outputs that a net has for this target."""
+        """The number of outputs that a net has for a target."""
         return len(self.classes) if self.kind == "classes" else 1
 
     def encode(self, values: NDArray[Any]) -> Tensor:

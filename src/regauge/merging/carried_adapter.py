@@ -111,7 +111,7 @@ class GivenAdapter:
         return frozenset({*self.factors, *self.whole, *map(_bias, self.factors)})
 
     def network(self, base: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Params:
-        """Return a base plus an adapter with these tensors, in the base's dtypes and with gradients of the tensors."""
+        """Return a base plus an adapter with given tensors, in the base's dtypes and with gradients of the tensors."""
         made = dict(base) | {name: params[stored].to(base[name]) for name, stored in self.whole.items()}
         for name, own in self.factors.items():
             up, down = (params[one].flatten(1).to(base[name]) for one in (own.up, own.down))
@@ -192,7 +192,7 @@ class GivenAdapter:
         }
 
     def describe(self, label: str, params: Collection[str]) -> dict[str, Any]:
-        """Return the configuration of an adapter with these tensors for another base."""
+        """Return the configuration of an adapter with given tensors for another base."""
         has_offsets = any(_offset(own.up) in params for own in self.factors.values())
         made = {**self.config, "base_model_name_or_path": label}
         return made | {"lora_bias": True} if has_offsets else made

@@ -123,7 +123,7 @@ def merge_adapters(
 
 
 def _require(rule: Rule, count: int, rank: int | None) -> None:
-    """Raise an error unless a rule can merge this number of adapters."""
+    """Raise an error unless a rule can merge a given number of adapters."""
     if rank is not None and rank < 1:
         raise ValueError(f"rank is {rank}; give a positive one, or none for the sum of the ranks")
     if rule.needs_task:

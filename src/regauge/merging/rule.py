@@ -164,7 +164,7 @@ def weighted_sum(tensors: Iterator[Tensor], factors: Sequence[float]) -> Tensor:
 
 
 def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
-    """Raise an error if a rule cannot combine this number of networks, or does not fit a given or missing base.
+    """Raise an error if a rule cannot combine a given number of networks, or does not fit a given or missing base.
 
     Raises:
         ValueError: The rule cannot combine these networks.

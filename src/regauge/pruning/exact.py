@@ -79,7 +79,9 @@ def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, 
 
 
 def apply_removals(network: Network, removals: Sequence[Removal]) -> str:
-    """Edit a network such that no layer reads these units any longer, or return the reason why this is impossible."""
+    """Edit a network such that no layer reads the units in `removals` any longer, or return the reason why this is
+    impossible.
+    """
     for one in removals:
         if one.why == "constant":
             reason = _fold(network, one)

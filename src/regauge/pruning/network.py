@@ -56,7 +56,7 @@ class Network:
             self.params |= {} if known is None else dict.fromkeys(names, params[known])
 
     def run(self, params: Mapping[str, Tensor]) -> Outputs:
-        """Return the outputs with these parameters, on both sets of inputs."""
+        """Return the outputs with given parameters, on both sets of inputs."""
         with InDouble():
             return [output for probe in self._probes for output in probe(_completed(params, probe))]
 

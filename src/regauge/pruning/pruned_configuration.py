@@ -72,7 +72,7 @@ class PrunedConfigs:
         return result
 
     def __call__(self, params: Params, after: Symmetry, accept: Accept) -> nn.Module:
-        """Return the model, with these parameters, whose configuration gives the sizes of a symmetry.
+        """Return the model, with given parameters, whose configuration gives the sizes of a symmetry.
 
         Raises:
             ValueError: No configuration gives these sizes, or its model computes another function.

@@ -106,7 +106,9 @@ class Collection:
 
     @cached_property
     def key(self) -> str:
-        """A string that identifies these networks. To compute it, all tensors of populations in memory are read."""
+        """A string that identifies the networks of the collection. To compute it, all tensors of populations in memory
+        are read.
+        """
         digest = blake2b(digest_size=16)
         for one, count in zip(self.members, np.diff(self.starts).tolist(), strict=True):
             digest.update(f"{one.key if isinstance(one, Store) else [*tensors_of(one)]} {count}\n".encode())
@@ -232,7 +234,7 @@ class Collection:
         return joined
 
     def has_column(self, name: str) -> bool:
-        """Return whether all members are stores with a column of this name."""
+        """Return whether all members are stores with a column of a given name."""
         return all(isinstance(one, Store) and name in one.rows.names for one in self.members)
 
     @cached_property

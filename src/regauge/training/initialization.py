@@ -53,7 +53,7 @@ class Start:
 
 
 def draw_start(initialization: Initialization, seed: int, network: int) -> Start:
-    """Sample the initialization choices for the network with this id."""
+    """Sample the initialization choices for the network with a given id."""
     network = 0 if initialization.is_common else network
     kinds = initialization.kinds
     kind = kinds[derive_seed(seed, "initialization", network) % len(kinds)]

@@ -538,7 +538,7 @@ def _join(made: list[Any]) -> Any:
 
 
 def _require_fitting(settings: Settings, symmetries: Sequence[Symmetry], probes: Sequence[Probes]) -> None:
-    """Raise a ValueError unless a net with these settings can read networks with these symmetries and probes."""
+    """Raise a ValueError unless a net with given settings can read networks with given symmetries and probes."""
     if not settings.depth and (not probes or settings.answers is None):
         raise ValueError(
             "depth=0 makes a net that reads nothing but what networks compute at probes, for an `Invariant` head; "

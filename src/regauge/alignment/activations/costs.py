@@ -263,7 +263,7 @@ class Traces:
         self._known: dict[tuple[Any, ...], tuple[Activations, list[ValuePart]]] = {}
 
     def prepare(self, inputs: Any) -> tuple[Activations, list[ValuePart], tuple[Any, ...], dict[str, Any]]:
-        """Return the trace for inputs of these shapes, the parts of its activations, and the inputs as arguments."""
+        """Return the trace for inputs of given shapes, the parts of its activations, and the inputs as arguments."""
 
         def cast(value: Any) -> Any:
             return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value

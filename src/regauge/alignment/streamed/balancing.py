@@ -93,7 +93,7 @@ def _read_part(checkpoint: Checkpoint, symmetry: Symmetry, part: Collection[str]
 
 
 def _restrict(symmetry: Symmetry, params: Params) -> Symmetry:
-    """Return the symmetry restricted to some parameters with these shapes, without actions on axes that were summed."""
+    """Return the symmetry restricted to some parameters with given shapes, without actions on axes that were summed."""
     shapes = {name: tuple(tensor.shape) for name, tensor in params.items()}
 
     def is_kept(place: Placement) -> bool:
@@ -144,7 +144,7 @@ def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
 
 
 def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
-    """Return the tensor with this name from both networks, as a batch of one pair, made smaller if possible.
+    """Return the tensor with a given name from both networks, as a batch of one pair, made smaller if possible.
 
     If axes can be summed, smaller tensors replace the stored ones. The smaller tensors have the same sums of squares
     and products (or, if matrices act, the same products of all columns), and so give the same fit.

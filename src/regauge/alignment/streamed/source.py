@@ -180,7 +180,7 @@ class Source:
         return work_dtype(*(one.stored[name].dtype for one in (self._a, self._b)))
 
     def pair(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the balanced tensors with this name from both networks.
+        """Return the balanced tensors with a given name from both networks.
 
         The current element has acted on the second tensor.
         """

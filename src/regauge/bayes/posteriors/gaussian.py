@@ -174,7 +174,7 @@ class Posterior(Protocol):
         """Sample the noise of `count` samples."""
 
     def at(self, noise: Noise) -> Params:
-        """Return the samples for this noise: parameters and buffers with a leading sample axis on every tensor."""
+        """Return the samples for a given noise: parameters and buffers with a leading sample axis on every tensor."""
 
     def push(self, symmetry: Symmetry, element: Element) -> Self:
         """Return the distribution of `act(element, theta)`, where theta has this posterior.

@@ -98,7 +98,7 @@ class LowRankPosterior:
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
-        """Return the diagonal Gaussian with these means and standard deviations `sqrt(std^2 + sum_k D_k^2)`."""
+        """Return the diagonal Gaussian with given means and standard deviations `sqrt(std^2 + sum_k D_k^2)`."""
         std = dict(self.std)
         for name, tensor in self.deviations.items():
             spread = torch.linalg.vector_norm(tensor, dim=0)

@@ -273,7 +273,7 @@ def _tied_sizes(base: Path) -> set[int]:
 
 
 def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Trained:
-    """Return a change that fits a tensor of this shape, or raise an error about the different shape."""
+    """Return a change that fits a tensor of a given shape, or raise an error about the different shape."""
     if isinstance(change, CarriedBias):
         return change
     if isinstance(change, Replaced | Added):

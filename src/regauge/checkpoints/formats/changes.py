@@ -89,7 +89,7 @@ class Mapped:
     keeps_shape: bool = False
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether a tensor of this shape can be changed."""
+        """Return whether a tensor of a given shape can be changed."""
         matrix = (shape[0], math.prod(shape[1:])) if shape else (1, 1)
         sides = self.sides or (None, None)
         wanted = sides[::-1] if self.is_transposed else sides

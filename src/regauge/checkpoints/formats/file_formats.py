@@ -124,7 +124,7 @@ def is_single_file(out: Path) -> bool:
 
 
 def writer_of(name: str) -> Any:
-    """Return the writer of the format that is written to files of this name.
+    """Return the writer of the format that is written to files of a given name.
 
     Raises:
         ValueError: No format that can be written has such names.

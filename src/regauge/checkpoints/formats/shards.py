@@ -19,7 +19,7 @@ MOST_CELLS = 1 << 22
 
 
 def require_whole(name: str, shape: tuple[int, ...], chunks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    """Raise a ValueError unless chunks with these offsets and sizes cover a tensor without overlaps.
+    """Raise a ValueError unless chunks with given offsets and sizes cover a tensor without overlaps.
 
     The text of the error is a clause, which the caller extends to a sentence.
     """

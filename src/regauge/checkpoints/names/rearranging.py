@@ -29,7 +29,7 @@ class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._boxes = WeakTensorKeyDictionary()
 
     def blank(self, name: str, blank: Blank) -> Tensor:
-        """Return an uninitialized tensor that represents the tensor of this name."""
+        """Return an uninitialized tensor that represents the tensor of a given name."""
         tensor = torch.empty(blank.shape, dtype=blank.dtype, device="meta")
         self._boxes[tensor] = whole(name, blank.numel)
         return tensor

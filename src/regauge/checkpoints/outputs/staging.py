@@ -299,7 +299,7 @@ def partial_of(out: Path) -> Path:
 
 
 def require_place(out: Path, *, overwrite: bool) -> None:
-    """Raise an error, before any work is done, unless an output (a file or a folder) can be written to this path."""
+    """Raise an error, before any work is done, unless an output (a file or a folder) can be written to a given path."""
     out = out.resolve() if out.is_symlink() and out.is_dir() else out
     if partial_of(out).is_dir():
         lock = _lock(out)

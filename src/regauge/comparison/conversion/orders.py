@@ -72,7 +72,7 @@ class Strided:
         return np.asarray(taken.transpose([kept.index(axis) for axis in self.order]).reshape(-1), dtype=np.int64)
 
     def write(self, source: str, tail: Sequence[int]) -> str:
-        """Return the torch expression that selects these positions from a source, which has further axes `tail`.
+        """Return the torch expression that selects given positions from a source, which has further axes `tail`.
 
         The positions lie along the first axes of the result, which the expression does not merge into one axis.
         """

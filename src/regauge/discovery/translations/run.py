@@ -46,7 +46,9 @@ class Taker:
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """Return the parameter in the form in which it is added to a value whose entries an operator has rearranged."""
+        """Return the parameter with its entries rearranged, as an operator rearranges the value to which it is
+        added.
+        """
         return replace(self, places=function(self.places))
 
     def behind(self, factors: Entries, shape: tuple[int, ...]) -> "Taker | None":

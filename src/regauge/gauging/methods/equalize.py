@@ -199,7 +199,7 @@ def _telling(symmetry: Symmetry, places: Sequence[ScaleSite]) -> tuple[ScaleSite
 
 
 def scaled_element(element: Element, logs: Sequence[tuple[Direction, Units]]) -> Element:
-    """Return an element multiplied by these factors."""
+    """Return an element multiplied by given factors."""
     for direction, units in logs:
         value = element[direction.group]
         if value.matrix is not None:

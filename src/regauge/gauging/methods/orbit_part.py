@@ -158,7 +158,7 @@ class Tangents:
         self.stretches = [*(self._raw[name] for name in self._whole), *self._logs]
 
     def point(self) -> Point:
-        """Return the point at these parameters, differentiable with respect to the parameters."""
+        """Return the point at given parameters, differentiable with respect to the parameters."""
         values: dict[str, Value] = dict(self._start.matrices.items())
         for group in self._groups:
             known = values[group.name].matrix

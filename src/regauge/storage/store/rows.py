@@ -38,7 +38,7 @@ class Rows:
         return decode(self.column(name))
 
     def column(self, name: str) -> Column:
-        """Return one column as it is stored; raise a KeyError if there is no column of this name."""
+        """Return one column as it is stored; raise a KeyError if there is no column of a given name."""
         if name not in self._columns:
             if name not in self.names:
                 raise KeyError(f"the networks have no column {name!r}; there are {list(self.names)}")

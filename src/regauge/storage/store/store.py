@@ -231,7 +231,7 @@ class Store:
         return shard_file.write(path, tensors, encode(marked), len(rows))
 
     def has(self, name: str) -> bool:
-        """Return whether a shard of this name is on the disk."""
+        """Return whether a shard of a given name is on the disk."""
         return self.path_of(name).exists()
 
     def part(self, names: Iterable[str]) -> "Store":

@@ -192,7 +192,9 @@ class ImageChain:
     def _backward(
         self, delta: Tensor, passed: Sequence[Passed], params: Params, start: int, stop: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the derivatives with respect to the first step's input and the parameters of these steps."""
+        """Return the derivatives of several steps with respect to their parameters, and to the input of the
+        first step.
+        """
         found: dict[str, Tensor] = {}
         for k in range(stop - 1, max(start, self.first) - 1, -1):
             step = self.steps[k]

@@ -38,17 +38,17 @@ def scales_of(character: Character) -> tuple[int, ...]:
 
 
 def has_scale(character: Character) -> bool:
-    """Return whether any scale changes values of this character."""
+    """Return whether any scale changes values with this character (the exponents of signs and scales)."""
     return any(scales_of(character))
 
 
 def has_sign(character: Character) -> bool:
-    """Return whether any sign changes values of this character."""
+    """Return whether any sign changes values with this character (the exponents of signs and scales)."""
     return any(e is True for exponents in character for e in exponents)
 
 
 def is_odd(character: Character) -> bool:
-    """Return whether any sign or scale changes values of this character."""
+    """Return whether any sign or scale changes values with this character (the exponents of signs and scales)."""
     return any(any(exponents) for exponents in character)
 
 

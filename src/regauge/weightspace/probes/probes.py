@@ -230,7 +230,7 @@ class ProbeEncoder(nn.Module):
         }
 
     def trace(self, module: nn.Module, layout: Layout) -> Probed:
-        """Trace how networks of one layout compute on these probes."""
+        """Trace how networks of one layout compute on given probes."""
         return Probed.of(
             module,
             layout,

@@ -170,7 +170,7 @@ def read_nfn(path: str | Path) -> Source:
 
 
 def _part(number: int) -> str:
-    """Return the part of NFN's split to which the network with a number belongs."""
+    """Return the part of NFN's split to which a network belongs, given its number."""
     return next((name for end, name in PARTS if number < end), "test")
 
 

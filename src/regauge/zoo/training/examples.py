@@ -79,7 +79,7 @@ class Examples:
         return not self.targets.is_floating_point()
 
     def require_outputs(self, out: int) -> None:
-        """Raise a ValueError unless the targets fit networks with this number of outputs."""
+        """Raise a ValueError unless the targets fit networks with a given number of outputs."""
         if self.is_classification:
             last = max(int(self.targets.max()), int(self.validation_targets.max()))
             if last >= out:

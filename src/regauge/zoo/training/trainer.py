@@ -137,7 +137,7 @@ def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group
 
 
 def _draw(config: PopulationConfig, examples: Examples, network: int) -> Member:
-    """Sample the initialization, the signal and the settings of the network with this id."""
+    """Sample the initialization, the signal and the settings of the network with a given id."""
     settings = {
         name: draw(getattr(config.optimizer, name), config.seed, name, network) for name in config.optimizer.per_network
     }
@@ -163,7 +163,7 @@ class _Maker:
         self.vmap = VmapEngine(module, is_compiled=self.backend == "compiled")
 
     def make(self, members: Sequence[Member]) -> Stack:
-        """Return the program that trains these networks, with their initial parameters."""
+        """Return the program that trains given networks, with their initial parameters."""
         starts = [member.start for member in members]
         params = initialize(self.config.architecture, starts, self.dtype)
         params = {name: tensor.to(self.device) for name, tensor in params.items()}

@@ -59,7 +59,7 @@ def exact(parts: Parts) -> dict[str, Tensor]:
 
 
 def antisymmetric(values: Tensor, size: int) -> Tensor:
-    """Return the antisymmetric matrices of a size that have these entries above the diagonal."""
+    """Return the antisymmetric matrices of a size that have given entries above the diagonal."""
     matrix = values.new_zeros(*values.shape[:-1], size, size)
     matrix[..., *torch.triu_indices(size, size, 1)] = values
     return matrix - matrix.mT
