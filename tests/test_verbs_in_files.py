@@ -53,6 +53,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return first, second
 
 
+@pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_is_written_is_what_is_made_in_memory(verb: str, files: tuple[Path, Path], tmp_path: Path) -> None:
     expected = VERBS[verb](network(0), network(1), {})

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,13 @@ def trained(name: str, seed: int) -> Params:
     return rg.connect.reset_batchnorm(state, module.to(dtype), [x.to(dtype) for x, _ in data])
 
 
+@cache
+def discovered(name: str) -> rg.Symmetry:
+    """The symmetry that Python finds, once for all verbs; every command finds it again."""
+    module = MODULES[name]()
+    return rg.discover(module, (torch.randn(2, *SHAPES[name], dtype=next(module.parameters()).dtype),))
+
+
 @dataclass(frozen=True)
 class Case:
     """A folder with networks a, b and c of one architecture, and what Python needs for them."""
@@ -116,7 +123,7 @@ class Case:
 
     @property
     def symmetry(self) -> rg.Symmetry:
-        return rg.discover(self.module, (torch.randn(2, *SHAPES[self.name], dtype=self.dtype),))
+        return discovered(self.name)
 
     def task(self, seed: int, dtype: torch.dtype | None = None) -> rg.Task:
         dtype = dtype or self.dtype
