@@ -69,6 +69,10 @@ CASES: dict[str, Make] = {
 }
 
 
+SYMMETRIES: dict[tuple[str, int], rg.Symmetry] = {}
+"""What was found for a case and a seed, for all tests of a process."""
+
+
 class Networks:
     """A base, a fine-tune of it, a copy of the base in another gauge, and what the fine-tune is there."""
 
@@ -79,7 +83,9 @@ class Networks:
         self.module = make().double().eval()
         g = chance(seed)
         self.x = inputs(g)
-        self.symmetry = rg.discover(self.module, (self.x[:2],))
+        if (name, seed) not in SYMMETRIES:
+            SYMMETRIES[name, seed] = rg.discover(self.module, (self.x[:2],))
+        self.symmetry = SYMMETRIES[name, seed]
         tied = {n: names[0] for names in self.symmetry.tied for n in names}
         fixed = {*self.symmetry.structure}
 
