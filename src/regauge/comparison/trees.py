@@ -446,7 +446,7 @@ class _Time:
 
 
 def _conductances(squares: np.ndarray) -> np.ndarray:
-    """Return the conductances of the electrical network whose effective resistances are given squared distances."""
+    """Return the conductances of the electrical network whose effective resistances are the given squared distances."""
     count = len(squares)
     noisy = squares + JITTER * squares.mean() * (1 - np.eye(count))
     center = np.eye(count) - 1 / count

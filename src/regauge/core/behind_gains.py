@@ -274,7 +274,7 @@ def constant(added: Added, length: int) -> float | Tensor:
 
 
 def ranges_of(numbers: Tensor) -> Added:
-    """Return the inverse of `constant`: the constants and ranges that give given numbers."""
+    """Return the inverse of `constant`: the constants and ranges from which `constant` computes the given numbers."""
     values = numbers.tolist()
     if len({*values}) == 1:
         return float(values[0])

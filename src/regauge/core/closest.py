@@ -324,7 +324,9 @@ def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
 
 
 def unit_signs(key: Character, value: Value) -> Tensor | None:
-    """Return the product of signs that a character gives each unit, `[..., n]`, or None if all are one."""
+    """Return the product of signs that multiplies each unit, given its exponents, `[..., n]`, or None if all
+    are one.
+    """
     signs = 0 if value.sign is None else value.sign.shape[-2]
     factor: Tensor | None = None
     for k, exponent in enumerate(key):

@@ -1,10 +1,10 @@
 """The best signs for each pair of units, for groups with several families of signs.
 
 Each unit has one sign s_k for each family k. At each placement, the units are multiplied by the product of s_k over a
-subset of the families, which is called a *character*. Different placements can have different characters. For one pair
-of units, the objective is `sum_chi chi(s) c_chi`, where chi runs over the characters, and it is maximized over the
-signs s. A character that is independent of all others over GF(2) contributes `|c_chi|` to the maximum. The characters
-that depend on one another split into independent components.
+subset of the families, which is called a *character*. Different placements can have different products of signs. For
+one pair of units, the objective is `sum_chi chi(s) c_chi`, where chi runs over the characters, and it is maximized over
+the signs s. A product of signs that is independent of all others over GF(2) contributes `|c_chi|` to the maximum.
+Dependent characters (products of signs) are divided into components that are independent of one another.
 """
 
 from collections.abc import Sequence
@@ -36,13 +36,14 @@ class SignCode:
     `SignCode.of` caches its results.
 
     Args:
-        characters: For each character, the exponents (0 or 1) of the families of signs. No two characters are equal.
+        characters: For each character, the exponents (0 or 1) of the families of signs. All characters (products of
+            signs) are different.
     """
 
     @classmethod
     @cache
     def of(cls, *characters: tuple[int, ...]) -> "SignCode":
-        """Return the code for the given characters."""
+        """Return the code for the given characters (products of signs)."""
         return cls(characters)
 
     def __init__(self, characters: Sequence[Sequence[int]]) -> None:

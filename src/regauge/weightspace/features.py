@@ -19,7 +19,8 @@ class Odd:
     A `Character` contains, for each axis and each family of signs, the exponent of the sign that multiplies a vector.
 
     Attributes:
-        units: For each set of units and each character of their values: vectors `[models, *sizes, width]`.
+        units: For each set of units and each character (exponents of signs) of their values: vectors `[models, *sizes,
+            width]`.
         pairs: Vectors of each block of values between units that signs change, `[models, *labels, width]`.
         values: The original values of each such block, `[models, *labels, channels]`, and their root mean square, if
             layers multiply by them. Layers do not change `values`.

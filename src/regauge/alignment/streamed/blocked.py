@@ -111,8 +111,8 @@ class BlockedClimb:
         """Return the profit of each pair of units with its best signs, and the total profit of the identity
         permutation.
 
-        The characters (products of signs) are independent. Each character therefore contributes the absolute value of
-        its sum.
+        The products of signs ("characters") that multiply the tensors are independent. With the best signs, each
+        product of signs therefore contributes the absolute value of its sum.
         """
         terms: dict[Character, list[tuple[str, Site]]] = {}
         for name, local in family.own_sites.items():

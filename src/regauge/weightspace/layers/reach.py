@@ -85,8 +85,8 @@ def reach(layout: Layout, layers: int, *, keeps_pairs: bool) -> Reach:
 def _products(
     known: Collection[Character], wanted: Collection[Character]
 ) -> dict[Character, list[tuple[Character, Character]]]:
-    """Return the characters of products of two features, with all pairs of factors; features that scales change are
-    left out.
+    """Return the exponents of signs of products of two features, with all pairs of factors; features that scales change
+    are left out.
     """
     result: dict[Character, list[tuple[Character, Character]]] = {}
     for a, b in combinations(sorted(known), 2):

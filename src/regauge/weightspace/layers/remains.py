@@ -110,7 +110,7 @@ def _ends(
 
 
 def find_relations(characters: Iterable[Character]) -> list[Relation]:
-    """Return a basis of the linear relations between the exponents of scales in some characters.
+    """Return a basis of the linear relations between the exponents with which scales multiply some values.
 
     A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. No scale then changes
     the product of the features' norms raised to these powers.

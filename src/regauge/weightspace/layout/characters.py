@@ -14,8 +14,8 @@ Character = tuple[tuple[bool | int, ...], ...]
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
-    """Return the character of values along some axes, for the signs, half periods and scales that are not
-    canonicalized.
+    """Return the exponents with which signs, half periods and scales (if not canonicalized) multiply values along some
+    axes.
     """
     return tuple(
         (
@@ -28,7 +28,7 @@ def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts:
 
 
 def blank(character: Character) -> Character:
-    """Return the character of invariant values on the same axes, in which all exponents are zero."""
+    """Return exponents of zero on the same axes, as for values that no sign or scale changes."""
     return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
 
 
@@ -58,12 +58,14 @@ def add(left: tuple[bool | int, ...], right: tuple[bool | int, ...]) -> tuple[bo
 
 
 def at_end(character: Character, end: End) -> Character:
-    """Return the part of a block's character that belongs to the axes of one end."""
+    """Return the exponents of signs and scales that belong to the axes of one end of a block."""
     return tuple(character[axis] for axis in end.axes)
 
 
 def multiply(character: Character, factors: Iterable[tuple[End, Character]]) -> Character:
-    """Return the character of a product: features of a block times features of units at some of its ends."""
+    """Return the exponents of signs and scales of a product: features of a block times features of units at some of its
+    ends.
+    """
     total = [*character]
     for end, factor in factors:
         for axis, exponents in zip(end.axes, factor, strict=True):

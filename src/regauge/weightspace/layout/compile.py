@@ -134,7 +134,9 @@ class Layout:
 
     @cached_property
     def unit_signs(self) -> dict[str, tuple[Character, ...]]:
-        """For each unit set, the characters of all values of its units that signs or scales change."""
+        """For each unit set, the exponents of signs and scales ("characters") of all values of its units that are not
+        invariant.
+        """
         blocks = [*self.blocks, *(written.block for written in self.writer.written)]
         found = {name: set[Character]() for name in self.units}
         for block in blocks:
@@ -156,7 +158,7 @@ class Layout:
         return {name: frozenset(characters) for name, characters in found.items()}
 
     def wave_signs(self, units: str) -> tuple[Character, Character]:
-        """Return the characters of the sines and the cosines of a set's angles."""
+        """Return the exponents of signs with which the sines and the cosines of a set's angles are multiplied."""
         assert self.waves is not None
         wave = self.waves[units]
         first, second = (next(b for b in self.blocks if b.name == name) for name in (wave.sine, wave.cosine))

@@ -3,8 +3,8 @@
 Three published layouts are known by name. In two of these layouts, checkpoints belong to `seq`, a chain of linear
 layers. DWSNets' sine networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are
 zip files of state dictionaries with an extra entry "label". If the layers of a chain have consecutive numbers, the
-network has sines. If the layers have every second number, there are ReLUs between the layers. NFN's sine networks are
-files `randinit_smaller_{label}s/net{number}.pth` of `net`, and the number gives the split.
+network has sines. If the numbers of the layers increase by two, there are ReLUs between the layers. NFN's sine networks
+are files `randinit_smaller_{label}s/net{number}.pth` of `net`, and the number gives the split.
 """
 
 import re
