@@ -116,7 +116,7 @@ def _refuse(text: str, code: int = 2) -> NoReturn:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error is Python's, or torch's, about memory."""
+    """Return whether an error of Python or torch says that memory is exhausted."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)[:300].lower())
 
 

@@ -116,7 +116,7 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
             balancing uses this freedom, and filters before batch normalization get norm one. Such filters then have
             equal weight in comparisons; in training, their norm has no effect. With "keep", balancing uses only
             combinations of scales that leave every buffer unchanged. Use "keep" for networks whose running statistics
-            will be recomputed, because this would undo a change of these statistics.
+            will be recomputed, because recomputing statistics would undo a change of the statistics.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.

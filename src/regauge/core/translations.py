@@ -211,7 +211,9 @@ class TranslationFamily:
 
     @property
     def condition(self) -> str:
-        """The condition for the home parameter in a representative, as text."""
+        """The condition that the home parameter (to which the family adds its vector) fulfills in a representative, as
+        text.
+        """
         entries = self.name.split(".mean(")[0]
         if self.eps is not None:
             return f"{entries} plus eps is one"
@@ -254,7 +256,7 @@ class TranslationFamily:
         return self.shorten(values, lead)
 
     def vector(self, home: Tensor, lead: int = 0, gains: Tensor | None = None) -> Tensor:
-        """Return the home parameter (times the gain, if any), averaged along its constant axes: `[*lead,
+        """Return the parameter `home` (times the gain, if any), averaged along its constant axes: `[*lead,
         *vector_shape]`.
         """
         values = self.entries.of(home, lead)
@@ -311,7 +313,9 @@ class TranslationFamily:
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
-        """Return a tensor in the shape of the home parameter that contains a given coordinate, and zeros elsewhere."""
+        """Return a tensor in the shape of the parameter `home` that contains a given coordinate, and zeros
+        elsewhere.
+        """
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)
 

@@ -132,7 +132,7 @@ class GainScales:
         return {"scale": (-self.inverse @ logs).exp(), "sign": self._signs(flipped)}
 
     def project(self, value: Value) -> Value:
-        """Return a value of the group, changed such that it leaves the gains unchanged."""
+        """Return a value of the group, changed such that it no longer changes the gains."""
         assert value.scale is not None
         assert value.sign is not None
         logs = value.scale.log()

@@ -228,7 +228,7 @@ class _Equations:
         return [[(axis.value, WHOLE, 0) for axis in law.axes]] if all(map(_is_whole, law.axes)) else []
 
     def _shapes(self, axis: Axis, blocks: Sequence[int]) -> Hashable:
-        """Return a key of the positions and leaves of blocks of an axis.
+        """Return a hashable key for the positions and the indivisible factors of the blocks of an axis.
 
         If all axes of one law have equal keys, their blocks are aligned.
         """

@@ -75,7 +75,7 @@ def without_units(layout: Iterable[Atom]) -> Layout:
 
 
 def leaves(layout: Iterable[Atom]) -> Iterable[Atom]:
-    """Yield every leaf of a layout, including the leaves of direct sums, as often as it occurs."""
+    """Yield every indivisible factor of a layout, including the factors in direct sums, as often as it occurs."""
     for atom in expand(layout):
         if atom.branches is None:
             yield atom
@@ -372,7 +372,9 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Tie the leaves of size one of two layouts, if both have equally many; a leaf of one unit can still be scaled."""
+    """Identify the factors of size one of two layouts, if both have equally many; a factor of one unit can still be
+    scaled.
+    """
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]
     if len(units_a) == len(units_b):

@@ -145,7 +145,7 @@ class _Writer:
         return self.blocks[key]
 
     def _terms(self, layout: Layout) -> list[tuple[Term, tuple[Atom, ...]]]:
-        """Return the blocks of an axis, each with those of its leaves that have more than one unit.
+        """Return the blocks of an axis, each with its indivisible factors that have more than one unit.
 
         Axes that are tied together share their blocks.
         """
@@ -205,7 +205,7 @@ class _Writer:
             self._law(law, expanded[k], outside)
 
     def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[Value, frozenset[Companion]]) -> None:
-        """Tie the slots of all axes of a law, block by block.
+        """Apply a law to the slots (occurrences of factors) of all of its axes, block by block.
 
         The argument `outside` holds companions from other laws, by tensor.
         """
@@ -232,8 +232,8 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Tie the leaves of size one that all axes of a law have in common; allow only permutations for all other
-        leaves.
+        """Apply a law to factors of size one that all of its axes have in common; allow only permutations for all other
+        factors.
         """
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
@@ -296,7 +296,9 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """Return the companions of each axis in a block: the other leaves of the block, and those in `outside`."""
+    """Return, for each axis in a block, its companions: the other indivisible factors in the block, and those in
+    `outside`.
+    """
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {
         value: frozenset([c for c in beside if c[0] not in inside] + [(a, OWN) for a in mates if a not in taken[value]])
@@ -306,7 +308,7 @@ def _around(
 
 
 def _aligned(expanded: list[list[SlotBlock]]) -> bool:
-    """Return whether all axes of a law have the same blocks with the same leaves."""
+    """Return whether all axes of a law have the same blocks with the same indivisible factors."""
     shapes = [[(start, large) for start, large, _ in blocks] for blocks in expanded]
     return all(shape == shapes[0] for shape in shapes)
 

@@ -104,8 +104,8 @@ class StreamedAscent:
         return self.state.element
 
     def _turn(self, name: str) -> bool:
-        """Choose the initial rotation of a spread group from tensors and products that no other group changes; see
-        `first_rotations`.
+        """Choose the initial rotation of a group of several working sets from tensors and products that no other group
+        changes.
 
         Return whether the group has such a rotation.
         """
@@ -263,7 +263,9 @@ class StreamedAscent:
         return self.source.objective(name, x, y, norm)
 
     def _part_cost(self, group: Group, sites: Mapping[str, Sequence[Site]], unknown: Collection[str]) -> Cost:
-        """Return the cost of a spread group on some tensors, which are read one after the other."""
+        """Return the cost of a group that acts on several working sets, for some tensors, which are read one after the
+        other.
+        """
         cost = Cost({})
         for name, local in sites.items():
             for rows in row_ranges(self._symmetry, name):
@@ -295,7 +297,7 @@ class StreamedAscent:
         self.state.element = self._symmetry.compose(relative, self.state.element)
 
     def _known_share(self, name: str, unknown: set[str]) -> float:
-        """Return the fraction of a spread group's entries on which no group without a value acts."""
+        """Return the fraction of the entries on which a group acts, but no group whose value is still unknown."""
         own, sizes = self.plan.spread[name].sites, self.plan.sizes
         free = [n for n in own if not any(s.group.name in unknown - {name} for s in self._symmetry.sites[n])]
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))

@@ -135,7 +135,9 @@ class Sizes:
         return max(climbing, 5 * largest + max(self._summing(names, inside), reading))
 
     def spread_peak(self, group: Group, shared: int) -> tuple[int, int]:
-        """Return the bytes of the summed costs of a spread group, and the bytes for choosing the group's value."""
+        """Return the bytes of the summed costs of a group that acts on several working sets, and the bytes for choosing
+        its value.
+        """
         sums = (2**shared if group.signs and not group.shifts else _characters(group)) * _matrix(group)
         return sums, int((ROTATING if group.matrix != "none" else ASSIGNING) * _matrix(group))
 

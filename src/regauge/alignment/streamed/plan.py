@@ -136,7 +136,7 @@ class Plan:
         return rows
 
     def shared_signs(self, group: Group) -> tuple[int, ...]:
-        """Return the sign families of a spread group that are chosen together with its permutation."""
+        """Return the sign families of a group of several working sets that are chosen together with its permutation."""
         local = {f for one in self.sets for f in one.signs.get(group.name, ())}
         reach = [sum(place.sign[f] % 2 for place in group.placements) for f in range(group.signs)]
         free = sorted((f for f in range(group.signs) if f not in local), key=lambda f: -reach[f])

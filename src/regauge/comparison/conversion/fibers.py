@@ -53,7 +53,7 @@ class Marks:
 
     @classmethod
     def of(cls, tensor: Tensor, axis: int) -> "Marks":
-        """Compute the features of a tensor's fibers in float64, in chunks."""
+        """Compute the features of a tensor's fibers (vectors along one axis) in float64, in chunks."""
         rows = fibers_of(tensor, axis)
         plan = _projections(rows.shape[1])
         parts = [_marks(part.double(), plan) for part in torch.split(rows, max(1, CHUNK // rows.shape[1]))]
@@ -105,12 +105,16 @@ class Owners:
         )
 
     def tree(self, *, scaled: bool) -> KDTree:
-        """Return a search tree for the nearest fibers. If `scaled`, fibers are divided by their root mean squares."""
+        """Return a search tree for the nearest fibers (vectors along one axis). If `scaled`, fibers are divided by
+        their root mean squares.
+        """
         return KDTree(unit(self.marks) if scaled else self.marks)
 
 
 def unit(marks: Floats) -> Floats:
-    """Return the features of fibers divided by their root mean squares. Fibers of zeros are unchanged."""
+    """Return the features of fibers (vectors along one axis), divided by the root mean squares of the fibers. Fibers of
+    zeros are unchanged.
+    """
     size = marks[:, -1:]
     return np.divide(marks, size, out=marks.copy(), where=size > 0)
 
@@ -118,7 +122,7 @@ def unit(marks: Floats) -> Floats:
 def nearest(
     marks: Floats, owners: Owners, tree: KDTree, precision: float
 ) -> Iterator[tuple[tuple[str, int], Ints, Ints]]:
-    """Yield the tensors that contain fibers similar to the given fibers.
+    """Yield the tensors that contain fibers (vectors along one axis) similar to the given fibers.
 
     The tensor with the most similar fibers comes first.
 

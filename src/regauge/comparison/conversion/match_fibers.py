@@ -101,7 +101,9 @@ class GivenTensors:
         return max(self._precision, torch.finfo(tensor.dtype).eps)
 
     def owners(self, length: int, kind: str) -> tuple[Owners, KDTree]:
-        """Return the fibers of one length and their search tree, for ordered, unordered or scaled features."""
+        """Return the fibers (vectors along one axis) of one length and their search tree, for ordered, unordered or
+        scaled features.
+        """
         if (length, kind) not in self._owners:
             read = self.marks[length].items()
             found = Owners.of([(key, one.unordered if kind == "unordered" else one.ordered) for key, one in read])

@@ -1,4 +1,4 @@
-"""Permutations of fibers, written as slices, reshapes, transposes and concatenations."""
+"""Permutations of fibers (vectors along one axis), written as slices, reshapes, transposes and concatenations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,7 +141,7 @@ def periods(owner: Ints) -> int | None:
 
 
 def segments(owner: Ints) -> list[slice]:
-    """Return consecutive slices of fibers such that no source occurs in two slices."""
+    """Return consecutive slices of fibers (vectors along one axis) such that no source occurs in two slices."""
     last = {one: at for at, one in enumerate(owner.tolist())}
     found, start, end = [], 0, 0
     for at, one in enumerate(owner.tolist()):

@@ -35,7 +35,7 @@ ROUNDED = 1e-12
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """A tensor of A whose fibers a formula uses, or a constant.
+    """A tensor of A whose fibers (vectors along one axis) a formula uses, or a constant.
 
     Attributes:
         name: The name of the tensor; None for a constant.
@@ -56,7 +56,7 @@ class SourceTensor:
         return tuple(one for one in self.shape if one != 1)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """Return the fibers of the tensor as rows."""
+        """Return the fibers of the tensor (its vectors along one axis) as rows."""
         return tensor.reshape(-1, 1) if self.axis is None else fibers_of(tensor.reshape(self.squeezed), self.axis)
 
     def write(self) -> str:
@@ -120,7 +120,9 @@ class MadeTensor:
         return bool(self.sources) and bool((self.owner >= 0).all())
 
     def make(self, params: Mapping[str, Tensor], dtype: torch.dtype = torch.float64) -> Tensor:
-        """Compute the fibers of the tensor, as rows, from the tensors of A. Rows that were not found are zero."""
+        """Compute the fibers of the tensor (its vectors along one axis), as rows, from the tensors of A. Rows that were
+        not found are zero.
+        """
         length = 1 if self.axis is None else self.squeezed[self.axis]
         rows = torch.zeros(len(self.owner), length, dtype=dtype)
         for place, source in enumerate(self.sources):
@@ -135,7 +137,7 @@ class MadeTensor:
         return rows * torch.from_numpy(self.factor).to(dtype)[:, None]
 
     def shaped(self, rows: Tensor) -> Tensor:
-        """Return rows of fibers, arranged in the shape of the tensor."""
+        """Return fibers (vectors along one axis), given as rows, arranged in the shape of the tensor."""
         if self.axis is None:
             return rows.reshape(self.shape)
         others = [one for axis, one in enumerate(self.squeezed) if axis != self.axis]
@@ -143,7 +145,7 @@ class MadeTensor:
 
     @property
     def has_factors(self) -> bool:
-        """Whether all fibers of a source have the same factor."""
+        """Whether all fibers (vectors along one axis) of a source have the same factor."""
         return all(self._factor(place) is not None for place in range(len(self.sources)))
 
     def _factor(self, place: int) -> float | None:

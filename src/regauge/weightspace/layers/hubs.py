@@ -22,7 +22,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class HubLink:
-    """A link through which a hub reads or writes features.
+    """The correspondence of axes through which a hub (units that occur in several tensors) reads or writes features.
 
     Attributes:
         key: The block or unit set that has the features.

@@ -143,7 +143,7 @@ def read_metrics(path: Path, count: int) -> list[dict[str, Any]]:
 
     Args:
         path: The file.
-        count: The number of networks. At most this number of rows, and one more, are read.
+        count: The number of networks. At most `count + 1` rows are read.
     """
     ids: dict[Any, int] = {}
     rows = []
