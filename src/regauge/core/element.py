@@ -90,7 +90,7 @@ class Value:
         return self.zip(other, lambda yes, no: _select(mask, yes, no))
 
     def fill(self, blank: "Value") -> "Value":
-        """Return this value, with fields that are None taken from `blank`."""
+        """Return this value, in which the fields of `blank` replace fields that are None."""
         return replace(blank, **dict(self.items()))
 
 

@@ -34,8 +34,8 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
     """Return whether the only equal entries among the largest are zeros of a ReLU that are then written into zeros.
 
-    A choice among zeros that are written into zeros has no effect. Sparse autoencoders keep their largest entries by
-    writing them into zeros.
+    If zeros are written into zeros, it has no effect which of the zeros were chosen. Sparse autoencoders keep their
+    largest entries by writing them into zeros.
     """
     source = top.args[0]
     while isinstance(source, Node) and operator_name(source) in SAME:

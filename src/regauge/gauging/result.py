@@ -104,7 +104,7 @@ class GaugeResult:
 
     @property
     def element(self) -> Element:
-        """The element of the last move."""
+        """The group element that was applied last."""
         return self.moves[-1].element
 
     @property

@@ -380,7 +380,7 @@ def _group_norm(run: Run, node: Node) -> Any:
 def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
     """Raise an error unless an offset is constant over all entries that a norm combines.
 
-    The function `together` reshapes an array so these entries lie along the last axis.
+    The function `together` reshapes an array such that the entries that a norm combines lie along the last axis.
     """
     if offset is not None and (offset.is_masked or not offset.move(together).is_uniform(-1)):
         raise SeenError

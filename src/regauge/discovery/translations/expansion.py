@@ -80,7 +80,9 @@ class Expansion:
         return products if ratio is None else [Monomial(ratio, ())]
 
     def _without_weights(self, product: Monomial) -> Monomial:
-        """Return a product without weights that sum to one over an index that no other factor has."""
+        """Return a simplified product: weights are left out if they sum to one over an index that no other
+        factor has.
+        """
         number, factors = product
         used = [index.name for one in factors for index in one.indices if index.name > 0]
         for one in factors:
