@@ -163,7 +163,7 @@ def in_all_values(
         prior=prior,
         balance=1.0,
     )
-    return Fitted("tokens", settings, _drawings("flow of velocities", pulls))
+    return Fitted("tokens", settings, _drawings(scale, "flow of velocities", pulls))
 
 
 def in_components(seconds: float, scale: Scale, count: int = COMPONENTS, net: flow.Perceptron = MEDIUM) -> Fitted:
@@ -177,7 +177,7 @@ def in_components(seconds: float, scale: Scale, count: int = COMPONENTS, net: fl
         lr=2e-3,
         batch=128,
     )
-    return Fitted("components", settings, _drawings(f"flow of {count} components", STRENGTHS))
+    return Fitted("components", settings, _drawings(scale, f"flow of {count} components", STRENGTHS))
 
 
 def by_transport(fitted: Fitted) -> Fitted:
@@ -207,9 +207,12 @@ def _common(seconds: float, scale: Scale) -> flow.FlowConfig:
     )
 
 
-def _drawings(label: str, pulls: tuple[tuple[float, float], ...]) -> tuple[Drawing, ...]:
-    guided = (Drawing(f"{label}, {describe_pull(*pull)}", strength=pull[0], dropout=pull[1]) for pull in pulls)
-    return Drawing(label), *guided
+def _drawings(scale: Scale, label: str, pulls: tuple[tuple[float, float], ...]) -> tuple[Drawing, ...]:
+    first = Drawing(label, steps=3) if scale == "smoke" else Drawing(label)
+    guided = (
+        replace(first, label=f"{label}, {describe_pull(*pull)}", strength=pull[0], dropout=pull[1]) for pull in pulls
+    )
+    return first, *guided
 
 
 def describe_pull(strength: float, dropout: float) -> str:

@@ -16,6 +16,7 @@ from torch.nn import functional
 import regauge as rg
 from regauge import learn
 from regauge.alignment import Method
+from regauge.alignment.descent_method import DescentMethod
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
 from regauge.core.params import Params, select
@@ -271,6 +272,8 @@ def align_pairs(
 ) -> list[list[Record]]:
     """Align the pairs of a population by each method, and evaluate the lines between them.
 
+    At the scale "smoke", methods that descend take four steps.
+
     Args:
         networks: The population.
         ways: The methods that align pairs.
@@ -283,6 +286,7 @@ def align_pairs(
         For each method, a record of each pair.
     """
     symmetry = networks.store.require_symmetry()
+    ways = [replace(way, method=_shorten(way.method)) for way in ways] if run.scale == "smoke" else ways
 
     def one(way: Way, number: int) -> Record:
         a, b = networks.pair(number)
@@ -294,6 +298,10 @@ def align_pairs(
 
     settings = (networks.population, examples, lessons, BATCH)
     return run.records("aligning", settings, one, ways, range(networks.population.pairs))
+
+
+def _shorten(method: Method | None) -> Method | None:
+    return replace(method, steps=4, every=2) if isinstance(method, DescentMethod) else method
 
 
 def rows_of(
