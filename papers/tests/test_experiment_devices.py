@@ -1,6 +1,8 @@
 """Experiments on other devices: networks are trained and evaluated there, in half precision where it is fast."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +14,20 @@ from regauge_papers.experiments import EXPERIMENTS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("paper", "name"), [("merging", "mnist"), ("004", "figure8"), ("001", "table2")])
-def test_experiments_train_and_evaluate_on_the_device_of_the_run(paper: str, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("paper", "name", "changes"), [("merging", "mnist", {"sets": 1}), ("004", "figure8", {}), ("001", "table2", {})]
+)
+def test_experiments_train_and_evaluate_on_the_device_of_the_run(
+    paper: str, name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
     experiment = EXPERIMENTS[paper][name]
     assert experiment.takes_device
+    config = replace(experiment.config("smoke"), **changes)
     with PretendDevice() as device:
         run = Run("smoke", 0, tmp_path, device=DEVICE)
         assert all(device.holds(tensor) for tensor in run.network("settings", "key", mlp_params).values())
-        table = experiment(run)
-    here = experiment(Run("smoke", 0, tmp_path / "here"))
+        table = experiment.measure(config, run)
+    here = experiment.measure(config, Run("smoke", 0, tmp_path / "here"))
     assert "CPU s" not in {name for row in table.rows for name in row.values}
     for there, expected in zip(table.rows, here.rows, strict=True):
         assert there.values == {name: values for name, values in expected.values.items() if name != "CPU s"}

@@ -174,11 +174,13 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
         barrier, auc = printed[label]
         return ClassifierWay(label, method, batch=batch, paper={"barrier": barrier, "AUC": auc})
 
+    every = min(iterations, rg.Sinkhorn.every)
+
     def sinkhorn(init: Method | None) -> rg.Sinkhorn:
-        return rg.Sinkhorn(loss="random", init=init, steps=iterations, lr=SINKHORN_LR, kept=0)
+        return rg.Sinkhorn(loss="random", init=init, steps=iterations, every=every, lr=SINKHORN_LR, kept=0)
 
     mixed = rg.alignment.MixedMatching()
-    refined = rg.Sinkhorn(loss="midpoint", init=mixed, steps=min(iterations, rg.Sinkhorn.steps))
+    refined = rg.Sinkhorn(loss="midpoint", init=mixed, steps=min(iterations, rg.Sinkhorn.steps), every=every)
     return (
         way("Naive", None),
         ClassifierWay(TEMPERED, is_tempered=True),
@@ -198,7 +200,8 @@ def _sinkhorn_ways(printed: Printed, iterations: int) -> tuple[ClassifierWay, ..
     """Return rows with Sinkhorn after weight matching: as in table 1, as published, with single changes, and with other
     rates.
     """
-    ours = rg.Sinkhorn(loss="random", init=PUBLISHED_WEIGHTS, steps=iterations, lr=SINKHORN_LR, kept=0)
+    every = min(iterations, rg.Sinkhorn.every)
+    ours = rg.Sinkhorn(loss="random", init=PUBLISHED_WEIGHTS, steps=iterations, every=every, lr=SINKHORN_LR, kept=0)
     published = replace(ours, confidence=0.02, keeps="last")
     methods = {
         "WM + Sinkhorn, as in table 1": ours,

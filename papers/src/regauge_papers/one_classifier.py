@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import nn
@@ -103,10 +104,14 @@ def measure(config: Merging, run: Run) -> Table:
             "ensemble": {"loss": loss / size, "accuracy": correct / size},
         }
 
+    @cache
+    def find_symmetry() -> rg.Symmetry:
+        return rg.discover(population.make(), data.few)
+
     def merge(label: str, index: int) -> Record:
         """Evaluate the mean of the aligned networks."""
         method, batches = METHODS[label], data.batches(config.read, BATCH)
-        symmetry = rg.discover(population.make(), data.few) if method is not None else rg.Symmetry(())
+        symmetry = rg.Symmetry(()) if method is None else find_symmetry()
         began = time.thread_time()
         aligned = rg.align_many(
             sets[index],
