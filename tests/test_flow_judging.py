@@ -126,6 +126,14 @@ def apart() -> tuple[rg.Symmetry, Params, rg.Task]:
     return rg.discover(module, (images[:2],)), trained, task
 
 
+@pytest.fixture(scope="module")
+def known(apart: tuple[rg.Symmetry, Params, rg.Task]) -> KnownNetworks:
+    """The first forty of these networks as those for training, twenty more as held out, and twenty of each control."""
+    symmetry, trained, task = apart
+    train, held_out = select(trained, slice(0, 40)), select(trained, slice(40, 60))
+    return KnownNetworks.of(train, held_out, symmetry, task, 20)
+
+
 def shake(params: Params, noise: float, chance: torch.Generator) -> Params:
     """Networks with noise, a share of each tensor's deviation."""
     return {
@@ -135,14 +143,16 @@ def shake(params: Params, noise: float, chance: torch.Generator) -> Params:
 
 
 @pytest.mark.parametrize(("noise", "most"), [(0.05, 0.1), (0.2, 0.3), (0.4, 0.65)])
-def test_a_copy_with_noise_is_a_copy(apart: tuple[rg.Symmetry, Params, rg.Task], noise: float, most: float) -> None:
-    """Their distances to one middle say .05, .57 and .87: a copy lies in another order than its source."""
-    symmetry, trained, task = apart
-    train, held_out = select(trained, slice(0, 50)), select(trained, slice(50, 80))
+def test_a_copy_with_noise_is_a_copy(
+    apart: tuple[rg.Symmetry, Params, rg.Task], known: KnownNetworks, noise: float, most: float
+) -> None:
+    """Their distances to one middle say about .05, .6 and .9: a copy lies in another order than its source."""
+    symmetry, trained, _ = apart
+    train = select(trained, slice(0, 40))
     chance = torch.Generator().manual_seed(1)
     copies = shake(select(train, slice(0, 20)), noise, chance)
     copies = symmetry.act(symmetry.random(chance, batch=(20,)), copies)
-    found = flow.judge(copies, train, held_out, symmetry, task)
+    found = known.judge(copies)
     assert found.is_copier
     assert found["generated"].distance < most
     assert found["generated"].copied > 0.9
@@ -155,12 +165,12 @@ def test_a_copy_with_noise_is_a_copy(apart: tuple[rg.Symmetry, Params, rg.Task],
 
 
 def test_a_part_of_copies_and_networks_that_repeat_fail_and_new_ones_pass(
-    apart: tuple[rg.Symmetry, Params, rg.Task],
+    apart: tuple[rg.Symmetry, Params, rg.Task], known: KnownNetworks
 ) -> None:
-    symmetry, trained, task = apart
-    train, held_out, fresh = (select(trained, slice(*ends)) for ends in ((0, 40), (40, 60), (60, 80)))
+    symmetry, trained, _ = apart
+    train, fresh = (select(trained, slice(*ends)) for ends in ((0, 40), (60, 80)))
     chance = torch.Generator().manual_seed(1)
-    passed = flow.judge(fresh, train, held_out, symmetry, task)
+    passed = known.judge(fresh)
     assert passed.is_working
     assert not passed.is_copier
     assert passed["generated"].distance == pytest.approx(1, abs=0.1)
@@ -171,14 +181,14 @@ def test_a_part_of_copies_and_networks_that_repeat_fail_and_new_ones_pass(
     copies = shake(select(train, slice(0, 10)), 0.3, chance)
     mixed = {n: torch.cat([t[:10], copies[n]]) for n, t in fresh.items()}
     mixed = symmetry.act(symmetry.random(chance, batch=(20,)), mixed)
-    half = flow.judge(mixed, train, held_out, symmetry, task)
+    half = known.judge(mixed)
     assert half.is_copier
     assert half["generated"].copied == pytest.approx(0.5, abs=0.1)
     assert "copies of training networks" in half.verdict[1]
 
     one = {n: t[:1].expand(50, *t.shape[1:]) for n, t in fresh.items()}
     one = symmetry.act(symmetry.random(chance, batch=(50,)), shake(one, 0.01, chance))
-    same = flow.judge(one, train, held_out, symmetry, task)
+    same = known.judge(one)
     assert same.is_collapsed
     assert same.is_copier
     assert same["generated"].copied == 0
@@ -186,17 +196,19 @@ def test_a_part_of_copies_and_networks_that_repeat_fail_and_new_ones_pass(
     assert "copies of one another: 100%" in " ".join(same.verdict)
 
 
-def test_the_first_sentence_says_whether_they_work(apart: tuple[rg.Symmetry, Params, rg.Task]) -> None:
+def test_the_first_sentence_says_whether_they_work(
+    apart: tuple[rg.Symmetry, Params, rg.Task], known: KnownNetworks
+) -> None:
     symmetry, trained, task = apart
     train, held_out = select(trained, slice(0, 40)), select(trained, slice(40, 60))
     chance = torch.Generator().manual_seed(1)
     broken = {n: t.std() * torch.randn(10, *t.shape[1:], generator=chance) for n, t in train.items()}
-    found = flow.judge(broken, train, held_out, symmetry, task)
+    found = known.judge(broken)
     assert found.is_working is False
     assert found.verdict[0].startswith("The drawn networks do not work: ")
     assert f"{found['generated'].accuracy:.1%} accuracy against {found['held-out'].accuracy:.1%}" in found.verdict[0]
     assert str(found).startswith(found.verdict[0])
-    worse = flow.judge(shake(held_out, 0.4, chance), train, held_out, symmetry, task)
+    worse = known.judge(shake(held_out, 0.4, chance))
     assert worse.verdict[0].startswith("The drawn networks work worse")
 
     def loss(params: Params) -> dict[str, float]:
