@@ -1,7 +1,4 @@
-"""Jobs that leave files: each is done once, workers may die, and a second run does what is missing.
-
-Nothing here imports torch, so that worker processes start at once.
-"""
+"""Jobs that leave files: each is done once, workers may die, and a second run does what is missing."""
 
 import os
 import signal
@@ -130,7 +127,7 @@ def test_launchers_tell_the_share() -> None:
 
 
 def test_a_worker_that_dies_breaks_the_pool_and_loses_nothing(tmp_path: Path) -> None:
-    job = Squares(tmp_path, 12, deadly=(3, 8))
+    job = Squares(tmp_path, 12, deadly=(3,))  # pools that break again are tested below, in threads
     assert run_jobs(job, executor=processes(2)) == 12
     assert job.results() == [k * k for k in range(12)]
     assert job.log() == list(range(12))
