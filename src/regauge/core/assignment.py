@@ -155,7 +155,7 @@ def assigning_bytes(itemsize: int) -> int:
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Return dual variables of the columns that prove an assignment (nearly) optimal; shortest paths begin at
+    """Return dual variables of the columns that show that an assignment is (nearly) optimal; shortest paths begin at
     `start`.
     """
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)

@@ -1,4 +1,4 @@
-"""Mixtures of two posteriors. A path of mixtures never has a barrier, so its missing barrier proves nothing."""
+"""Mixtures of two posteriors. A path of mixtures never has a barrier, so a missing barrier is not evidence."""
 
 from dataclasses import dataclass
 
