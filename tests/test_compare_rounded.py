@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from coverings import covering
 from translation_nets import NETS, drawn, network, stranger
 
 import regauge as rg
@@ -11,7 +12,7 @@ from regauge.checkpoints.writing import save
 from regauge.comparison.verdicts import Evidence, judge, needs_noise
 from regauge.nets.transformer import Llama, initialize_transformer
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def rounded(params: rg.Params, dtype: torch.dtype) -> rg.Params:
@@ -19,11 +20,10 @@ def rounded(params: rg.Params, dtype: torch.dtype) -> rg.Params:
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in params.items()}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", NETS)
-def test_moved_and_rounded_copies_are_the_same_network(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "form"), covering(NETS, DTYPES))
+def test_moved_and_rounded_copies_are_the_same_network(name: str, form: str) -> None:
     _, _, symmetry, params = network(name)
-    element = drawn(symmetry, 1)
+    element, dtype = drawn(symmetry, 1), DTYPES[form]
     for given in (params, rounded(params, dtype)):
         found = rg.compare(given, rounded(symmetry.act(element, params), dtype), symmetry)
         assert found.verdict == "same network in another gauge", found.reason
