@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from coverings import covering
 from torch import Tensor
 from translation_nets import EVERY, NETS, gap, generator, network, outputs
 
@@ -223,8 +224,10 @@ def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> N
 CRITERIA = {"magnitude": rg.pruning.Magnitude(), "output": rg.pruning.OutputError(), "taylor": rg.pruning.Taylor()}
 
 
-@pytest.mark.parametrize("criterion", CRITERIA)
-@pytest.mark.parametrize("name", ["decoder", "patches", "two norms", "batch norm", "layer scale", "gain plus one"])
+@pytest.mark.parametrize(
+    ("name", "criterion"),
+    covering(["decoder", "patches", "two norms", "batch norm", "layer scale", "gain plus one"], CRITERIA),
+)
 def test_units_are_removed_from_representatives(name: str, criterion: str) -> None:
     module, x, symmetry, params = network(name)
     if name == "decoder":  # the third unit is read by nothing but the mean that the next norm removes
@@ -281,6 +284,7 @@ def test_flows_are_of_representatives_and_have_one_density_for_an_orbit(name: st
     assert max(apart[:2]) < 1e-9 < 1e-6 < apart[2]
 
 
+@pytest.mark.usefixtures("unsaved")
 @pytest.mark.parametrize("name", ["decoder", "patches", "linear layers", "layer scale", "batch norm"])
 def test_translated_copies_get_one_gauge(name: str, tmp_path: Path) -> None:
     module, x, symmetry, params = network(name)
