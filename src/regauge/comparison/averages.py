@@ -1,6 +1,5 @@
 """Networks that are averages of other networks, recognized by distances or by provenance records."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -74,14 +73,15 @@ def find_averages(
 
     def look(child: str) -> tuple[float, Average] | None:
         told = tuple(parents.get(child, ()))
-        known = [not math.isnan(float(one)) for one in squares[names.index(child)]]
-        others = told or tuple(
-            n
-            for n, near in zip(names, known, strict=True)
-            if near and n != child and n not in found and {n, child} not in twins
-        )
+        others = told or tuple(n for n in names if n != child and n not in found and {n, child} not in twins)
         rows = torch.tensor([names.index(name) for name in (child, *others)])
-        return _average(child, others, squares[rows][:, rows].numpy(), is_told=bool(told)) if len(others) > 1 else None
+        near = squares[rows][:, rows]
+        # Networks without a distance to the child are left out first, then those without most other distances.
+        while not told and bool((gaps := near.isnan().sum(1)).any()):
+            worst = 1 + int(torch.where(near[0, 1:].isnan(), len(gaps), gaps[1:]).argmax())
+            kept = [k for k in range(len(near)) if k != worst]
+            others, near = tuple(others[k - 1] for k in kept[1:]), near[kept][:, kept]
+        return _average(child, others, near.numpy(), is_told=bool(told)) if len(others) > 1 else None
 
     rest = [name for name in names if name in related or name in parents]
     while rest:  # The clearest one first: a parent, too, lies between others and the average that it is part of.
