@@ -39,7 +39,8 @@ KINDS: Mapping[Kind, str] = {
     "causes-gpt": "language models of Tiny Shakespeare, by width, depth, training and architecture",
 }
 SPREAD = Quantity("spread", 2, of=lambda record: record["spread"][-1] if "spread" in record else None)
-"""Standard deviation of the stream behind the last block of the middle network, over that of the ends."""
+"""The standard deviation of the residual stream after the last block in the midpoint network, divided by that in the
+endpoints."""
 END = Quantity("loss of an end", of=lambda record: fmean(record["line"][k]["loss"] for k in (0, -1)))
 QUANTITIES = (BARRIER, MIDPOINT, Quantity("accuracy", of=halfway("accuracy")), END, SPREAD)
 BASE = "base"

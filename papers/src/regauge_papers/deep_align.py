@@ -31,7 +31,7 @@ from regauge_papers.table import AREA, BARRIER, Table
 from regauge_papers.ways import PUBLISHED_ACTIVATIONS, PUBLISHED_WEIGHTS, TEMPERED, TEMPERED_NOTE
 
 Printed = Mapping[str, tuple[str, str]]
-"""For each method the barrier and the AUC as the paper prints them."""
+"""For each method, the barrier and the AUC as printed in the paper."""
 
 TABLE_1_MNIST = {
     "Naive": ("2.007 ± 0.00", "0.835 ± 0.00"),
@@ -57,24 +57,25 @@ TABLE_2_CIFAR10 = {
 
 PIXELS: Mapping[DataName, int] = {"digits": 64, "MNIST": 784, "CIFAR-10": 3072}
 EXAMPLES: Mapping[DataName, int] = {"digits": 1000, "MNIST": 54_000, "CIFAR-10": 45_000}
-"""Training images without the tenth that the paper keeps for validation, which nothing here looks at."""
+"""The number of training images, without the tenth that the paper reserves for validation. No experiment here uses this
+tenth."""
 NORMALIZATION: Mapping[DataName, tuple[float, float]] = {
     "digits": (0.0, 1.0),
     "MNIST": (0.1307, 0.3081),
     "CIFAR-10": (0.5, 0.5),
 }
-"""Mean and standard deviation of pixels as in the code that the authors published; the paper does not say."""
+"""The mean and standard deviation of pixels in the authors' published code; the paper does not specify them."""
 MLP_TRAINING = ClassifierConfig(epochs=5, batch=128, optimizer=Adam(5e-3), schedule=Constant())
-"""The paper says 5 epochs, batches of 128 and 5e-3, but not which optimizer; this is Adam."""
+"""The paper specifies 5 epochs, batch size 128 and learning rate 5e-3, but no optimizer. The optimizer here is Adam."""
 CNN_TRAINING = ClassifierConfig(epochs=20, batch=128, optimizer=Adam(1e-4), schedule=Constant())
-"""The paper says 20 epochs of Adam with 1e-4; the batch size is that of the MLPs."""
+"""The paper specifies 20 epochs of Adam with learning rate 1e-4. The batch size here is that of the MLPs."""
 
 SINKHORN_LR = 0.1
-"""Learning rate of the paper: with 1,000 steps a larger one ends in worse optima."""
+"""The learning rate of the paper. With 1,000 steps, a larger learning rate leads to worse optima."""
 SINKHORN_BATCH = 256
-"""Images per step; the paper does not say."""
+"""The number of images per step, which the paper does not specify."""
 REFINING = 10_000
-"""Training images for the refinement of a mixed matching."""
+"""The number of training images for refining a mixed matching."""
 
 
 def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, seeds: int) -> Comparison:

@@ -29,7 +29,8 @@ ORBITS: dict[str, Parts] = {
     "permutations and signs": ("permutation", "sign"),
     "the whole symmetry": None,
 }
-"""The parts of the symmetry that moved the copies; the paper calls signs scaling, and has no half periods."""
+"""For each kind of orbit, the parts of the symmetry that transform the copies. The paper calls signs "scaling", and
+does not consider half periods."""
 
 QUANTITIES = (
     Quantity("barrier", 4),
@@ -39,7 +40,7 @@ QUANTITIES = (
     Quantity("end loss", 4),
     Quantity("CPU ms", 2),
 )
-"""At the noise whose curves are shown."""
+"""The columns of the table, measured at the noise level `Orbits.shown`, whose curves are plotted."""
 
 
 WAYS = (
@@ -49,12 +50,12 @@ WAYS = (
     Way("weight matching, permutations and signs", rg.WeightMatching(), without_shifts),
     Way("weight matching, the whole symmetry", rg.WeightMatching()),
 )
-"""Git Re-Basin as the paper generalizes it begins at the identity."""
+"""The methods. The paper's generalization of Git Re-Basin begins at the identity."""
 PAPER = {
     "naive": "high",
     "generalized Git Re-Basin": "near 0, scattered",
 }
-"""The paper's words on its figures, which have no numbers."""
+"""Descriptions of the paper's curves in words, because its figures contain no numbers."""
 
 
 @dataclass(frozen=True)

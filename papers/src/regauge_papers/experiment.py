@@ -200,7 +200,8 @@ class TakenError(Exception):
 
 
 _MAY_WAIT: ContextVar[bool] = ContextVar("may_wait", default=True)
-"""Whether a step that another process is doing is waited for; else `TakenError` tells that it may be put off."""
+"""Whether to wait for a step that another process is doing. Otherwise, a `TakenError` is raised, and the step is
+postponed."""
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

@@ -31,4 +31,5 @@ EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "transformers": transformers.EXPERIMENTS | one_basin.EXPERIMENTS | basin_causes.EXPERIMENTS,
     "weightspace": weight_nets.EXPERIMENTS,
 }
-"""Papers by number; "extra", "merging", "transformers" and "weightspace" hold what belongs to none of them."""
+"""The experiments of each paper, by the number of the paper. The keys "extra", "merging", "transformers" and
+"weightspace" contain experiments that belong to none of these papers."""

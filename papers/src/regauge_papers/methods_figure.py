@@ -10,7 +10,7 @@ from regauge.report.figures import COLORS, draw_figure
 from regauge.report.line_figures import Curves, draw_curves
 
 FEW = 4
-"""Most curves in one panel; further ones have panels of their own."""
+"""The largest number of curves in one panel. Further curves are drawn in additional panels."""
 
 
 def methods_figure(curves: Curves, title: str) -> Figure:

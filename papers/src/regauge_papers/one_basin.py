@@ -35,9 +35,9 @@ FAMILIES: Mapping[Family, str] = {
     "basin-llama": "Llama style language models of Tiny Shakespeare",
 }
 BATCH = 64
-"""Examples in a batch of what methods read, and of the control."""
+"""The number of examples in a batch, for methods, for the control and for the evaluation."""
 CONTROL_LR = 1e-3
-"""Learning rate of Adam in the control at the start; it falls along half a cosine."""
+"""The initial learning rate of Adam in the control. The learning rate decreases along half a cosine."""
 QUANTITIES = (BARRIER, AREA, MIDPOINT, Quantity("accuracy", of=halfway("accuracy")), Quantity("CPU s", 1))
 
 

@@ -26,7 +26,7 @@ from regauge_papers.populations import Population, networks
 from regauge_papers.table import Quantity, Record, Row, Table
 
 BATCH = 1000
-"""Images in one evaluation."""
+"""The number of images that are evaluated at a time."""
 QUANTITIES = (Quantity("accuracy", 4), Quantity("loss"), Quantity("CPU s", 1))
 METHODS: dict[str, Method | None] = {
     "mean as trained": None,

@@ -193,7 +193,7 @@ class Comparison:
 
 
 COMPARED = "Weight Matching"
-"""The row that others are compared with, pair by pair."""
+"""The row with which all other rows are compared, pair by pair."""
 
 
 def compare(

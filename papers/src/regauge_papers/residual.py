@@ -31,7 +31,7 @@ from regauge_papers.table import AREA, BARRIER, Quantity, Record, Row, Table
 from regauge_papers.ways import PUBLISHED_ACTIVATIONS, TEMPERED, TEMPERED_NOTE, permutations_only
 
 REFINING, REFINING_BATCH = 10_000, 256
-"""Training images for the refinement of a mixed matching, and how many a step sees."""
+"""The number of training images for refining a mixed matching, and the number of images in each step."""
 
 
 @dataclass(frozen=True)

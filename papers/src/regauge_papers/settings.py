@@ -10,7 +10,7 @@ from typing import Any
 from regauge.checkpoints.writing import save_text
 
 BESIDE = ".settings"
-"""Suffix of the file with all settings, defaults included."""
+"""The suffix of the file that lists all settings, including settings with default values."""
 
 
 def place_of(folder: Path, settings: object, suffix: str = "") -> Path:

@@ -32,10 +32,11 @@ from regauge_papers.ways import (
 )
 
 RECOVERED = 1e-3
-"""A copy is recovered when no parameter is further from the original than this share of the largest one."""
+"""A copy counts as recovered if no parameter differs from the original by more than this share of the largest
+parameter."""
 FITTING = DescentConfig(steps=1000, batch=None, optimizer=Adam(5e-4))
 STACK = 20
-"""Networks that are fitted in one stacked call, and kept in one file."""
+"""The number of networks that are fitted together in one stack, and stored in one file."""
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ LABELS: Mapping[str, tuple[str, str]] = {
     "signed": ("inside", "outside"),
     "occupancy": ("outside", "inside"),
 }
-"""Meanings of the labels zero and one."""
+"""For each signal, the meanings of the labels zero and one."""
 SIDE, WORDS, HISTOGRAM, GAP = 1.5, 0.2, 0.36, 0.16
-"""Inches: of a picture, of the line with its loss, of its histogram, and between rows."""
+"""Sizes in inches: the side of a picture, the heights of its line of text and of its histogram, and the gap between
+rows."""
 MARGIN, HEAD, FOOT = 1.45, 0.3, 0.08
-"""Inches: for the labels of rows, for those of columns, and below all."""
+"""Sizes in inches: the space for row labels, for column labels, and below all rows."""
 
 
 def strips_figure(strips: Sequence[Strip]) -> Figure:

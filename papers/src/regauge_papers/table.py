@@ -14,11 +14,12 @@ from regauge.report.pictures import Chart, Images, Panel, Picture, Series, Style
 Record = dict[str, Any]
 """The result of one step, ready for JSON."""
 Line = Sequence[Mapping[str, float]]
-"""Metrics along a line, "t" among them."""
+"""The metrics at each point of a line, including "t"."""
 Values = Sequence[Sequence[float]]
-"""For each seed, one number per pair of networks."""
+"""One number for each pair of networks, for each seed."""
 FEWEST = 3
-"""Fewest numbers of which a standard error is given; of fewer ones all are printed."""
+"""The smallest number of values for which a standard error is printed. If there are fewer values, all of them are
+printed."""
 
 
 def loss_series(label: str, line: Sequence[Mapping[str, float]], style: Style) -> Series:

@@ -21,7 +21,7 @@ from regauge.core.given import as_pair
 from regauge.core.task import cross_entropy
 
 LIMIT = 6.0
-"""Largest absolute logarithm of a temperature."""
+"""The largest absolute value of the logarithm of a temperature."""
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,12 @@ FAMILIES: Mapping[Family, str] = {
     "llama": "Llama style language models",
 }
 PARTS: Mapping[Restrict, str] = {permutations_only: "permutations", without_matrices: "discrete", whole: "all"}
-"""Parts of the symmetry by the names that chance is drawn by."""
+"""The name of each part of the symmetry. Random seeds are derived from these names."""
 BATCH, REPAIR_BATCHES = 250, 4
-"""Examples in one evaluation, and batches for repair, among those that methods read."""
+"""The number of examples that are evaluated at a time, and the number of batches for repair, among the batches that
+methods read."""
 DESCENT_LR = 0.02
-"""Learning rate of the descent on rotations."""
+"""The learning rate of the descent on rotations."""
 PAPER: Mapping[Family, Mapping[str, str]] = {
     "vit-cifar10": {
         "as trained": "1.69",
@@ -54,7 +55,7 @@ PAPER: Mapping[Family, Mapping[str, str]] = {
         "then continuous descent": "0.02",
     },
 }
-"""Barriers of Theus et al. on CIFAR-10 and Tiny Shakespeare, by row."""
+"""The barriers of Theus et al. on CIFAR-10 and Tiny Shakespeare, by row."""
 QUANTITIES = (
     BARRIER,
     AREA,

@@ -16,7 +16,7 @@ from regauge.core.symmetry import Symmetry
 from regauge_papers.tempered import TemperedJudge
 
 Restrict = Callable[[Symmetry], Symmetry]
-"""From a symmetry to a part of it."""
+"""A function that returns a part of a symmetry."""
 
 
 def whole(symmetry: Symmetry) -> Symmetry:
@@ -43,9 +43,9 @@ def permutations_only(symmetry: Symmetry) -> Symmetry:
 
 
 PUBLISHED_WEIGHTS = rg.WeightMatching(start="identity", scales="keep")
-"""Weight matching as in Git Re-Basin, section 3.2, but that groups are visited in a fixed order."""
+"""Weight matching as in Git Re-Basin, section 3.2, except that groups are visited in a fixed order."""
 PUBLISHED_ACTIVATIONS = rg.ActivationMatching(statistic="product", scales="keep")
-"""Activation matching as in Git Re-Basin, section 3.1: products that are not centered."""
+"""Activation matching as in Git Re-Basin, section 3.1, with products of activations that are not centered."""
 
 
 TEMPERED = "Naive, temperature fitted"

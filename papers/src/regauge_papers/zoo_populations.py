@@ -15,7 +15,7 @@ from regauge.zoo.jobs.driver import missing_jobs, perform
 from regauge_papers.experiment import Run, make_once
 
 SHARES = {"train": 0.7, "validation": 0.1, "test": 0.2}
-"""Parts of the runs in every split."""
+"""The share of the runs in each part of a split."""
 
 
 def train_population(name: str, config: PopulationConfig, run: Run) -> Store:

@@ -36,7 +36,8 @@ CONVERGED = 1.01
 AGREE, SHARE = 1.05, 0.95
 """The criterion for agreement of chains: a limit on R-hat, and the share of entries within this limit."""
 GRID = -30
-"""The spacing to which entries are rounded before ranking: this power of two, times the largest entry of the tensor."""
+"""The exponent of the grid to which entries are rounded before ranking. The spacing is about 2^GRID times the largest
+entry of the tensor, rounded up to a power of two."""
 ZERO = 1e-12
 """A threshold relative to the largest entry of all tensors. A tensor with only smaller entries is treated as rounded
 zeros."""
@@ -271,7 +272,7 @@ def _round(values: Floats, largest: float) -> Floats:
 
     Without this rounding, ranks would depend on the last bits, because entries that are equal up to rounding have no
     stable order. R-hat also ranks the distances of draws from their median. If the number of draws is even, two draws
-    have the same distance from this median.
+    have the same distance from this median. Ranks are reproducible only if these two distances are exactly equal.
     """
     size = float(np.abs(values).max(initial=0.0))
     if size <= ZERO * largest:

@@ -27,7 +27,7 @@ from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_ba
 from regauge.core.symmetry import Symmetry
 
 TIE, COARSEST = 64, 1e-3
-"""The difference, in roundings or (in coarse dtypes) as a share, below which entries count as equal."""
+"""Entries count as equal if their relative difference is at most `TIE` machine epsilons, and at most `COARSEST`."""
 SINGULAR = 1e-10
 """The share of the largest eigenvalue below which differences of eigenvalues of a Gram matrix count as zero."""
 ROUNDING = 1e-14
@@ -155,7 +155,7 @@ class _Work:
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
 
     def values(self, place: GroupSite) -> Float[Tensor, "*lead size values"]:
-        """Return the entries that each unit owns at a place.
+        """Return, for each unit, the entries of one parameter that the group moves together with this unit.
 
         The leading axes are the model axes, followed by the bases of the group.
         """
@@ -184,8 +184,8 @@ class _Work:
     def balance(self, step: LinearStep) -> Value:
         """Compute the matrix `A = sqrt(D) U' R^-T`, which makes both Gram matrices equal to D, where `R S' = U D W'`.
 
-        If only one of both Gram matrices is known, it becomes the identity. Copies without full rank are balanced only
-        in as many coordinates as their rank.
+        If only one of both Gram matrices is known, it becomes the identity. A group may act on several copies of its
+        units. Copies without full rank are balanced only in as many coordinates as their rank.
         """
         roots = [self._root(places) for places in (step.forward, step.inverse) if places]
         is_good = torch.stack([is_regular(root) for root in roots]).all(0)
@@ -356,8 +356,8 @@ def _names_read(step: Step) -> frozenset[str]:
 def _moved_by(
     step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
-    """Return the part of a symmetry that a step needs: the tensors that it changes, its group, and the groups around
-    this group.
+    """Return the part of a symmetry that a step needs: the tensors that the step changes, its group, and the groups
+    within which this group is repeated.
     """
 
     def is_moved(place: Placement) -> bool:

@@ -30,8 +30,8 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
     be the projection onto the columns of X1, and let `Y1 = Q Y`. X1 and Y1 have the same product as X and Y, and each
     of them has the rank of the product. All such pairs with the same product form one orbit, which contains a network
     of smallest norm. The orbit of the given pair X and Y comes arbitrarily close to the orbit of the result, although
-    no element maps one to the other. In a chain of groups, the result is Kalman's minimal realization: the part that is
-    both reached and read.
+    no element maps one to the other. In a chain of groups, the result is Kalman's minimal realization: the part that
+    the inputs reach and the outputs read.
 
     Args:
         params: A network or a population.
@@ -42,8 +42,8 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
         are new tensors in float64.
 
     References:
-        Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for the part that is reached and
-        read.
+        Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for the part that inputs reach
+        and outputs read.
     """
     groups = [symmetry[name] for name in balanced_matrices(symmetry)]
     names = sorted({name for names in balanced_matrices(symmetry).values() for name in names})

@@ -54,7 +54,7 @@ class RotationStep:
     descending order.
 
     If an earlier step has made the Gram matrix the identity, it does not distinguish coordinates. Entries are then
-    first multiplied by fixed weights; `weighed` contains the sites and axes for this.
+    first multiplied by fixed weights along other axes, which `weighed` lists for each tensor of `places`.
     """
 
     group: str
@@ -229,8 +229,8 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[GroupSite | int, ...], ...]:
-        """Return, for each tensor on which only this group is not fixed, its axes without a group and with fixed
-        rotations.
+        """Return, for each tensor in which only this group is not fixed yet, the axes for `RotationStep.weighed`: axes
+        on which no group acts, and axes whose rotations are already fixed.
         """
         result = []
         for place in filter(self._is_bare, self.places[group]):

@@ -15,7 +15,7 @@ from regauge.checkpoints.outputs.provenance import Input, Provenance
 from regauge.cli.output import STDERR
 
 WITHOUT_EFFECT = ("output", "memory", "resume", "overwrite", "dry_run", "retrace", "json", "shared")
-"""Options that leave the values of the output alone."""
+"""Options that do not change the values in the output."""
 
 
 def output_of(

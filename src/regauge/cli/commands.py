@@ -17,7 +17,7 @@ HELP, ALL = ("-h", "--help"), "--help-all"
 CONFIG = (conf.DisallowNone, conf.FlagCreatePairsOff, conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
 """How options are built from classes, for parsing and for help."""
 INSTEAD = (("--steps", "--epochs", "--seconds"), ("--input-shape", "--data"))
-"""Options that say how long something is trained, or what a model is run on; commands have some of each."""
+"""Options with the same purpose. If a command lacks an option, the error names the others of its group."""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 """An argument in a message of the library, in backticks."""
 NAMES = {"out": "output"}
@@ -35,8 +35,8 @@ def as_options(text: str) -> str:
 
 
 GROUP = "regauge.commands"
-"""Entry points by which other distributions add commands: each names an options class, and the command runs in the
-module of its name in the package of that class."""
+"""The entry points by which other distributions add commands. Each names an options class; the module with the name of
+the command, in the package of this class, runs the command."""
 ELSEWHERE = {"reproduce": "regauge-papers"}
 """The commands that other distributions of the project add."""
 

@@ -63,7 +63,7 @@ def _require_ending(options: Any) -> None:
 
 
 def _require_output(options: Any) -> None:
-    """Only files are checked, because a folder may contain the files of an interrupted run."""
+    """Raise an error if the output is an existing file. A folder may contain the files of an interrupted run."""
     path, is_free = getattr(options, "output", None), any(getattr(options, n, True) for n in ("overwrite", "dry_run"))
     if path is not None and not is_free and not getattr(options, "resume", False) and Path(path).is_file():
         raise FileExistsError(f"the output {str(path)!r} exists already; choose another name, or give --overwrite")

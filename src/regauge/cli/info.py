@@ -13,7 +13,7 @@ from regauge.cli.output import tell, tell_table
 from regauge.core.escaping import escape
 
 DEEPEST = 20
-"""Ancestors behind so many others are indented like these."""
+"""The largest depth of indentation. Ancestors at larger depths have the same indentation."""
 
 
 def run(options: Info) -> None:

@@ -30,8 +30,8 @@ def read_job(
     """Open checkpoints and find their symmetry; raise an error if the output cannot be written.
 
     If the tokens of the checkpoints differ, the result also says which rows come from which checkpoint. Networks that
-    are streamed stay on the disk. Later imports and traces count as memory. The output has the names, dtypes and files
-    of the checkpoint with the number `source`. The provenance names the file of an `element`.
+    are streamed stay on the disk. The memory limit includes later imports and traces. The output has the names, dtypes
+    and files of the checkpoint with the number `source`. The provenance names the file of an `element`.
     """
     limit = MemoryLimit(MemoryLimit.of(options.memory or None).nbytes, base=resident())
     out = output_of(options, element=element)

@@ -52,6 +52,7 @@ class FlatLine:
     Unlike an aligned network, it does not compute the same function as before training.
 
     Attributes:
+        params: The second network after training.
         before: The curve from the first network to the second network before training.
         after: The curve from the first network to `params`.
         moved: The Euclidean distance between the second network before training and `params`.

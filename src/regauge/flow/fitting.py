@@ -67,12 +67,12 @@ def fit(
     The weights with the best validation are kept. By default, networks are aligned before the flow is fitted. The flow
     begins at the normal distribution with the mean and covariances of the aligned networks. The net learns the
     difference between the population and this normal distribution. After the training, the output of the net is
-    multiplied by the share, from 0 to 1, with the best validation. The share is 0 unless the flow is better than the
-    normal distribution by more than one standard error, on held-out networks or, with a task, on sampled networks.
-    Therefore, on the networks of this comparison, a flow is not worse than the normal distribution. Before the
-    training, a warning is issued if sampled networks are not expected to solve the task. With a task, the warning
-    depends on the performance of networks sampled from the normal distribution. Without a task, it depends on the
-    distance of aligned networks to their mean.
+    multiplied by a factor from 0 to 1 (the share), which is chosen by validation. The share is 0 unless the flow is
+    better than the normal distribution by more than one standard error, on held-out networks or, with a task, on
+    sampled networks. Therefore, on the networks of this comparison, a flow is not worse than the normal distribution.
+    Before the training, a warning is issued if sampled networks are not expected to solve the task. With a task, the
+    warning depends on the performance of networks sampled from the normal distribution. Without a task, it depends on
+    the distance of aligned networks to their mean.
 
     Args:
         population: Parameters with a leading model axis, or a store, or a list of these with one architecture. The
@@ -125,7 +125,8 @@ class FlowFitting(Fitting[Flow]):
         points: The training and validation networks, as points of the space.
         labels: The class index of each network, if there are classes.
         reference: The network to which points are aligned, if points are aligned.
-        known: A hash of the initial networks to which the prior is matched, if given, and whether there is a task.
+        known: Further facts on which the training depends: a hash of the initial networks to which the prior is
+            matched, if given, and whether there is a task.
         task: The task that evaluates sampled networks, if a task was given.
         outlook: Measures that predict whether sampled networks solve the task.
     """

@@ -12,8 +12,8 @@ MANY, RARE = 0.2, 0.02
 """Thresholds for copies: the largest share of networks near training networks, and the largest probability that chance
 causes this share."""
 WORKING, HALF = 0.9, 0.5
-"""Generated networks count as working above the first share of the held-out networks' performance, and as working less
-well above the second."""
+"""Two shares of the held-out networks' performance. Generated networks count as working if they reach the first share,
+and as working less well if they reach only the second."""
 Bins = tuple[tuple[float, float, float], ...]
 """Confidence, accuracy and share of the predictions, for each bin."""
 

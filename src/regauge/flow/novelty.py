@@ -14,7 +14,8 @@ from regauge.flow.manifold import Points
 from regauge.flow.space import Space
 
 AT_ONCE, FEW = 64, 8
-"""The number of points compared at a time, and the number of nearest networks in the common gauge that are aligned."""
+"""The number of points compared at a time, and the number of nearest networks, after alignment to one mean, to which
+each network is aligned."""
 PAIRS = 512
 """The approximate number of pairs over which a mean distance is computed, if there are more pairs."""
 NEAR, NEARER, TAIL = 0.8, 0.5, 0.05

@@ -56,11 +56,11 @@ def gauge(
     | --- | --- | --- |
     | `BestGauge` | what the best of several methods moves, or nothing | nothing else |
     | `Equalize` | every family of positive scales, until ranges agree | nothing else |
-    | `Hadamard`, `RandomRotation` | every orthogonal and linear group | a task, to see behind gains |
-    | `LearnedRotation` | the same, by descent on the error of rounding | a task, to see behind gains |
-    | `LearnedRotation(by="function")` | scales, too, by descent on what rounding does to the outputs | a task |
+    | `Hadamard`, `RandomRotation` | every orthogonal and linear group | a task, if gains prevent rotations |
+    | `LearnedRotation` | the same, by descent on the error of rounding | a task, if gains prevent rotations |
+    | `LearnedRotation(by="function")` | also scales, by descent on the change of the outputs by rounding | a task |
     | `Smooth` | scales between activations and the weights that read them | a task |
-    | `Chain` | several methods, one after the other | what these need |
+    | `Chain` | what several methods move, one after the other | what these methods need |
 
     The default methods start at the network without translations (its representative). A method that you pass starts at
     the given network. This also holds for the methods in `BestGauge(methods=(...,))`.

@@ -39,7 +39,7 @@ COMPANIONS = (
 )
 """Additional inputs that models may read, and that some models require."""
 KINDS = "mm_token_type_ids"
-"""The name of the input that tells the medium (text, image or sound) of each token."""
+"""The name of the input that states the medium (text, image or sound) of each token."""
 STEPS = {"states": "state_dim", "actions": "act_dim", "rewards": "reward_dim", "returns_to_go": "return_dim"}
 """Inputs of a decision transformer at each step, with the settings that give their widths (1 without a setting)."""
 VISUAL = {"visual_feats": "visual_feat_dim", "visual_pos": "visual_pos_dim"}

@@ -97,7 +97,7 @@ def read_symmetry(path: str | Path) -> Symmetry:
     """Read the symmetry that `regauge discover -o` wrote to a file.
 
     Raises:
-        ValueError: The file contains no network, or does not contain a symmetry.
+        ValueError: The file does not exist, or does not contain a symmetry.
     """
     path = Path(path)
     if not path.is_file():

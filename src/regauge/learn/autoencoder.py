@@ -34,8 +34,9 @@ DECODED_AT_ONCE = 256
 class Autoencoder:
     """A trained encoder and decoder for networks of one architecture.
 
-        auto = load_autoencoder("auto.safetensors") latents = auto.encode(population) # [models, latent], the same for
-        all networks of an orbit auto.decode(latents) # canonical networks, which compute what the population computes
+        auto = load_autoencoder("auto.safetensors")
+        latents = auto.encode(population)      # [models, latent], the same for all networks of an orbit
+        auto.decode(latents)                   # canonical networks with nearly the same functions
 
     Latent vectors are computed in double precision. All networks of an orbit therefore have equal vectors, up to the
     rounding of their weights. The latent vectors have the precision of the networks, but at least single precision.

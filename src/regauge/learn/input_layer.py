@@ -30,10 +30,10 @@ class InputLayer:
 
     @classmethod
     def find(cls, symmetry: Symmetry, module: nn.Module) -> "InputLayer":
-        """Return the first layer: the only matrix whose input axis is fixed and whose output axis has units.
+        """Return the first layer: the only matrix with a group on its output axis and no group on its input axis.
 
-        The symmetry states which axes are fixed and which have units. The layer is tested in float64: transforming the
-        inputs of a random network must give the same outputs as transforming its first layer.
+        The layer is tested in float64: transforming the inputs of a random network must give the same outputs as
+        transforming its first layer.
 
         Raises:
             ValueError: There is no such layer, or more than one. Also raised if the network also uses its inputs in

@@ -17,7 +17,7 @@ from regauge.core.typed_json import require_fields
 from regauge.learn.learn_configs import Kind
 
 FEW = 5
-"""The average number of occurrences of an integer, at least, for integers to count as class labels."""
+"""Integers count as class labels if they occur at least this number of times on average."""
 MOST_CLASSES = 1000
 """The largest number of classes that is detected automatically."""
 FURTHEST = 1e-4

@@ -56,7 +56,7 @@ class Blend:
 
     @property
     def given(self) -> tuple[Number, ...]:
-        """Return the weights that the caller gave, or one for each network by default."""
+        """Return the weights that the caller gave. By default, every weight is one."""
         return (1.0,) * len(self.networks) if self.weights is None else self.weights
 
     @property

@@ -185,8 +185,9 @@ def transport(
 
     References:
         Ainsworth et al. (2023), Git Re-Basin, section 3, for the element; Ilharco et al. (2023), Editing models with
-        task arithmetic, for changes that are added; Theseus (arXiv 2602.12952), for changes carried by what they do to
-        activations. There the maps are orthogonal; here they are ridge maps with offsets, which kept more on digits.
+        task arithmetic, for changes that are added; Theseus (arXiv 2602.12952), for the transfer of changes by maps
+        between activations. The maps of Theseus are orthogonal. The maps here come from ridge regression and have
+        offsets, which preserved more of the change on digits.
     """
     if steps < 0 or (steps and task is None and inputs is None):
         raise ValueError(

@@ -36,8 +36,8 @@ class Removal:
         why: The reason: no layer reads the unit, it is zero or another constant for all inputs, or it duplicates
             another unit.
         of: The other unit, if this unit is a duplicate.
-        factors: For each site that reads a duplicate, a factor. The weights of the duplicate are multiplied by this
-            factor, and added to the other unit's weights.
+        factors: A factor for each parameter axis that reads a duplicate. The weights that read the duplicate are
+            multiplied by this factor, and added to the weights that read the other unit.
         values: The constants that the layers receive from a constant unit.
     """
 
@@ -126,8 +126,8 @@ def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list
         left: The indices of the compared units, copy by copy.
 
     Returns:
-        The unit, the earlier unit that it duplicates, and a factor for each site that reads both. The unit's weights
-        are multiplied by this factor and added to the earlier unit's weights.
+        The unit, the earlier unit that it duplicates, and a factor for each parameter axis that reads both. The weights
+        that read the unit are multiplied by this factor, and added to the weights that read the earlier unit.
     """
     places = [
         (site, network.unit_entries(name, site, network.params))

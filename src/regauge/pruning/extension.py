@@ -124,7 +124,7 @@ def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
 
 
 def _by_owner(owners: Tensor, places: Tensor, units: range) -> Tensor:
-    """Return the indices that each unit owns; raise a ValueError if their numbers differ between units."""
+    """Return the indices that belong to each unit; raise a ValueError if their numbers differ between units."""
     is_own = (owners >= units.start) & (owners < units.stop)
     order = owners[is_own].argsort(stable=True)
     counts = torch.bincount(owners[is_own] - units.start, minlength=len(units))

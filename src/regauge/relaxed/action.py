@@ -28,7 +28,9 @@ from regauge.core.groups import axes_of
 from regauge.core.symmetry import Symmetry
 
 Key = tuple[str, Character]
-"""A group, and the character of its signs at a place: those of the groups that contain it, in order, then its own.
+"""The name of a group, and its character: the exponents (0 or 1) of the signs that multiply some entries.
+
+The exponents for the groups that contain the group come first, in order, then those for the group itself.
 
 The character of a linear group is (1,) if the inverse transpose acts, and otherwise (0,).
 """
@@ -74,7 +76,7 @@ class RelaxedAction:
         Batch axes of matrices and tensors broadcast.
 
         Raises:
-            KeyError: A group has matrices, but none for some product of signs (character) that occurs.
+            KeyError: A group has matrices, but none for some exponents of signs that occur (see `Key`).
             ValueError: A matrix does not have the size of its group.
         """
         blocks = {key: self._blocks(key, matrices) for key in self.keys}

@@ -60,7 +60,7 @@ class Clock:
         return self.limit is not None and self.seconds >= self.limit
 
     def pace(self, step: int, steps: int) -> int:
-        """Return the position in the schedule, from 0 to `steps - 1`: that of the steps or, if further, of the time."""
+        """Return the position in the schedule, from 0 to `steps - 1`: by steps or by time, whichever is further."""
         if self.limit is None:
             return step
         return min(steps - 1, max(step, int(steps * self.seconds / self.limit) if self.limit else steps))

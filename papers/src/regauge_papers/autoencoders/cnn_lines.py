@@ -27,7 +27,7 @@ WAYS = (
     Way("Git Re-Basin, permutations", PUBLISHED_WEIGHTS, permutations_only),
     Way("weight matching, the whole symmetry", rg.WeightMatching()),
 )
-"""How the second network of a pair is aligned without an autoencoder."""
+"""The methods that align the second network of a pair without an autoencoder."""
 QUANTITIES = (
     replace(BARRIER, digits=4),
     Quantity("of naive"),
@@ -38,7 +38,7 @@ QUANTITIES = (
 )
 KINDS = ("copies", "the best", "any two")
 DRAWN = 4
-"""Pairs whose own lines are drawn."""
+"""The number of pairs of each kind whose lines are plotted separately."""
 
 
 @dataclass(frozen=True)

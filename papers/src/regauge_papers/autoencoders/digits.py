@@ -29,7 +29,7 @@ QUANTITIES = (
     Quantity("CPU s", 0),
 )
 SAMPLE = 512
-"""Networks by which errors of training and orbits are measured."""
+"""The number of networks on which training errors and distances within orbits are measured."""
 SIDE = 28
 
 

@@ -41,11 +41,11 @@ QUANTITIES = (
     Quantity("of naive, clean", 3),
 )
 KEPT = ("naive", "generalized Git Re-Basin", "weight matching, the whole symmetry")
-"""Ways of `digit_orbits` beside which autoencoders stand."""
+"""The methods of `digit_orbits` with which autoencoders are compared."""
 MAPPED = 500
-"""Test networks of the map of latent vectors."""
+"""The number of test networks in the map of latent vectors."""
 PATH = 7
-"""Pictures along a path."""
+"""The number of pictures along a path."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ COSTS: dict[GaussianCost, str] = {
     "kl": "KL divergence",
     "wasserstein": "Wasserstein distance",
 }
-"""Of the matching in figure A13."""
+"""The costs by which units are matched in figure A13, each with its description in the table."""
 MEAN, STDS = 1.0, (0.2, 0.8)
-"""Mean of both parameters, so that the means say nothing, and their standard deviations."""
+"""The mean of both parameters, which is equal and therefore cannot determine the matching, and their standard
+deviations."""
 TIMES = (
     Quantity("points, CPU s", of=lambda record: float(record["points"])),
     Quantity("posteriors, CPU s", of=lambda record: float(record["posteriors"])),

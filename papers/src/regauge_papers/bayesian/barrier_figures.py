@@ -18,9 +18,10 @@ Norm = Literal["filter", "layer"]
 NORMS: tuple[Norm, ...] = ("filter", "layer")
 
 PAPER_LR = 1e-6
-"""Learning rate of table 1, for the evidence lower bound summed over the training images."""
+"""The learning rate in table 1, for the evidence lower bound summed over the training images."""
 FOR_DIGITS = Augmentation(shift=1, mirrors=False)
-"""Changes of images of 8 x 8 pixels, whose class a mirror would change."""
+"""Random changes of images of 8 x 8 pixels. Images are not mirrored, because mirroring would change the class of a
+digit."""
 WIDTHS = "units of a layer, or multiplier of channels"
 
 

@@ -21,9 +21,10 @@ from regauge_papers.experiment import Run, Scale
 from regauge_papers.table import Quantity, Record, Row, Table
 
 REPAIR = 5000
-"""Training images whose statistics repair restores."""
+"""The number of training images on which repair measures statistics."""
 SPREADS = (0.0, 0.1, 0.3, 1.0)
-"""Factors of the members' standard deviations; 0 is the mean network."""
+"""The factors by which the members' standard deviations are multiplied. With factor 0, the merged Gaussian is the mean
+network."""
 QUANTITIES = tuple(Quantity(name) for name in ("loss", "accuracy", "calibration error", "entropy"))
 
 

@@ -25,7 +25,7 @@ from regauge_papers.experiment import Name, Run
 from regauge_papers.populations import DataName, images, name_training
 
 Kind = Literal["mlp", "filter", "layer"]
-"""Fully connected, or residual with filter response or layer normalization."""
+"""The kind of network: an MLP, or a residual network with filter response normalization or layer normalization."""
 
 
 @dataclass(frozen=True, repr=False)

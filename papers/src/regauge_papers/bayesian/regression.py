@@ -26,9 +26,9 @@ from regauge_papers.experiment import Run, Scale
 from regauge_papers.table import Quantity, Row, Table
 
 NOISE = 0.3
-"""Standard deviation of the targets around the curve: about that of the Snelson set."""
+"""The standard deviation of the targets around the curve, which is about that of the Snelson set."""
 LIMITS = (-3.5, 3.0)
-"""Values that the pictures show."""
+"""The range of function values in the pictures."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from regauge.weightspace.layers.reading import Pools
 from regauge_papers.chains.config import ChainConfig
 
 BIAS = 1e-4
-"""Biases begin uniform between minus and plus this."""
+"""The bound of initial biases, which are uniformly random between minus and plus this number."""
 
 
 class Map(nn.Module):

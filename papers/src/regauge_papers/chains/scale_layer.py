@@ -10,9 +10,9 @@ from regauge_papers.chains.scale_config import ChainScaleConfig
 from regauge_papers.chains.scale_maps import Kind, Message, Product, Rest, Signal, WeightUpdate
 
 States = Mapping[int, Tensor]
-"""For places of the chain, `[models or 1, units, width]`."""
+"""The states of the units in each layer of units, by the number of the layer, `[models or 1, units, width]`."""
 Weights = Mapping[int, Signal]
-"""For weights of the chain, the number of the place before each."""
+"""The features of each weight, by the number of the layer of units before the weight."""
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from regauge_papers.chains.maps import plain
 from regauge_papers.chains.scale_config import Ends
 
 Kind = Literal["first", "hidden", "last"]
-"""Of a place of the chain: the inputs, units that are permuted, the outputs."""
+"""The kind of a layer of units: the inputs, hidden units (which are permuted), or the outputs."""
 Rest = Literal["symmetrized", "absolute", "normalized"]
 SMALL = 1e-10
-"""Added to norms that are divided by."""
+"""A constant that is added to norms before a division, to avoid division by zero."""
 
 
 @dataclass(frozen=True)

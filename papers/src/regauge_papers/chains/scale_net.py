@@ -23,7 +23,8 @@ from regauge_papers.chains.scale_maps import (
 )
 
 ENTRIES = 2**21
-"""Largest array, in numbers: networks are read in groups, since allocators return larger arrays to the system."""
+"""The largest number of entries of an array. Networks are read in small groups, because allocators return the memory of
+larger arrays to the system."""
 
 
 class ChainScaleGMN(nn.Module):

@@ -27,9 +27,9 @@ QUANTITIES = (
     Quantity("accuracy halfway", 4),
 )
 AT_ONCE = 512
-"""Pairs that are evaluated at a time."""
+"""The number of pairs that are evaluated at a time."""
 SHOWN = 101
-"""Points of the curves."""
+"""The number of points of each curve."""
 KEEP = WeightMatching(scales="keep")
 
 

@@ -37,11 +37,11 @@ QUANTITIES = (
     Quantity("spread", 3),
 )
 FOLDS = 3
-"""Parts of the cases, each of which is left out once."""
+"""The number of parts of the training cases. Each part is left out once."""
 DROPOUTS = (0.0, 0.1, 0.2, 0.4)
-"""Shares of the inputs' values that are set to zero while guiding."""
+"""The shares of input values that are set to zero during guidance."""
 STRENGTHS = (10.0, 30.0, 60.0)
-"""Strengths of guidance: the sum of the learning rates of all steps."""
+"""The strengths of guidance. A strength is the sum of the learning rates of all steps."""
 UNGUIDED, HELD_OUT, MEANS = "no guidance", "held-out networks", "means of 16"
 
 

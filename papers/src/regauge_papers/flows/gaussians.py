@@ -31,7 +31,7 @@ QUANTITIES = (
     Quantity("correlation with the start"),
 )
 EPSILON = 0.05
-"""The deviation of the noise in each late step, which figure 7.1 has beside none."""
+"""The standard deviation of the noise in each late step. Figure 7.1 shows this noise level and zero noise."""
 BINS = 24
 
 

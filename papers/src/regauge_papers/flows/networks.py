@@ -25,10 +25,10 @@ from regauge_papers.zoo_populations import train_population
 
 BATCH = 500
 IMAGES = 2000
-"""Test images by which convolutional networks are judged, which take longer than others."""
+"""The number of test images on which convolutional networks are evaluated, because they are slower than MLPs."""
 
 Examples = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Inputs and classes for training, and those for testing."""
+"""The inputs and classes for training, followed by the inputs and classes for testing."""
 
 
 def _cancer() -> Examples:
@@ -47,7 +47,7 @@ DATA: dict[str, Callable[[], Examples]] = {
     "mnist-16": lambda: _images(mnist().shrunk(16).normalized(0.1307, 0.3081)),
     "fashion-mnist": lambda: _images(fashion_mnist().normalized(0.2860, 0.3530)),
 }
-"""Inputs and classes for training and for testing, as the networks read them."""
+"""For each data set, a function that returns its examples in the form that the networks read."""
 
 
 @dataclass(frozen=True, eq=False)

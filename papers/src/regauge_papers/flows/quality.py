@@ -34,7 +34,7 @@ QUANTITIES = (
     Quantity("CPU s", 0),
 )
 SIZES = (1, 3, 10, 30, 100)
-"""Networks whose probabilities are averaged."""
+"""The numbers of networks in an ensemble, whose class probabilities are averaged."""
 
 
 def measure(study: Study, run: Run) -> Table:

@@ -49,11 +49,11 @@ SHOWN = {
     "normal, all covariances": (0,),
     "means of 2": (0,),
 }
-"""What the picture shows of each class, and which networks."""
+"""The kinds of networks that the picture shows for each class, with the indices of the shown networks."""
 COMPONENTS = 100
-"""Number of principal components in which the flow is fitted."""
+"""The number of principal components in which the flow is fitted."""
 AT_ONCE = 512
-"""Images that are compared or classified at a time."""
+"""The number of images that are compared or classified at a time."""
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,19 @@ from regauge_papers.experiment import Scale
 from regauge_papers.flows.networks import fewer
 
 STEPS = (2, 5, 10, 20, 50, 100)
-"""Of Euler's method, in pictures."""
+"""The numbers of solver steps for which the pictures show the loss of sampled networks."""
 PULL = 10.0
-"""The strength with which the thesis' flows are guided."""
+"""The strength of guidance for the thesis' flows."""
 COMPONENTS = 200
-"""Of networks with many values."""
+"""The number of principal components for networks with many parameters."""
 MEDIUM = flow.Perceptron(384, 4)
-"""The net of a flow of these."""
+"""The net of a flow over these components."""
 PULLS = ((3.0, 0.0), (10.0, 0.0), (30.0, 0.4))
-"""Strengths of guidance and the dropout of inputs, for breast cancer; thirds of the training cases chose the last."""
+"""Strengths of guidance with the dropout of inputs, for breast cancer. The experiment on thirds of the training cases
+(`folds`) chose the last pair."""
 STRENGTHS = ((3.0, 0.0), (10.0, 0.0), (20.0, 0.0))
-"""Strengths and dropout for MNIST and CNNs; with the last, networks of MNIST disagree no more than trained ones."""
+"""Strengths of guidance with the dropout of inputs, for MNIST and CNNs. With the last pair, sampled MNIST networks
+disagree no more than trained networks."""
 KINDS: tuple[Kind, ...] = ("euclidean", "geometric")
 """The geometries of the thesis' flows."""
 TRANSPORT = flow.Coupling(assignment=True)
@@ -38,7 +40,8 @@ PAIRINGS = (
     (", aligned, optimal transport", True, TRANSPORT),
     (", each end aligned to its start", False, flow.Coupling(alignment=True)),
 )
-"""Of the thesis' flows: words, whether networks are aligned to their middle, and which start belongs to which end."""
+"""The variants of the thesis' flows: a description, whether networks are aligned to their mean, and the pairing of
+start points with endpoints."""
 
 
 @dataclass(frozen=True)

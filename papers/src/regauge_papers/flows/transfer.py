@@ -34,15 +34,15 @@ WIDTHS = (Quantity("accuracy", 4), Quantity("loss", 4))
 WEAK = 0.1
 """The strength of guidance in the thesis."""
 GUIDED: Mapping[str, tuple[str, str]] = {"euclidean": ("0.754", "0.764"), "geometric": ("0.730", "1.470")}
-"""Table 7.3: accuracy and loss there."""
+"""The accuracy and loss in table 7.3 of the thesis, by kind of flow."""
 WIDE: Mapping[str, tuple[str, str]] = {"euclidean": ("0.826", "0.830"), "geometric": ("0.890", "1.030")}
-"""Table 7.4, without guidance."""
+"""The accuracy and loss in table 7.4 of the thesis, without guidance, by kind of flow."""
 WIDE_GUIDED: Mapping[str, tuple[str, str]] = {"euclidean": ("0.842", "0.796"), "geometric": ("0.886", "1.031")}
 RATE = 1e-3
-"""Learning rate of Adam in figure 7.6."""
+"""The learning rate of Adam in figure 7.6."""
 
 Makers = Mapping[str, Callable[[], Params]]
-"""How the networks of each row are made."""
+"""For each row of a table, a function that makes its networks."""
 
 
 @dataclass(frozen=True)

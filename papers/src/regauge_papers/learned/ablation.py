@@ -26,10 +26,11 @@ OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
     "supervised and distance": {"line": 0.0},
     "all three": {},
 }
-"""The weights that are not those of `MatchingConfig`."""
+"""For each row, the loss weights that differ from the defaults of `MatchingConfig`."""
 PAPER = {"MNIST": ("0.007", "0.061", "0.005"), "CIFAR-10": ("0.070", "0.343", "0.078")}
 POPULATIONS = {"MNIST": ("mnist-mlps", mnist_mlps(), None), "CIFAR-10": ("cifar10-mlps", cifar10_mlps(), 96)}
-"""The name of the folder, the training, and the number of networks at the scale `cpu`."""
+"""For each data set: the name of the folder, the training, and the number of networks at the scale `cpu` (None: the
+default)."""
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,13 @@ from regauge_papers.table import Table
 from regauge_papers.ways import Way
 
 LINE = "Deep-Align"
-"""The row of a matcher without the loss of the distance, as the paper has it for signals."""
+"""The row of a matcher that is trained without the distance loss, as in the paper for networks of signals."""
 LOSSES: Mapping[str, Mapping[str, Any]] = {
     LINE: {"distance": 0.0},
     "Deep-Align by distance": {"line": 0.0},
     "Deep-Align by all losses": {},
 }
-"""The weights of losses that differ from those of classifiers, by the label of the row."""
+"""For each row, the loss weights that differ from those for classifiers."""
 PAPER = {LINE: "0.063", "Deep-Align by distance": "0.127", "Deep-Align by all losses": "0.087"}
 
 

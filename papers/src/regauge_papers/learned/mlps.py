@@ -9,11 +9,11 @@ from regauge_papers.experiment import Scale
 from regauge_papers.learned.study import Lessons, Population
 
 COUNTS, PAIRS = {"smoke": 24, "cpu": 640, "paper": 10_000}, {"smoke": 1, "cpu": 10, "paper": 100}
-"""Networks of a population, and the pairs that are kept of them."""
+"""By scale: the number of networks of a population, and the number of pairs that are reserved for the table."""
 EXAMPLES = {"smoke": 200, "cpu": 4096, "paper": 8192}
-"""Training examples that matchers and methods with data see."""
+"""By scale: the number of training examples for matchers and for methods with data."""
 SECONDS = 60.0
-"""CPU seconds in which a matcher is trained at the scale `cpu`."""
+"""The CPU seconds for training a matcher at the scale `cpu`."""
 REDUCED = (
     f"reduced at the scale cpu: at most {COUNTS['cpu']} networks of a kind and {SECONDS:.0f} CPU seconds for each "
     "matcher, its validations included; losses on 2,000 examples; the paper has 8,000 networks and 25,000 steps of "

@@ -76,17 +76,17 @@ REDUCED: Mapping[str, tuple[Population, str]] = {
         f"pooling less, 600 steps of 64 images, {TRAINING}; the paper does not say how its networks are trained",
     ),
 }
-"""Populations of the scale "cpu", and what is reduced, in words."""
+"""The populations at the scale "cpu", each with a description of what is reduced compared with the paper."""
 TINY_CNN = convolutional_architecture("CNN", [4, "pool", 4, "pool"], image=8, in_channels=1)
 TINY: Mapping[str, PopulationConfig] = {
     "learned-cifar10": replace(cifar10_mlps(12), architecture=mlp_architecture(64, 8, 8, 10), data="digits", epochs=1),
     "learned-cnn": short(TINY_CNN, 12, steps=5, data="digits"),
     "learned-vgg": short(TINY_CNN, 12, steps=5, data="digits"),
 }
-"""Populations of test runs."""
+"""The populations for test runs."""
 WHOLE = {"learned-cifar10": cifar10_mlps(), "learned-cnn": cifar10_cnns(), "learned-vgg": cifar10_vggs()}
 SECONDS = 60.0
-"""CPU seconds of a matcher's training at the scale "cpu"."""
+"""The CPU seconds for training a matcher at the scale "cpu"."""
 WHAT = {
     "learned-cifar10": "MLPs 3072-128-128-128-10 on CIFAR-10",
     "learned-cnn": "CNNs of table 4 on CIFAR-10",

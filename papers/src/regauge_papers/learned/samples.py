@@ -23,7 +23,7 @@ from regauge_papers.table import BARRIER, Row, Table, summarize
 LARGEST = "largest"
 """The label of the matcher that is on all curves."""
 DASHED = ("Weight Matching", "Mixed Matching")
-"""Rows without training that pictures show, too."""
+"""Rows without training that the pictures also show."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,8 @@ from regauge_papers.table import BARRIER, Quantity, Record, Row, Table, summariz
 from regauge_papers.ways import TEMPERED_NOTE, Way
 
 COSINE = Quantity("cosine")
-"""The cosine of both networks' parameters at balanced scales: the objective of weight matching, without units."""
+"""The cosine between both networks' parameters after scales are balanced. This is the objective of weight matching,
+divided by both norms."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,9 @@ def config(scale: Scale, *, kind: Kind) -> Study:
 
 
 STEPS = (3, 10, 30, 100)
-"""Numbers of steps of Sinkhorn after each start; the paper has up to 1,000."""
+"""The numbers of Sinkhorn steps after each initialization. The paper uses up to 1,000 steps."""
 BUDGET = 60.0
-"""CPU seconds of a matcher's training at the scale "cpu"."""
+"""The CPU seconds for training a matcher at the scale "cpu"."""
 KINDS = {
     "learned-start": Kind(
         "MLPs 784-128-128-128-10 on MNIST",

@@ -34,9 +34,10 @@ from regauge_papers.ways import TEMPERED, TEMPERED_NOTE, Way
 from regauge_papers.zoo_populations import train_population
 
 POINTS = 11
-"""Networks on each line, both ends included."""
+"""The number of networks on each line, including both endpoints."""
 BATCH = 512
-"""Examples of a batch: with a quarter of them Sinkhorn ends three times as high on MNIST, and matchers learn less."""
+"""The number of examples in a batch. With a quarter of this number, the final loss of Sinkhorn on MNIST is three times
+as high, and matchers learn less."""
 QUANTITIES = (BARRIER, AREA, SECONDS)
 """The columns of tables."""
 
@@ -235,7 +236,7 @@ def learned_ways(
 
 
 FROM_IDENTITY = Way("Sinkhorn", rg.Sinkhorn(loss="midpoint", init=None, confidence=0.02, lr=0.3, steps=100, kept=0))
-"""Sinkhorn that begins at the identity; the paper has 1,000 steps with a learning rate of 0.1."""
+"""Sinkhorn, initialized at the identity. The paper uses 1,000 steps with a learning rate of 0.1."""
 
 
 def _refined(init: Method, steps: int = 30) -> Method:

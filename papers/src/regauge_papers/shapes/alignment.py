@@ -21,7 +21,7 @@ from regauge_papers.ways import PUBLISHED_ACTIVATIONS, PUBLISHED_WEIGHTS, Way, p
 
 View = Callable[[Params, Params], tuple[Params, Params]]
 READ = 10_000
-"""Samples that methods and repair read."""
+"""The number of samples for methods that use data, and for repair."""
 QUANTITIES = (
     BARRIER,
     AREA,
@@ -124,7 +124,7 @@ VARIANTS = (
     ShapeWay("80% pruned, permutations", WEIGHTS, permutations_only, pruned=0.8),
     ShapeWay("80% pruned, whole group", WEIGHTS, pruned=0.8),
 )
-"""Section 3.3 of the paper."""
+"""The rows for section 3.3 of the paper: variants of its method that stretch or prune the networks before matching."""
 PICTURED = (
     "same start",
     "different starts",
@@ -132,11 +132,12 @@ PICTURED = (
     "weights, whole group",
     "activations, whole group",
 )
-"""Drawn as curves, shown as strips, and compared by their codes; all variants are drawn too."""
+"""The rows that are drawn as curves, shown as strips, and compared by their codes. The rows in `VARIANTS` are also
+drawn."""
 
 
 COMPARED = "weights, permutations"
-"""The row that others are compared with, shape by shape: the paper's method."""
+"""The row with which all other rows are compared, shape by shape. This row is the paper's method."""
 CLAIMS = {
     WAYS: "the paper: flat from the same start; two peaks (4th and 4th to last point) from different starts; one bell, "
     "sometimes higher, after weight matching by permutations; activation matching looks like different starts. It "

@@ -15,7 +15,7 @@ from regauge_papers.table import Quantity, Record, Row, Table
 from regauge_papers.ways import permutations_only
 
 MOST = 0.8
-"""The largest share that the paper finds acceptable."""
+"""The largest share of pruned parameters that the paper considers acceptable."""
 SHARES = (0.0, 0.5, 0.6, 0.7, MOST, 0.9, 0.95)
 QUANTITIES = (
     Quantity("loss"),

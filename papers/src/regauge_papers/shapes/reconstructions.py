@@ -13,7 +13,7 @@ from regauge_papers.shapes.study import Shape, Study, clouds, networks, study
 from regauge_papers.table import Quantity, Row, Table
 
 REPAIRED = "weights, whole group, repaired"
-"""Shown in addition."""
+"""The row that is shown in addition to `PICTURED`."""
 QUANTITIES = (
     Quantity("loss halfway"),
     Quantity("places with a surface", 0),

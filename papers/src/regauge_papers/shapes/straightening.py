@@ -12,14 +12,15 @@ from regauge_papers.shapes.study import WIDE, Study, networks, study
 from regauge_papers.table import Quantity, Record, Row, Table
 
 TRAIN = 50_000
-"""Samples that networks are trained on, at most."""
+"""The largest number of samples on which networks are trained."""
 Kind = Literal["direct", "hypernetwork", "residual hypernetwork"]
 STARTS = ("different starts", "weights, permutations", "weights, whole group", "activations, whole group")
 HYPER: tuple[tuple[Kind, str], ...] = (
     ("hypernetwork", "different starts"),
     ("residual hypernetwork", "weights, whole group"),
 )
-"""Ours adds its output to the network, and begins where alignment ends; the paper's does neither."""
+"""The two hypernetworks, each with the row from which it starts. The hypernetwork of the paper starts from unaligned
+networks. Ours adds its output to the network, and starts after alignment."""
 QUANTITIES = (
     Quantity("barrier before", 4),
     Quantity("barrier", 4),

@@ -21,12 +21,12 @@ from regauge.training import Adam
 from regauge_papers.experiment import Run, Scale
 
 CLOUD = 2048
-"""Points of a shape that a network sees."""
+"""The number of points of a shape to which a network is fitted."""
 WIDE = 256
-"""Networks wider than that are fitted with half the batch on a laptop, and judged on fewer samples."""
+"""On a laptop, wider networks than this are fitted with half the batch size, and evaluated on fewer samples."""
 SHAPES = ("spot", "stanford-bunny", "fandisk", "horse", "rocker-arm", "cow")
 BALL = "ball"
-"""A made-up shape, for test runs without data."""
+"""The name of a synthetic shape, for test runs without data."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from regauge_papers.weight_nets.known import Known
 
 Predict = Callable[[Params], NDArray[np.int64]]
 BATCH = 64
-"""Networks of a step."""
+"""The number of networks in a training step."""
 PIECE = 500
-"""Networks that are read at once."""
+"""The number of networks that are read at a time."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from regauge_papers.zoo_populations import train_population
 
 QUANTITIES = (Quantity("accuracy"), Quantity("million products", 2), Quantity("epochs", 1), Quantity("CPU s", 0))
 VALIDATION = 0.1
-"""Share of the networks for training that choose among epochs."""
+"""The share of the training networks that is used for validation, which selects the epoch."""
 WHOLE = ("permutation", "sign", "shift")
 
 

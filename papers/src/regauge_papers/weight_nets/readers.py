@@ -17,7 +17,7 @@ from regauge.weightspace.layers.plan import Layer
 from regauge_papers.weight_nets.known import Known
 
 PENALTIES = np.logspace(-2, 5, 15)
-"""Among which ridge regression chooses."""
+"""The penalties among which ridge regression chooses."""
 Predict = Callable[[Params], NDArray[np.float64]]
 
 
@@ -118,7 +118,7 @@ class Together:
 
 
 STATISTICS: tuple[Reader, ...] = (Trees("statistics of canonical layers, boosted trees", True), Trees(), Ridge())
-"""Readers of plain statistics."""
+"""The baselines: readers that use simple statistics of the weights."""
 
 
 def net_config(layer: Layer, seconds: float, width: int) -> learn.PredictorConfig:

@@ -92,9 +92,9 @@ def posterior_line(
     """Return the predictive loss along a path from one posterior to another; default: the Wasserstein geodesic.
 
     Every point is sampled with the same noise. To compare a path to `q_b` with a path to the aligned `q_b.push(s, g)`,
-    pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. The samples of `q_b` on both paths
-    are then the same functions, so the loss at t = 1 is the same. The two losses are equal if the path keeps the form
-    of q_b, as between diagonal Gaussians. If the path has another form, the endpoint at t = 1 has the same
+    pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. If the path ends at `q_b` itself,
+    as between diagonal Gaussians, the samples at t = 1 are then the same functions on both paths, and the two losses at
+    t = 1 are equal. If the path rewrites `q_b`, for example by rotated Kronecker factors, its endpoint has the same
     distribution, but other samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of

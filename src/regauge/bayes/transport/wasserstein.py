@@ -15,8 +15,8 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
     | --- | --- |
     | diagonal | `|s_a - s_b|^2`: standard deviations, not variances |
     | Kronecker | for each weight `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*` |
-    | low rank | from inner products of the deviations if there are no diagonal parts, from full covariances if small |
-    | particles | the best pairing of as many particles |
+    | low rank | from the coupled roots if one component is zero, otherwise from full covariances |
+    | particles | the mean squared distance of paired particles in the best pairing, after their means are subtracted |
 
     Here `|X|_*` is the sum of the singular values, and B and C are roots of the factors G and A.
 
@@ -84,10 +84,10 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
 
     | kind | the point at t |
     | --- | --- |
-    | diagonal | means and standard deviations are interpolated; the ends are a and b as they are |
+    | diagonal | means and standard deviations are interpolated; the endpoints are a and b themselves |
     | Kronecker | McCann's map is a product T_G (x) T_A of maps of the factors; samples move along straight lines |
     | low rank | standard deviations and rotated deviations are interpolated |
-    | particles | particles are interpolated in pairs, which the best assignment chose |
+    | particles | particles are interpolated in pairs, which the best assignment determines |
 
     A point between Kronecker posteriors has two terms, because its covariance is not a Kronecker product. Between
     low-rank Gaussians, the path is a geodesic if there is no diagonal component or no deviation. With both components,

@@ -76,10 +76,10 @@ def compare_with_prior(
     The divergence is `sum(log(prior_std / std) + (std^2 + mean^2) / (2 prior_std^2) - 1/2)` over all uncertain
     parameters.
 
-    The symmetry determines which weights read a unit. A weight reads a unit if a positive scale of the unit has a
-    negative exponent on the weight. Some groups have no such scales (odd or smooth activations, residual streams). In
-    these groups, the weights whose second axis contains the unit read it. The second axis is the input axis of torch's
-    linear and convolutional layers. Biases do not read units.
+    The symmetry determines which weights read a unit. A weight reads a unit if scaling the unit by a positive factor
+    divides the weight by a power of this factor. Some groups have no such scales (odd or smooth activations, residual
+    streams). In these groups, the weights whose second axis contains the unit read it. The second axis is the input
+    axis of torch's linear and convolutional layers. Biases do not read units.
 
     Args:
         posterior: A diagonal Gaussian.
@@ -130,7 +130,7 @@ def compare_with_prior(
 
 
 def _readers(group: Group, symmetry: Symmetry, posterior: GaussianPosterior) -> list[Site]:
-    """Return the places in uncertain weights where a group acts on an axis that reads its units."""
+    """Return the axes of uncertain weights that read the units of a group, with the group's action on them."""
     sites = [
         site
         for name, local in symmetry.sites.items()

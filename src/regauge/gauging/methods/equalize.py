@@ -180,7 +180,7 @@ def diagonal(symmetry: Symmetry) -> Symmetry:
 
 
 def unit_sizes(place: ScaleSite, sizes: Tensor, count: int, how: Literal["amax", "mean"] = "amax") -> Units:
-    """Return the largest or the mean magnitude of the entries that each unit owns in one tensor."""
+    """Return, for each unit, the largest or the mean magnitude of its entries in one tensor."""
     others = [axis for axis in range(sizes.ndim) if axis not in place.axes]
     reduced = sizes if not others else sizes.amax(others) if how == "amax" else sizes.mean(others)
     order = sorted(range(len(place.axes)), key=lambda k: place.axes[k])

@@ -19,7 +19,7 @@ from regauge.inr.representation import Inr
 ROUND = 2**14
 """The number of random points in one round."""
 PATIENCE = 4
-"""If this number of rounds finds no point, there is no surface: less than 1 in 65,536 points is close to one."""
+"""If this number of rounds (65,536 random points) finds no point close to a surface, the network has no surface."""
 
 
 @dataclass(frozen=True)

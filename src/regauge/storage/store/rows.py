@@ -21,7 +21,7 @@ class Rows:
     Columns are read from the disk on first access and kept as arrays. No weights are read.
 
         rows["accuracy"]                                   # an array; masked where a network has no such value
-        rows.where(step=86, activation=["relu", "tanh"])   # numbers of the networks, for `store.read`
+        rows.where(step=86, activation=["relu", "tanh"])   # indices of the networks, for `store.read`
         rows.where(accuracy=lambda values: values > 0.9)
     """
 

@@ -46,8 +46,9 @@ class ClassHalves:
     another.
 
     Attributes:
-        share: The share of each class in the first half of the classes that the first subset contains. For the other
-            classes, the first subset contains the remaining share. The second subset contains all other examples.
+        share: For each class in the first half of the classes, the share of its examples that the first subset
+            contains. For each other class, the first subset contains one minus this share. The second subset contains
+            all other examples.
 
     References:
         Navon et al. (2024), section 6, disjoint data sets with 95% and 5%.

@@ -114,7 +114,7 @@ def train(
 
 def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
     """Return the ids of each stack, at most `size` ids. If groups have different batches, a stack has equally many ids
-    of each.
+    of each group.
     """
     if size < 1:
         raise ValueError(f"a stack of {size} networks is asked for; give at least 1")
