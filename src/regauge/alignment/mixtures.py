@@ -7,9 +7,9 @@ nested groups are relaxed to convex combinations in the same way. If a group act
 are drawn independently, and the result is `P W P^T`.
 
 The code never builds a doubly stochastic matrix. A step moves every distribution part of the way toward a single (hard)
-element. Each step changes the means by tensors on which the hard element has acted, which are computed by gathers.
-Therefore a mixture only stores some means for every tensor: one for each subset of the axes on which random elements
-act. For a weight between two layers, the mixture stores four tensors.
+element. Each step mixes the means with tensors on which the hard element has acted. These tensors are computed by
+gathers. Therefore a mixture only stores some means for every tensor: one for each subset of the axes on which random
+elements act. For a weight between two layers, the mixture stores four tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,7 +95,9 @@ class Mixture:
                 means[mask] = mean
 
     def closest(self, root: str, aims: Tensors) -> Element:
-        """Return the element of a family with the largest inner product with `aims`; all other families are fixed."""
+        """Return the element of a family for which the network has the largest inner product with the tensors `aims`,
+        while all other families are fixed.
+        """
         family = self.families[root]
         sites: dict[str, list[Site]] = {}
         a, b = {}, {}

@@ -46,7 +46,8 @@ NOT_ROTATED = (
 COPY = 1e-12
 """The largest squared distance of the representatives of a network and its copy, relative to the squared norm."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
-"""The smallest gain of the first network that other networks get, as a share of the median gain, by bytes per entry.
+"""Other networks get the gains of the first network, except gains below this fraction of the median gain. The keys are
+the bytes per entry.
 
 The parameters behind a gain are divided by it, so a smaller gain would enlarge their rounding errors.
 """
@@ -370,9 +371,10 @@ def _in_coordinates(
 
 
 def add_difference(element: Element, ends: Ends) -> Element:
-    """Return an element whose translation changes the coordinates as another symmetry defines them.
+    """Return the element with translations for another symmetry, which defines the coordinates of networks in another
+    way.
 
-    The two symmetries differ in their coordinates if gains absorb running variances.
+    The coordinates of the two symmetries differ if gains absorb running variances.
 
     Args:
         element: An element with translations.

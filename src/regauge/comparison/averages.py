@@ -19,7 +19,8 @@ this share of the change that an independent training step would cause."""
 FAINT_WEIGHT = 0.01
 """A network whose weight in the average is at most this number does not count as a parent."""
 SUM = 1e3
-"""The weight of the condition that all weights sum to one, relative to the distances."""
+"""In the least-squares fit of the weights, the weight of the equation that they sum to one, relative to the equations
+for distances."""
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,7 @@ def resize(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     """Return the symmetry of a network in which some groups have more or fewer units.
 
     Raises:
-        ValueError: The resized units would have no regular placement.
+        ValueError: The entries of a resized group's units would not lie at regular distances on an axis.
     """
     less = {name: size for name, size in sizes.items() if size < symmetry[name].size}
     more = {name: size for name, size in sizes.items() if size > symmetry[name].size}

@@ -196,8 +196,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A checkpoint, and the group of networks with which it was opened; `is_own` if it has the shapes of the group's
-    symmetry.
+    """A checkpoint, and the group of networks with which it was opened. `is_own` states whether it has the shapes of
+    the group's symmetry.
     """
 
     relatives: Relatives

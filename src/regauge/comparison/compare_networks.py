@@ -57,14 +57,16 @@ def compare(
     measurements. The measurements are the remaining distance, the share of each tensor that the second network explains
     beyond chance, and whether units correspond in their stored order.
 
+    Here, A is the first network and B the second.
+
     | verdict | when |
     | --- | --- |
-    | identical | all values are equal, but for rounding to the coarser of both formats |
-    | same network in another gauge | an element of the group takes one to the other, up to rounding |
-    | descended | after alignment more is explained than by any stranger, aligned ones included |
-    | aligned to A, or a distant descendant | less is explained, but units correspond as stored beyond chance |
-    | unrelated | neither |
-    | undecided | between the two |
+    | identical | all values are equal, apart from rounding to the coarser of both formats |
+    | same network in another gauge | an element of the symmetry maps one network to the other, up to rounding |
+    | descended | after alignment, B explains more of A than any independent network does, even an aligned one |
+    | aligned to A, or a distant descendant | B explains less, but the stored orders of units agree beyond chance |
+    | unrelated | neither of the two |
+    | undecided | the evidence lies between these cases |
 
     Alignment always finds some similarity, even between unrelated networks. The share that is explained by chance is
     measured on scrambled copies of the second network ("strangers"). In a scrambled copy, a separate random element

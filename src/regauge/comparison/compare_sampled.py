@@ -48,7 +48,8 @@ UNMOVED = 0.75
 ORDERED = 3.0
 """From this z-score for the order of units on, all entries are compared."""
 ROTATED = 0.5
-"""From this correlation of inner products along axes without a group on, a residual stream may have been rotated."""
+"""A residual stream may have been rotated if inner products along axes without a group have a larger correlation than
+this between both networks."""
 PROBED = 512
 """The number of entries along an axis without a group whose inner products are compared."""
 ALIGNED_COPIES, READ_COPIES = 12, 4

@@ -33,7 +33,7 @@ PRUNED = 0.9
 entries."""
 SLACK = 4.0
 """A network does not count as the original of a pruned one if their squared distance outside of the zeros is more than
-this multiple of the smallest one."""
+this multiple of the smallest such distance."""
 ZEROS = 0.01
 """The smallest share of zero entries from which a network can count as pruned."""
 

@@ -29,7 +29,8 @@ LAYERS = 4
 ENTRIES = 2048
 """The number of sampled entries along an axis on which no group acts, such as the token axis."""
 TOLD = 8
-"""The smallest number of a unit's entries in a tensor from which units are compared by direction."""
+"""Units are matched by the direction of their weights in a tensor only if each unit has at least this number of entries
+in it."""
 
 Indices = Mapping[int, Int[Tensor, " entries"]]
 """The indices at which a tensor is read, for some of its axes."""

@@ -19,7 +19,8 @@ DROPPED = 6
 """The number of networks of which each sample leaves out one."""
 ORTHOGONAL = 0.5
 """The root is an ancestor of its neighbors only if the squared norm of some neighbor is larger, by at least this share
-of the squared distance. A training step that is orthogonal to the weights has the share 1."""
+of the squared distance. If a training step is orthogonal to the weights, the squared norm grows by the whole squared
+distance."""
 MIXED = 1.25
 """A network descends from an average only if its squared distance from the average is at most this multiple of its
 squared distance from a source of the average. Without drift, the average is nearer."""
@@ -28,7 +29,8 @@ CHANCE = 3.0
 NEARLY = 0.3
 """A branch may be replaced by another branch with at least this share of its conductance."""
 FIRM = 1.0
-"""The weight of logarithms of conductances, relative to the number of branches along which norms grow."""
+"""In the choice of a tree, the weight of the logarithm of a branch's conductance, relative to one branch along which
+the norm grows."""
 JITTER = 1e-10
 """The variance that is added to each network, relative to the mean squared distance, because the distance of copies
 must not be zero."""

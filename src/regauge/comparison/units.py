@@ -122,7 +122,7 @@ def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, i
 def _first(is_met: Bool[Tensor, "*bases units"], number: int) -> Units:
     """Return the ascending indices of matched units.
 
-    If too few units of a base match, further units are added.
+    If the group is repeated within another group and one copy has too few matched units, further units are added.
     """
     order = is_met.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return order[..., :number].sort(-1).values

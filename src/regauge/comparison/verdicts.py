@@ -50,18 +50,20 @@ MOVED = 1e-5
 In fine formats, the rounding errors of the alignment itself dominate.
 """
 CERTAIN = 6.0
-"""The number of standard deviations of the null distribution above which units correspond in their stored order."""
+"""Units count as corresponding in their stored order if the test statistic is this many standard deviations (of the
+null distribution) above its mean."""
 SURPRISING = 0.001
 """Networks with at most this p-value are not called unrelated."""
 RELATED = 0.3
-"""The smallest share beyond chance that a descendant explains after alignment.
+"""The smallest share beyond chance (see `beyond_chance`) from which one network counts as a descendant of the other.
 
 No unrelated network reaches this share by alignment.
 """
 STRANGE = 0.2
 """The share beyond chance that independent networks may explain because they were trained on the same data."""
 FAINT_SHARE = 0.02
-"""Up to this share beyond chance, the order of units is not used as evidence; every descendant has a larger share."""
+"""Up to this share beyond chance, the order of units is not used as evidence, because every descendant explains a
+larger share."""
 LINE, SIBLINGS = 1.5, 0.25
 """Two thresholds for the lean of a pair, which is the change of the squared norm divided by the squared distance.
 
@@ -83,7 +85,7 @@ class Evidence:
 
     Attributes:
         is_equal: Whether all entries are equal, possibly after rounding to the coarser format of both networks.
-        precision: The spacing of numbers near one, in the coarser of the formats that represent one of the networks.
+        precision: The spacing of numbers near one, in the coarser of the two formats of the networks.
         stored: The distance as stored, relative to the first network's norm.
         modulo: The distance after alignment, relative to the first network's norm.
         free: The number of compared entries minus the dimension of the group.
@@ -264,7 +266,8 @@ def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
-    """Return an upper estimate of the share by chance: the largest share of scrambled copies, plus their range.
+    """Return an upper estimate of the share by chance: the largest share that a scrambled copy explains, plus the
+    difference between the largest and the smallest share.
 
     This estimate is at most one. With few units, the shares of scrambled copies vary much.
     """

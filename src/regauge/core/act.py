@@ -38,11 +38,12 @@ Shorter rows are gathered entry by entry.
 class Site:
     """A placement on a parameter of known shape: the axis indices on which it acts, and the unit that owns each index.
 
-    The field `bases` has one pair (axis, base index) for each base of the group, that is, each group around a nested
-    group. The axis is None if the indices of the placement's own axis determine the base; the base index then has shape
-    `[m]`. If another axis determines the base, the base index has the length of this axis. The field `added` is the
-    constant that the model adds to the parameter before it uses the parameter, or one constant for each index of the
-    axis. Factors multiply the sum of the parameter and the added constant.
+    A base is a group within which the placement's group is repeated. The field `bases` has one pair (axis, base index)
+    for each base. The base index gives the unit of the base to which each index of the axis belongs. The axis is None
+    if this is the placement's own axis; the base index then has shape `[m]`. If another axis determines the base, the
+    base index has the length of this axis. The field `added` is the constant that the model adds to the parameter
+    before it uses the parameter, or one constant for each index of the axis. Factors multiply the sum of the parameter
+    and the added constant.
     """
 
     group: Group
@@ -61,7 +62,7 @@ class Site:
     def is_sorted(self) -> bool:
         """Whether the axis indices on which the group acts ascend.
 
-        If the site also covers every index of an axis, it covers the axis in its order.
+        If the site also covers every index of an axis, the entries along this axis need no rearrangement.
         """
         return bool((self.positions[1:] > self.positions[:-1]).all())
 
@@ -446,8 +447,8 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
 def _merge(
     into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
-    """Add values that act along some axes of a tensor to earlier values along the same axes; each set of axes has one
-    sum.
+    """Add values that act along some axes of a tensor to earlier values along the same axes. `into` holds one sum for
+    each tuple of axes.
 
     If `is_product`, multiply values instead of adding them.
     """

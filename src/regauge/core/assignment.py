@@ -80,9 +80,10 @@ def assign_many(
     """Solve many assignment problems of one size at once, in the dtype of the profits; see `assign`.
 
     Reductions, potentials and the optimality test are computed for all problems together, on the device of the profits.
-    Only the search for the remaining rows runs on the CPU, one problem after another. Potentials (dual variables) of
-    similar problems shorten the search on the CPU. By weak duality, no permutation exceeds the current columns by more
-    than the sum of their reduced costs. If this sum is at most `slack`, the current columns are kept.
+    Only rows that the reductions leave without a column are assigned by a search on the CPU, one problem after another.
+    Potentials (dual variables) of similar problems shorten the search on the CPU. By weak duality, no permutation has a
+    profit above that of the current columns by more than the sum of the reduced costs of the current columns. If this
+    sum is at most `slack`, the current columns are kept.
 
     Args:
         profits: The profits, in float32 or float64.
@@ -155,8 +156,8 @@ def assigning_bytes(itemsize: int) -> int:
 
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
-    """Return dual variables of the columns that show that an assignment is (nearly) optimal; shortest paths begin at
-    `start`.
+    """Return dual variables of the columns for an assignment, computed by a few rounds of a shortest path search from
+    `start`. If the assignment is (nearly) optimal, its reduced costs with these variables are (nearly) zero.
     """
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start

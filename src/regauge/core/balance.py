@@ -39,8 +39,8 @@ Exponents = tuple[tuple[int, int], ...]
 Terms = tuple[tuple[str, Exponents], ...]
 
 LENGTH_COST = 1e-4
-"""In the search for a direction of scales, the penalty on its length, relative to the gain for each row that
-shrinks."""
+"""The penalty on the length of a direction of scales in the search for a direction along which sums of squares (rows)
+shrink. The reward for each row that shrinks is one."""
 Buffers = Literal["move", "keep"]
 """Whether balancing may change running statistics."""
 NEWTON_STEPS = 60
@@ -59,11 +59,13 @@ LONGEST_STEP = 2.0
 FAR = 0.1
 """If a Newton step is longer than this, groups with singular matrices first take an exact step."""
 LARGEST_SHARE, SMALLEST_SHARE = 0.25, 1e-5
-"""The largest and the smallest share of the gradient that may remain after a Newton step."""
+"""The largest and the smallest fraction of the preconditioned gradient at which conjugate gradients end a Newton
+step."""
 FLOOR = 1e-14
 """Changes of a factor's logarithm below this number are lost in rounding."""
 FLAT = 1e-9
-"""A direction counts as flat if its curvature is below this share of the preconditioner's curvature."""
+"""A direction counts as flat if the norm's curvature along it is below this fraction of the curvature that the
+preconditioner (the diagonal of the Hessian) has."""
 HALVINGS = 30
 """The largest number of times that a Newton step is halved if it increases the norm."""
 
@@ -257,12 +259,12 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     """Return the symmetry in which gains of frozen normalization are treated as parameters.
 
     A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
-    limit while the gain grows. Buffers that grow in such a direction must therefore contribute to the norm. Which
-    buffers contribute depends only on the exponents of the scales, not on the entries of the buffers. A direction is a
-    vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous if no parameter
-    grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. Running statistics of trained
-    normalization neither grow nor shrink along such a direction. If balancing keeps buffers unchanged, no buffer needs
-    to contribute.
+    limit while the gain grows. Such gains must therefore contribute to the norm. Which buffers contribute depends only
+    on the exponents of the scales, not on the entries of the buffers: those that grow along a dangerous direction. A
+    direction is a vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous
+    if no parameter grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. Running
+    statistics of trained normalization neither grow nor shrink along such a direction. If balancing keeps buffers
+    unchanged, no buffer needs to contribute.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}

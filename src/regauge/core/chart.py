@@ -1,4 +1,5 @@
-"""Splitting of networks into a representative and coordinates, in which translations are sums of vectors.
+"""Splitting of a network into a representative, which computes the same function, and coordinates, to which
+translations add vectors.
 
 First, all gains of the network are set to one. The vectors of the translation families are then subtracted one after
 another, first from weights and then from biases. A subtraction does not change the results of earlier subtractions. The

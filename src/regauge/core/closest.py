@@ -19,7 +19,7 @@ ENUMERATED_AT_ONCE = 1 << 22
 PULL = 1e-9
 """The weight of a term that favors rotations near the identity, as a share of the norm of the cost.
 
-This term costs at most the square of this share of the objective.
+For n units, the term lowers the objective by at most 2 n times this weight.
 """
 
 Character = tuple[int, ...]
@@ -119,13 +119,13 @@ def closest(
 
     | kind | solution |
     | --- | --- |
-    | permutation, scaled | assignment on C; positive factors stay at one, for their group is not compact |
-    | signed | assignment on the best sign pattern of each pair: `abs(C)` where there is one character |
-    | dihedral | the same; for each pair, pattern and parity the best shift is the nearest integer of that parity |
+    | permutation, scaled | assignment on C; positive factors stay at one (the objective is unbounded over them) |
+    | signed | assignment on the best sign pattern of each pair: `abs(C)` if all placements share one character |
+    | dihedral | the same; for each pair, pattern and parity, the best shift is the nearest integer of that parity |
     | orthogonal | `U V^T` of `C = U S V^T` (Procrustes) |
-    | rotation | the same with the smallest singular value counted negative where that avoids a reflection (Kabsch) |
-    | centered | the same among the vectors whose sum is zero; the ones stay |
-    | linear | the same: the best *orthogonal* matrix, since the objective is unbounded over all invertible ones |
+    | rotation | the same; if this is a reflection, the sign of the smallest singular value is flipped (Kabsch) |
+    | centered | the same, restricted to vectors whose sum is zero; the vector of ones is kept |
+    | linear | the best *orthogonal* matrix, because the objective is unbounded over all invertible matrices |
 
     If a group has several families of signs, the characters are split into independent components (`SignCode`). Each
     component is solved by enumeration of its signs if this is feasible. If a group is repeated within another one,

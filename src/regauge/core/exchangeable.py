@@ -18,8 +18,9 @@ def classes_of(
 ) -> tuple[int, ...]:
     """Return the class of each unit.
 
-    Every structure tensor then stays the same bit by bit. Being exchangeable is an equivalence relation on the units.
-    Exchanges in several groups can be combined, because each exchange leaves the structure tensors unchanged.
+    If two units of one class are exchanged, every structure tensor stays the same bit by bit. Being exchangeable is an
+    equivalence relation on the units. Exchanges in several groups can be combined, because each exchange leaves the
+    structure tensors unchanged.
 
     Args:
         group: A group that permutes units.

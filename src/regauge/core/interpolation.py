@@ -109,7 +109,8 @@ class ExplainedTensor:
             share is the squared correlation, or zero if the correlation is negative. None if one of the two tensors is
             the same for all units.
         after: The explained share after alignment, that is, after an element was applied to the second network.
-        weight: The squared norm of the first network's tensor, without the average over all elements.
+        weight: The squared norm of the first network's tensor after its average over all elements of the symmetry is
+            subtracted.
         squares: Three numbers: the squared distances before and after alignment, and the squared norm of the first
             network's tensor.
     """

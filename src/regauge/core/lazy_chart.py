@@ -1,7 +1,9 @@
-"""Networks whose tensors are computed one at a time: representatives, or networks transformed by an element.
+"""Networks whose tensors are computed one at a time: representatives (networks with the same function whose gains are
+one, see `chart`), or networks transformed by an element.
 
-Only the coordinates, and the vectors that translation families add, are kept in memory. A tensor that determines
-vectors for other tensors is read twice. Networks on disk, and large networks in memory, are transformed in this way.
+Only the network's coordinates, and the vectors that translation families add to parameters, are kept in memory. A
+tensor that determines vectors for other tensors is read twice. Networks on disk, and large networks in memory, are
+transformed in this way.
 """
 
 import math
@@ -34,7 +36,7 @@ Read = Callable[[str, Rows], Tensor]
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """The tensors of a network that differ from those of its representative; see `regauge.core.chart`.
+    """Those tensors that differ between a network and its representative; see `regauge.core.chart`.
 
     Each tensor is computed on request, in a wider dtype.
 
@@ -77,7 +79,9 @@ class LazyTensors(Mapping[str, Tensor]):
         raise NotImplementedError
 
     def _scale(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor that compensates for changed gains of the network."""
+        """Return a tensor after the change of gains that `_scale_by` sets: a gain with its new entries, or a tensor
+        that compensates for them.
+        """
         if self._scaling is None:
             return tensor
         if name in self._gains:
@@ -87,7 +91,9 @@ class LazyTensors(Mapping[str, Tensor]):
         return tensor
 
     def _scale_by(self, gains: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Scale all later results as if gains were first set to one, and then nonzero gains to `wanted`."""
+        """Scale all later results by the element that sets `gains` to one. The gains themselves get the entries of
+        `wanted`, except entries that are zero.
+        """
         self._scaling = unit_element(self.symmetry, gains, self.symmetry.gains)
         self._gains = dict(wanted)
 

@@ -22,8 +22,8 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors on which scales act along two sets of axes: their sums of squares form matrices, whose rows and columns
-    scale.
+    """Tensors on which scales act along two sets of axes. Their sums of squares form matrices, whose rows and columns
+    are multiplied by scales.
 
     Attributes:
         axes: For each tensor, the axes that become the rows of its matrix, and the axes that become the columns.
@@ -98,8 +98,8 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Filters:
-    """Scales that change buffers (normalizers): their effect on all sums of squares, and on those that no other scale
-    changes.
+    """A normalizer, which is a direction of scales that changes buffers. `moves` is its effect on all sums of squares,
+    and `own` its effect on those sums that no other scale changes.
     """
 
     direction: Direction
@@ -112,8 +112,8 @@ class NormPlan:
     """The compared parameters, sorted by the scales and matrices that act on them.
 
     Attributes:
-        directions: Directions of scales, each with one unknown for each unit. The units of all directions are numbered
-            consecutively.
+        directions: Directions of scales (combinations of the scale families of one group), each with one unknown for
+            each unit. The units of all directions are numbered consecutively.
         incidence: The change of every row for a step of each unit of each direction.
         entries: For each tensor whose sums of squares are rows of `incidence`, the axes that the sums keep. The rows of
             `entries` come first in `incidence`.

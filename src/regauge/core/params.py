@@ -13,7 +13,7 @@ from regauge.core.groups import Group
 Params = dict[str, Tensor]
 """Parameters and buffers by name. A population has one leading model axis on every tensor."""
 VALUES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
-"""Dtypes whose numbers are the weights of a network.
+"""Dtypes whose entries are themselves the weights of a network.
 
 Float8 dtypes are excluded because they store codes, whose scales are in other tensors.
 """

@@ -101,7 +101,7 @@ def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
 def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int] | None = None) -> list[tuple[str, Site]]:
     """Return the axes of compared parameters on which a combination of a group's scale families has an effect.
 
-    Default: all sites of the group on compared parameters.
+    Without a combination, return all sites of the group on compared parameters.
     """
     every = ((name, site) for name, local in symmetry.sites.items() if name not in symmetry.buffers for site in local)
     own = ((name, site) for name, site in every if site.group.name == group.name)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 ENUMERATED = 8
-"""The largest number of free signs of a component for enumeration; with more, coordinate ascent is used."""
+"""The largest number of free signs of a component for which all combinations of signs are tried. For larger components,
+coordinate ascent is used."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,10 @@ class SignCode:
 
     @cached_property
     def _reduce(self) -> tuple[dict[int, tuple[int, frozenset[int]]], list[frozenset[int]]]:
-        """The Gauss-Jordan reduction over GF(2): rows by pivot, and characters as combinations of basis characters.
+        """The Gauss-Jordan reduction of the characters (products of signs) over GF(2).
 
-        Each reduced row includes the basis characters that it combines.
+        The first result maps each pivot to a reduced row and to the basis characters whose product the row is. The
+        second result lists, for each character, the basis characters whose product it is.
         """
         rows: dict[int, tuple[int, frozenset[int]]] = {}
         expressed: list[frozenset[int]] = []

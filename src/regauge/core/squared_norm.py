@@ -21,7 +21,8 @@ Steps = Float64[np.ndarray, "batch unknown"]
 COLUMNS = 1 << 12
 """The number of columns of a matrix that are multiplied at once, to save memory."""
 NOTHING = 1e-13
-"""A direction counts as zero in two Gram matrices if both are below this share of the largest diagonal entry."""
+"""A pair of directions counts as zero if the sum of its squared norms is below this fraction of the largest squared
+norm of a direction. The squared norms are the diagonal entries of the sum of the two Gram matrices of a group."""
 Limits = tuple[float, float]
 """Two shares of the largest eigenvalue of a Gram matrix, by which the other eigenvalues are classified.
 
@@ -148,10 +149,10 @@ class SquaredNorm:
             self.norm = self.norm + np.trace(gram, axis1=-2, axis2=-1).sum((0, 2))
 
     def objective(self) -> Float64[np.ndarray, " batch"]:
-        """Return the squared norm plus linear terms.
+        """Return the squared norm plus terms that are linear in the logarithms of factors.
 
-        Units and singular matrices that can only increase, or only decrease, entries have linear terms, which make the
-        minimum finite.
+        Linear terms belong to units whose factor only multiplies, or only divides, entries that are not zero, and to
+        singular matrices. Without these terms, the norm would have no minimum.
         """
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found
@@ -181,7 +182,8 @@ class SquaredNorm:
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """Return the steps after which all filters that only one normalizer scales have norm one, up to a constant.
+        """Scale filters to norm one, up to a constant, and return the steps. These are the filters that only one
+        normalizer scales.
 
         A normalizer is a direction of scales that changes buffers, for example the scale of a filter before batch
         normalization.

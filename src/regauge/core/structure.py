@@ -161,8 +161,8 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Refine colors: units get different colors if their entries differ toward units of some color, until no color
-        changes.
+        """Refine colors until no color changes. Two units get different colors if their entries differ at the indices
+        of units of some color.
         """
         while True:
             signatures = {name: [color] for name, color in colors.items()}

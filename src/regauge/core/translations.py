@@ -170,7 +170,7 @@ class TranslationFamily:
         entries: The entries of the home parameter to which the vector is added.
         constant: The axes of `entries` along which the added vector is constant. The coordinate of a network is the
             mean of its entries over the constant axes. Without constant axes, the coordinate is the entries themselves.
-            The coordinate of a representative is zero.
+            In a representative (see `regauge.core.chart`), the coordinate is zero.
         gain: Entries of a gain, or None. The added vector is divided by this gain along the one constant axis, because
             later layers read the home multiplied by the gain. If a family has a gain, the coordinate is the mean of the
             products of entries and gain. If an entry of the gain is zero, nothing is added.

@@ -18,8 +18,8 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON text, and raise an error for text that would lose information.
 
     Raises:
-        ValueError: The text is not JSON, not UTF-8 or nested too deeply; or an object has the same name twice; or a
-            character is cut in half. The message is a clause that the caller puts into a sentence, such as "it is
+        ValueError: The text is not JSON, not UTF-8 or nested too deeply; or an object has the same name twice; or half
+            of a surrogate pair is missing. The message is a clause that the caller puts into a sentence, such as "it is
             nested too deeply".
     """
     try:

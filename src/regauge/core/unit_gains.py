@@ -16,7 +16,7 @@ from regauge.core.remembered import Remembering, remembered
 ROUNDING = 1e-6
 """Singular values of a matrix of exponents below this number count as zero.
 
-The exponents are those of an orthonormal basis, so their size does not depend on units.
+The exponents refer to an orthonormal basis of combinations of scale families, so their size is about one.
 """
 
 

@@ -110,7 +110,7 @@ class _Part:
 
 
 def _families(group: Group) -> Hashable:
-    """Return the sorted exponents of a group's families, without families that do not change a given parameter.
+    """Return the sorted exponents of the families of a group that change a given parameter.
 
     The exponents are sorted because the order of the families must have no influence. A residual stream that is read
     through many gains has one family for each gain, but most parameters depend on only one family.

@@ -1,13 +1,13 @@
 """Free angles: rotations of pairs of coordinates that commute with the fixed rotations of rotary embeddings.
 
-The solver treats each axis index separately. If a rotary embedding rotates a pair of coordinates by fixed angles, the
-solver finds only a common scale and a common sign for the pair. In fact, all rotations of a pair of coordinates commute
-with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators do not
-reveal on which axes rotary embeddings act. Models implement pairs of coordinates as halves, neighbors or complex
-numbers, in many ways. Therefore every pair of coordinates that shares a sign is tested. The test evaluates the
-operators from the parameters up to the first values that lack the axis of the pairs. The operators are evaluated in
-float64, before and after random rotations. Parameters are random, constants come from the trace, and all other operands
-are random. A rotation that changes none of these first values changes no output.
+The solver treats each index of an operator separately. If a rotary embedding rotates a pair of coordinates by fixed
+angles, the solver finds only a common scale and a common sign for the pair. In fact, all rotations of a pair of
+coordinates commute with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The names
+of operators do not reveal on which axes rotary embeddings act. Models implement pairs of coordinates as halves,
+neighbors or complex numbers, in many ways. Therefore every pair of coordinates that shares a sign is tested. The test
+evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The operators are
+evaluated in float64, before and after random rotations. Parameters are random, constants come from the trace, and all
+other operands are random. A rotation that changes none of these first values changes no output.
 """
 
 import math
@@ -41,7 +41,7 @@ def free_angles(
     """Return the possible transformations of all axes, with rotations of pairs that pass the test, and a message for
     each undecided pair.
 
-    The example inputs, listed leaf by leaf, may be on the meta device, where their entries are unknown.
+    The example inputs are a flat list of tensors. They may be on the meta device, where their entries are unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     turned = dict(enumerate(freedoms))
@@ -143,7 +143,9 @@ class _Trial:
 
 
 def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Atom], own: Sequence[int]) -> bool:
-    """Return whether a family multiplies both coordinates of each pair by the same factor, and no other parameters."""
+    """Return whether a family of scales multiplies both coordinates of each pair by the same factor, and no other
+    entries.
+    """
     family, within = scale
     covered = {slot for paired in axes for slot in paired.slots}
     is_alike = all(family.get(paired.slots[0], 0) == family.get(paired.slots[1], 0) for paired in axes)
@@ -151,7 +153,9 @@ def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Ato
 
 
 def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
-    """Return groups with an angle for every unit of an atom (a factor of an axis) and every index of its bases."""
+    """Return groups with an angle for every unit of an atom (a factor of an axis) and every unit of its bases, within
+    which the atom is repeated.
+    """
     names = {paired.name for paired in axes}
     groups = []
     for k, (base, placements) in enumerate(bases.items()):
@@ -166,7 +170,9 @@ def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequenc
 
 
 def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence[Group]) -> Hashable:
-    """Return a key of the placements of axes and groups, in which numbers replace the names of parameters."""
+    """Return a key that is equal for equal placements of axes and groups on different parameters, because numbers
+    replace their names.
+    """
     numbers = {name: k for k, name in enumerate(names)}
     own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in axes)
     sites = tuple(

@@ -99,8 +99,8 @@ class Builder(Movement):
 
         The argument `along` is the law for the remaining axes, which is linear by default.
 
-        The argument `over` states which transformations do not change the result: "sum": permutations; "magnitude":
-        also signs; "norm": also rotations of one axis.
+        The argument `over` states which transformations of the reduced axes do not change the result. These are
+        permutations for "sum", permutations and signs for "magnitude", and also rotations of one axis for "norm".
         """
         dims = sorted(d % x.ndim for d in dims)
         sources = [None if k in dims else k for k in range(x.ndim) if keepdim or k not in dims]
@@ -176,8 +176,8 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """The operands that vary along one axis of a result: their axes, with exponents, and the axis of a
-    selecting mask.
+    """The operands that vary along one axis of a result. The fields are the axes of these operands, their exponents in
+    a product, and the axis of a mask that selects among operands.
     """
 
     axes: tuple[Axis, ...]
@@ -211,7 +211,9 @@ def _participants(
 def _entrywise_law(
     how: Entrywise, found: _Participants, out: Axis, numbers: Sequence[Operand], *, selects: bool
 ) -> Law:
-    """Return the law of one axis of a result, given the operands that vary along this axis and their numbers."""
+    """Return the law of one axis of a result, given the operands that vary along this axis and the operands that are
+    numbers.
+    """
     axes = found.axes
     is_plain = found.has_all and (how == "mul" or not any(x != 0 for x in numbers))
     if found.mask is not None:

@@ -24,16 +24,17 @@ from regauge.discovery.slots import SlotBlock, Slots
 from regauge.discovery.systems import Proportions, Rational, Row, independent, null_space, quotient
 
 MOST_BLOCKS = 16
-"""The largest number of blocks of an axis that get separate factors. An axis with more counts as one block."""
+"""The largest number of blocks of an axis that get separate factors. An axis with more blocks is treated as one
+block."""
 WHOLE = -1
-"""The number that stands for "no axis" in the factor of a whole tensor."""
+"""The number that replaces the axis in `Block` if a factor multiplies a whole tensor."""
 Counts = tuple[int, ...]
 """The number of blocks of each axis of a tensor."""
 Block = tuple[int, int]
 """An axis and one of its blocks; for a whole tensor, `WHOLE` and zero.
 
-The first axis with several blocks has a factor for each of its blocks. Each later axis has a factor for each block but
-the first, relative to its first block.
+The first axis with several blocks has a factor for each of its blocks. Each later axis has a factor for each block
+except the first. This factor is relative to the factor of the first block.
 """
 Exponents = Mapping[tuple[str, int, int], Rational]
 """The exponents of a common scale, by tensor and block."""
@@ -148,7 +149,7 @@ class _Equations:
         return [family for family in found if family]
 
     def _counts(self, value: Value) -> Counts:
-        """Return the number of blocks on each axis of a tensor, where each block has its own scale factor."""
+        """Return, for each axis of a tensor, the number of blocks that have a factor of their own."""
         found = self.counts.get(value)
         if found is None:
             counts = _block_counts(self.blocks, value)

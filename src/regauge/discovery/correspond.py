@@ -21,11 +21,12 @@ AxisKey = tuple[str, int]
 def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return the groups of a symmetry with placements on the values on which discovered groups have placements.
+    """Return the groups of a symmetry with placements on the intermediate values on which discovered groups have
+    placements.
 
     A group corresponds to the discovered group that has the same units on the same parameters. The families of the
-    group are expressed as combinations of the discovered families. Families act on the values by the same combinations
-    as on the parameters. `shapes` contains the shapes of the values. The result also has a message for each group that
+    group are expressed as combinations of the discovered families. The same combinations then describe how the families
+    act on the values. `shapes` contains the shapes of the values. The result also has a message for each group that
     corresponds to no discovered group.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
@@ -110,7 +111,9 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
         return None
 
     def translate(place: Placement) -> Placement | None:
-        """Return the placement of the first group for a placement of the other, or None if it has no effect there."""
+        """Return the placement of `group` that corresponds to a placement of `other`, or None if it has no effect
+        there.
+        """
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
         result = replace(
             place,
@@ -129,8 +132,8 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Return the exponents of two groups' families as matrices `[family, entry]`, for the entries of the first unit.
 
-    One unit is enough, because each family has the same exponents for all units. If both groups act on an entry, the
-    entry is the same column in both matrices.
+    One unit is enough, because each family has the same exponents for all units. Each column belongs to the same entry
+    in both matrices.
     """
     names = {p.parameter for p in group.placements}
     spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names

@@ -77,7 +77,8 @@ class _Emitter:
     def _main(self, freedom: Freedom) -> list[Group]:
         """Return the groups for the permutation, and for the families of scales, signs and shifts.
 
-        A family that depends on the units of more groups than the permutation becomes a separate group.
+        A family may depend on the units of more groups than the permutation does. Such a family becomes a separate
+        group.
         """
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):
@@ -187,7 +188,7 @@ class _Emitter:
         return groups
 
     def _named(self, placement: Placement) -> list[Placement]:
-        """Return one copy of a placement for each name of its parameter."""
+        """Return one copy of a placement for each name of its parameter. Tied parameters have several names."""
         names = self.aliases.get(placement.parameter, (placement.parameter,))
         return [replace(placement, parameter=name) for name in names]
 

@@ -12,16 +12,17 @@ from regauge.discovery.slots import SlotPlace
 from regauge.discovery.systems import Vector, independent, select
 
 Family = tuple[Vector, frozenset[Atom]]
-"""The exponents of a scale, or (modulo two) of a sign, by slot, and the bases of the family."""
+"""The exponents of a scale (or of a sign, modulo two) for each slot, and the bases, which are the atoms on whose index
+the scale may depend. A slot is one occurrence of an atom on an axis."""
 
 
 @dataclass(frozen=True)
 class PairedAxis:
     """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
 
-    The two slots (positions on the axis) belong to the first and the second coordinate of each pair. If one leaf of the
-    axis contains both coordinates, the two slots are the same. The field `others` contains the sizes and strides of the
-    other leaves of the block.
+    The two slots belong to the first and the second coordinate of each pair. If one indivisible factor of the axis
+    contains both coordinates, the two slots are the same. The field `others` contains the sizes and strides of the
+    other factors of the same block of the axis.
     """
 
     slots: tuple[int, int]
@@ -34,7 +35,7 @@ class PairedAxis:
 
     @property
     def pairs(self) -> Placement:
-        """The placement of the units, each of which owns both coordinates of its pair."""
+        """The placement of a group whose units each own both coordinates of one pair."""
         return self._placement(self.stride, (2, self.distance), *self.others)
 
     def turn(self, size: int) -> Placement:
@@ -65,8 +66,8 @@ class Turns:
 
 @dataclass(frozen=True)
 class ShiftFamily:
-    """A family of half-period shifts: the amount that a step adds at each slot (an axis of a parameter), and the slots
-    where an odd number of steps flips the sign.
+    """A family of half-period shifts, which belong to functions such as sin. The fields are the amount that one step
+    adds at each slot (an axis of a parameter), and the slots where an odd number of steps flips the sign.
     """
 
     amounts: Mapping[int, float]
@@ -121,12 +122,13 @@ class Freedom:
 
 
 KINDS: tuple[tuple[Callable[[Freedom], list[Family]], int], ...] = ((attrgetter("scales"), 0), (attrgetter("signs"), 2))
-"""The two kinds of families: scales, whose exponents are rational (modulus 0), and signs, modulo two."""
+"""The two kinds of families, each with the modulus of its exponents: 0 for scales, whose exponents are rational, and 2
+for signs."""
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases (atoms within which others are repeated) that do not exist, have matrices, or would contain each
-    other.
+    """Remove bases (atoms within whose units others are repeated) that are not in `freedoms`, have matrices, or would
+    contain each other.
 
     If each of two atoms would be repeated within the other, only the second remains repeated within the first.
     """
@@ -187,7 +189,8 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
     """Drop the factor of a single unit if a larger group can multiply the same parameters by a common factor.
 
-    A larger group can do so if one factor for all of its units has the same effect.
+    The larger group can do so if the same factor for all of its units has the same effect as the factor of the single
+    unit.
     """
 
     def whole(exponents: Vector) -> Vector | None:
@@ -217,7 +220,9 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return exponents for units, such as heads, with the same effect as given exponents for everything inside them."""
+    """Return exponents for units, such as heads, that have the same effect as one factor with the given exponents for
+    all units inside them.
+    """
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():
         inner = places[slot]

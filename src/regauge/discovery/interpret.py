@@ -75,7 +75,9 @@ class Summed:
 
 @dataclass(frozen=True)
 class Pass:
-    """The results of one pass over a program: records, parameters and buffers, and tensors that operators return."""
+    """The results of one pass over a program: the laws of all operators, the parameters and buffers, and the tensors
+    that operators return.
+    """
 
     builder: Builder
     params: dict[str, Value]
@@ -90,8 +92,8 @@ def interpret(
 ) -> Pass:
     """Run one pass over a program, given the results of earlier passes.
 
-    Earlier passes find the axes that must be split (`unrolled`), and the unspecified orders on which operators depend
-    (`sensitive`).
+    Earlier passes find the axes that must be split (`unrolled`). They also find the results in unspecified order (such
+    as those of an unsorted `topk`) on whose order later operators depend (`sensitive`).
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)
     run.graph(program.graph, run.placeholders())

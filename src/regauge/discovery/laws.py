@@ -1,6 +1,6 @@
-"""The laws that one operator imposes on the axes of its tensors.
+"""Laws: the constraints that one operator imposes on the transformations of its tensors' axes.
 
-Laws are stored until no later operator refines the axes further.
+Laws are stored until the whole program is read, because later operators may split the axes further.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,8 @@ LawOf = Callable[..., "Law"]
 
 
 class Virtual(NamedTuple):
-    """A virtual axis: an axis that a tensor lacks, but from which one of its axes selects indices.
+    """A virtual axis: an axis that a tensor lacks, but from which one of its axes selects indices. For example, if each
+    token selects an expert, the token axis selects indices from a virtual axis of experts.
 
     Axis `dim` of the tensor selects the indices, by the index tensor `source`.
     """
@@ -40,8 +41,8 @@ class Value:
         index_of: If the entries are indices into an axis, this axis.
         virtual: An axis that the tensor lacks, but from which one of its axes selects indices.
         has_inputs: For a fixed tensor, whether it depends on the inputs or on an unknown value.
-        made: For fixed tensors with blocks of equal entries, a function that returns a copy in which these blocks are
-            not tied to each other.
+        made: For fixed tensors that consist of blocks of equal entries, a function that returns the same tensor with
+            new axes. Each use of the tensor gets its own axes.
     """
 
     __slots__ = (
@@ -120,10 +121,10 @@ class Axis:
 class Law:
     """The law of one index of an operator: a constraint on the transformations of all axes along which the index runs.
 
-    Each row of `scale` and `sign` is an equation: the sum of the axes' transformations, with these coefficients, is
-    zero. For scales, transformations are logarithms and coefficients are rational; for signs, both are modulo two. Each
-    entry of `edges` ties the matrices on two axes: +1 means the same matrix, and -1 means the inverse transpose. No
-    matrix may act on an axis without an edge.
+    Each row of `scale` is an equation with one integer coefficient for each axis: the sum of the coefficients times the
+    logarithms of the axes' scales is zero. Each row of `sign` is such an equation modulo two, in which a sign is 0 or
+    1. Each entry of `edges` ties the matrices on two axes: +1 means the same matrix, and -1 means the inverse
+    transpose. No matrix may act on an axis without an edge.
 
     Attributes:
         axes: The axes along which the operator index runs.
@@ -136,10 +137,9 @@ class Law:
             position along this index.
         is_shared: Whether a single permutation must apply to all copies. The group of this axis then cannot be repeated
             within another group.
-        is_virtual: Whether the result has an axis that selects indices from this axis, which is then the virtual axis
-            of the result.
-        shift: The equations for translations of entries that are constant along all other axes. If `shift` is None, no
-            translation commutes with the operator.
+        is_virtual: Whether the result selects indices from this axis. The axis is then the virtual axis of the result.
+        shift: The equations for translations, which add numbers to entries that are constant along all other axes. If
+            `shift` is None, no translation commutes with the operator.
         period: For a function with half period pi, such as sin, whether the function is odd or even.
     """
 

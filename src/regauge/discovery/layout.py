@@ -372,8 +372,8 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Identify the factors of size one of two layouts, if both have equally many; a factor of one unit can still be
-    scaled.
+    """Tie the factors of size one of two layouts, if both have equally many. This matters, because a factor of one unit
+    can still be scaled.
     """
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]

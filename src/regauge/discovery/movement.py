@@ -114,9 +114,9 @@ class Movement:
         self.records.append([*map(law.mixed, axes), *rest])
 
     def keep_unread(self, operands: Sequence[Any], results: Sequence[Any], start: int) -> None:
-        """Forbid scales of tensors to which no law since `start` applies, such as numbers without axes.
+        """Forbid scales of tensors that no record since `start` mentions, such as numbers without axes.
 
-        Such a tensor may also be an operand that is returned unchanged.
+        An operand that is returned unchanged needs no record. Scales of such an operand stay possible.
         """
         mentioned = {axis.value for record in self.records[start:] for one in record for axis in one.axes}
         given = {x for x in operands if isinstance(x, Value)}

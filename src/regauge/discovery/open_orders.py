@@ -1,8 +1,10 @@
-"""Open orders: orders of entries that an operator leaves unspecified, and on which no later operator should depend.
+"""Open orders: orders of entries that an operator leaves unspecified, with a test whether a later operator depends on
+them.
 
 `topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. If every
 later operator treats all ranks alike and each token separately, the order of the selected entries has no effect. The
-units that `topk` compares may then be permuted. Otherwise, `topk` is treated as an operator without a rule.
+units that `topk` compares may then be permuted. If a later operator depends on the order, `topk` is treated as an
+operator without a rule.
 """
 
 from collections import Counter
@@ -24,7 +26,7 @@ class OpenOrder(NamedTuple):
 def find_sensitive(orders: Iterable[OpenOrder], records: Sequence[Record]) -> frozenset[str]:
     """Return the nodes with unspecified orders on which a later operator depends.
 
-    Call this function after all axes are fully refined.
+    Call this function after all operators have been read, because operators may split axes further.
     """
     every = list(orders)
     known = Counter(atom for one in every for atom in leaves(one.value.layouts[one.dim]))
@@ -35,9 +37,9 @@ def _is_free(order: OpenOrder, known: Mapping[Atom, int], records: Sequence[Reco
     """Return whether permuting the entries of an unordered axis, separately for each token, changes no other tensor.
 
     The condition is checked operator by operator, in the order of the program. Tensors that have the unordered axis are
-    permuted in the same way, and all other tensors stay unchanged. An operator preserves this property if the unordered
-    axis may be permuted and the operator treats each token separately. Parameters have no tokens, and different
-    unordered axes are independent.
+    permuted in the same way, and all other tensors stay unchanged. An operator passes the check if the unordered axis
+    may be permuted and the operator treats each token separately. Parameters have no tokens, and different unordered
+    axes are independent.
     """
     size = order.value.shape[order.dim]
     if size == 1:

@@ -19,7 +19,7 @@ def words(text: str) -> frozenset[str]:
 SAME = words("clone contiguous detach alias _to_copy to type_as dropout feature_dropout lift_fresh_copy")
 """Operators that copy every value unchanged in evaluation mode."""
 VIEWS = words("view _unsafe_view reshape flatten unflatten permute transpose t numpy_T movedim squeeze unsqueeze")
-"""Operators that arrange the same entries along other axes."""
+"""Operators that return the same entries with other axes, such as `reshape` and `permute`."""
 COPIES = SAME | VIEWS | {"expand"}
 """Operators whose result contains the entries of the first operand unchanged."""
 PIECES = words("slice select narrow unbind split split_with_sizes chunk")
@@ -98,7 +98,7 @@ class Call:
         return default if value is None else value
 
     def first(self, *keys: str) -> Any:
-        """Return the argument with the first of the given names that the operator's schema has."""
+        """Return the argument under the first of the given names that occurs in the operator's schema."""
         for key in keys:
             if key in self.arguments:
                 return self.arguments[key]

@@ -1,7 +1,9 @@
-"""Expansion of the laws of operators into ties between slots, which are the occurrences of atoms on axes of parameters.
+"""Expansion of the constraints of operators (laws) into ties between slots, the single occurrences of factors of axes.
 
-An atom is a factor of an axis. A slot is one occurrence of an atom: in one block, on one axis of one tensor. A tie is a
-law, applied to single slots: one slot of each axis of the law, all at the same position.
+An atom is a factor of an axis that also occurs in a parameter. An axis consists of one or several blocks, and each
+block is a product of indivisible atoms (leaves). A slot is one occurrence of an atom: in one block, on one axis of one
+tensor. A law constrains the transformations of several axes. A tie is a law, applied to single slots: one slot of each
+of these axes, all at the same position.
 """
 
 import math
@@ -20,10 +22,10 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 class Tie:
     """A law of an operator, applied to single slots: one slot of each axis of the law, all at the same position.
 
-    The companions of a slot are other atoms of the same tensor whose index is known wherever the slot's index is known.
-    A transformation of the slot may depend on the index of a companion. Each companion is stored with the number of an
-    operator index, because one atom may belong to several. For example, the rows and columns of `x @ x.T` have the same
-    atom, but different operator indices.
+    The companions of a slot are other atoms of the same tensor that have an index at every entry to which the slot
+    belongs. A transformation of the slot may depend on the index of a companion. For example, each head may have its
+    own scales. Each companion is stored with the number of an operator index, because one atom may belong to several
+    operator indices. For example, the rows and columns of `x @ x.T` have the same atom, but different operator indices.
     """
 
     law: Law
@@ -31,7 +33,9 @@ class Tie:
     companions: tuple[frozenset["Companion"], ...]
 
     def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
-        """Return the slots that a law ties to all given slots, or None if the law contains none of the given slots."""
+        """Return the companions that all given slots of this law have in common, or None if the law contains none of
+        the given slots.
+        """
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
             if slot in touched:
@@ -41,14 +45,15 @@ class Tie:
 
 Companion = tuple[Atom, int]
 OWN = -1
-"""The number that represents the operator index of the law itself.
+"""The number of a companion that belongs to the same operator index as the law.
 
-If one axis selects indices from a second axis, the second axis has the smaller number."""
+Numbers from zero on are positions of other laws in the record. Smaller numbers than this one belong to virtual axes,
+from which other axes select indices."""
 
 
 @dataclass
 class Slots:
-    """All slots (occurrences of atoms on axes of parameters), and the ties (laws) between the slots of each atom.
+    """All slots (single occurrences of atoms on axes), and for each atom the laws that tie its slots.
 
     Attributes:
         blocked: The slots on which only permutations may act.
@@ -70,7 +75,8 @@ class Slots:
 
 @dataclass(frozen=True)
 class SlotPlace:
-    """The position of a slot: one axis of a parameter, and the index `term` of the block that contains the slot.
+    """The position of a slot: one axis of a parameter, and the index `term` of the block that contains the slot. A
+    block is a part of the axis that is a product of indivisible factors (leaves).
 
     Attributes:
         others: The sizes and strides of the other leaves of the block.
@@ -97,7 +103,8 @@ class SlotPlace:
 
 
 SlotBlock = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
-"""A block: its first index, its leaves with more than one unit, and all its leaves with their slots.
+"""A block of an axis: its first index, its indivisible factors (leaves) with more than one unit, and all its leaves
+with their slots.
 
 An atom that no parameter has gets the slot -1.
 """
@@ -106,8 +113,8 @@ An atom that no parameter has gets the slot -1.
 def write_out(
     records: Iterable[Record], params: Mapping[str, Value], watched: Mapping[str, Value] | None = None
 ) -> Slots:
-    """Expand all records of operators into laws between single slots (occurrences of atoms on axes of parameters). All
-    axes must be final, that is, no later operator refines them.
+    """Expand the laws of all operators into ties between single slots (occurrences of atoms on axes). All axes must be
+    final, that is, no later operator splits them further.
 
     Slots are also found in watched values, but they do not affect the ties.
     """
@@ -232,8 +239,8 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Apply a law to factors of size one that all of its axes have in common; allow only permutations for all other
-        factors.
+        """Apply a law to the factors of size one in one block of each of its axes. If the axes have different factors
+        of size one, allow only permutations for all of these factors.
         """
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
@@ -255,7 +262,7 @@ class _Writer:
         self.slots.blocked.update(slot for _, slot in places if slot >= 0)
 
     def _is_read(self, value: Value, read: set[int]) -> bool:
-        """Return whether the laws describe all factors of axes that a tensor and some parameters have in common."""
+        """Return whether a law describes every factor of a tensor's axes that also occurs in a parameter."""
         found = [slot for dim in range(value.ndim) for _, _, places in self._axis(value, dim) for _, slot in places]
         return all(slot in read for slot in found if slot >= 0)
 
@@ -296,8 +303,8 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """Return, for each axis in a block, its companions: the other indivisible factors in the block, and those in
-    `outside`.
+    """Return, for each axis of a law, the companions of a slot in one block: the other indivisible factors of the
+    block, and the atoms in `outside`.
     """
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {

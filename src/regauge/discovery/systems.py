@@ -1,4 +1,4 @@
-"""The linear systems that determine the scales, signs, shifts and matrices of one atom.
+"""The linear systems that determine the scales, signs, shifts and matrices of one atom (a factor of an axis).
 
 Log-scales and shifts satisfy linear equations over the rationals. Signs satisfy linear equations over GF(2). Almost all
 equations relate only two unknowns. A union-find solves equations with two unknowns, and elimination solves all others.
@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import lcm
 
 Vector = dict[int, int]
-"""A map from slots to exponents."""
+"""A map from slots (single occurrences of an atom on axes) to exponents."""
 Rational = int | Fraction
 """A rational number. Integers are stored as `int`, which is faster than a fraction."""
 Row = dict[int, Rational]

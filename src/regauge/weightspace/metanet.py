@@ -111,7 +111,7 @@ class Metanet(nn.Module):
         parts: The parts of the symmetry that the net respects: some of "permutation", "sign", "scale", "shift",
             "linear" and "translation". The default is all parts, and "permutation" is always included. `net.parts`
             lists the parts that a net respects. No net respects "rotation" (rotations that depend on gains).
-        readers: Axes (parameter, axis) over which parameters sum units, as `find_readers` returns them. If `readers`
+        readers: Axes (parameter, axis) along which layers sum over units, as `find_readers` returns them. If `readers`
             are given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. If a unit was
             split into copies that divide its outgoing weights, the copies then count as one unit. With `readers`,
             translations are not respected.

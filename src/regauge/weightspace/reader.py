@@ -208,7 +208,8 @@ def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
     """Return whether layers can respect scales without a canonical form, because messages read all values that scales
     change.
 
-    Changes along the axes of matrices consist of products, in which scales would not cancel.
+    If a head changes parameters on which both matrices and scales act, the result is False, because scales would not
+    cancel in the products that make up these changes.
     """
     scaled = {name for name, character in layout.signs.items() if has_scale(character)}
     found = [one.multiplied for k in range(depth if scaled else 0) if (one := layer.reaches(layout, k)) is not None]

@@ -58,9 +58,9 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Return the shares of all units that have outgoing weights, computed from values of blocks.
 
-    Along the axes of receiving units, the largest magnitude is used, because copies of receiving units do not change
-    it. Along the axes of all further units that a weight reads, magnitudes are summed. A set without outgoing weights
-    has no shares.
+    The share of a unit is proportional to the magnitudes of its outgoing weights. Over the units that receive these
+    weights, the largest magnitude is used, because copies of receiving units do not change it. Over all further units
+    that the same weight reads, magnitudes are summed. A set of units without outgoing weights has no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:
@@ -135,7 +135,7 @@ class Terms:
         self.sizes = {layout.key: {b.name: b.sizes for b in layout.pair_blocks} for layout in layouts}
 
     def factor(self, block: Block, end: End, layout: Layout, shares: Shares) -> float:
-        """Return the factor for sums over all axes of a block except those of an end."""
+        """Return the factor for sums over all axes of a block except those that index one unit set."""
         sizes = self.sizes[layout.key][block.name] if shares else block.sizes
         count = math.prod(size for axis, size in enumerate(sizes) if axis not in end.axes)
         return math.sqrt(count) if shares else 1 / math.sqrt(count)

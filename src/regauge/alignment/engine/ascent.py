@@ -251,7 +251,8 @@ class Ascent:
         self._order = order
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace tensors of the first networks, such that the ascent continues toward these from the current element.
+        """Replace tensors of the first networks. The ascent then continues from the current element toward the new
+        tensors.
 
         Tensors of the first networks that `a` lacks are not changed. Only families that act on replaced tensors are
         searched again, beginning with the potentials (dual variables) of their last search. The total gain in `gained`

@@ -142,7 +142,8 @@ def _cancels(one: Site, other: Site) -> bool:
 
 @dataclass
 class FirstRotation:
-    """The steps of a rotation that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>` over products A and B.
+    """An iteration for the rotation R that maximizes `<R, C> + sum_k w_k <A_k, R B_k R'>`, where A and B are products
+    of tensors.
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
     square root of the product of both norms. Without this division, large tensors would dominate, although most of them

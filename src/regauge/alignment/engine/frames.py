@@ -43,8 +43,8 @@ MOVED = 0.25
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try: first without changing buffers, and then with changed buffers, which fits
-    copies.
+    """Return the kinds of balancing to try: first without changing buffers, and then with changed buffers. The second
+    kind is right for transformed copies.
 
     If a task recomputes statistics, balancing never changes running statistics.
     """

@@ -57,8 +57,8 @@ def match_mixture(
     better. If `max_sweeps` is zero, there is no further ascent.
 
     The responses may not determine rotations and some signs. If `is_completed`, the parameters first determine
-    rotations and signs, while permutations of units stay fixed. As in weight matching, groups with the best-known cost
-    come first, and unknown groups are averaged.
+    rotations and signs, while permutations of units stay fixed. As in weight matching, groups come first if their cost
+    depends little on unknown groups, and tensors are averaged over unknown groups.
     """
     norm = sum((norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
     norm = torch.where(norm == 0, 1.0, norm)
@@ -104,7 +104,7 @@ def match_mixture(
 def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None) -> Element:
     """Return signs, shifts and matrices that complete an element's permutations.
 
-    Groups with the best-known cost come first.
+    Groups come first if their cost depends little on groups that are still unknown.
     """
     groups = tuple(group.unordered for group in symmetry.groups)
     fixed, blank = replace(symmetry, groups=groups), symmetry.identity((len(next(iter(b.values()))),))

@@ -293,7 +293,9 @@ def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
 
 
 def _move_base(family: Family, group: Group, value: Value) -> Value:
-    """Return an inner group's value `[problem, block, *other bases, ...]` with the block axis moved to its position."""
+    """Return an inner group's value `[problem, block, *other bases, ...]` with the block axis at its position among the
+    axes of all bases.
+    """
     place = 1 + group.within.index(family.root.name)
     return value.map(lambda t: t.movedim(1, place))
 

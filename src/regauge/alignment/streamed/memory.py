@@ -111,7 +111,9 @@ class Sizes:
         return int(SLACK * highest) + BASE, max(range(len(peaks)), key=peaks.__getitem__, default=None)
 
     def set_peak(self, names: Collection[str], families: Sequence[Family], is_blocked: bool = False) -> int:
-        """Return the bytes while a working set is in memory: both networks, transformed tensors, costs, and sums."""
+        """Return the bytes in use while a working set is in memory: both networks, transformed tensors, costs, and
+        sums.
+        """
         if is_blocked:
             return self._blocked_peak(names, families)
         own, largest = self.nbytes(names), max((self.nbytes([name]) for name in names), default=0)
@@ -122,7 +124,9 @@ class Sizes:
         return max(climbing, 2 * own + self._summing(names, inside), 2 * own + self._reading(names))
 
     def _blocked_peak(self, names: Collection[str], families: Sequence[Family]) -> int:
-        """Return the bytes while a working set is read tensor by tensor: two tensors, and one or two cost matrices."""
+        """Return the bytes in use while a working set is read tensor by tensor: two tensors, and one or two cost
+        matrices.
+        """
         largest, profits = max(map(self._piece, names)), 0
         for root in (family.root for family in families):
             own = [p for p in root.placements if self.has(p.parameter)]
@@ -142,11 +146,11 @@ class Sizes:
         return sums, int((ROTATING if group.matrix != "none" else ASSIGNING) * _matrix(group))
 
     def loose_peak(self, name: str) -> int:
-        """Return the bytes while a tensor that belongs to no working set is read."""
+        """Return the bytes in use while a tensor that belongs to no working set is read."""
         return 6 * self._piece(name) + self._summing([name]) + self._reading([name])
 
     def balance_peak(self, part: Collection[str]) -> int:
-        """Return the bytes while some tensors are balanced: squares in float64, and a second copy of one tensor.
+        """Return the bytes in use while some tensors are balanced: squares in float64, and a second copy of one tensor.
 
         Tensors on which matrices act are also stored in float64. In addition, one such tensor is transformed, scaled
         and unfolded.
@@ -158,7 +162,9 @@ class Sizes:
         return sum(squares) + 2 * max(squares) + reading + self._reading(part) + moving
 
     def fit_peak(self, part: Collection[str]) -> int:
-        """Return the bytes while scales and matrices are fitted: both networks' tensors, and a transformed copy."""
+        """Return the bytes in use while scales and matrices are fitted: both networks' tensors, and a transformed
+        copy.
+        """
         kept, widest, reading = 0, 0, 0
         for name in part:
             if summed_axes(self.symmetry, name):  # Two values stand for each sum, or twice as many rows as columns.
@@ -171,13 +177,15 @@ class Sizes:
         return 2 * kept + max(FITTED * widest, reading) + self._reading(part)
 
     def chart_peak(self) -> int:
-        """Return the bytes while coordinates are computed from whole tensors, and while elements act on tensors."""
+        """Return the bytes in use while coordinates are computed from whole tensors, and while elements act on
+        tensors.
+        """
         families = () if self._chart is None else self._chart.translations
         whole = {name for one in families for name in (one.entries.parameter, *one.coefficients)}
         return max(8 * TRANSLATED * max(map(self.numel, whole), default=0), self.moving_peak(1))
 
     def moving_peak(self, networks: int) -> int:
-        """Return the bytes while translations and rotations act on one tensor of `networks` networks."""
+        """Return the bytes in use while translations and rotations act on one tensor of `networks` networks."""
         if self._chart is None:
             return 0
         turned = {place.parameter for name in self._chart.rotatable for place in self._chart[name].placements}
@@ -190,7 +198,7 @@ class Sizes:
         return int(max(each, default=0)) + networks * matrices
 
     def _reading(self, names: Iterable[str]) -> int:
-        """Return the bytes while one of the given tensors is read and converted to coordinates."""
+        """Return the bytes in use while one of the given tensors is read and converted to coordinates."""
         copies = {n: CHARTED if n in self._added else SCALED for n in names if n in self._charted}
         return int(max((k * self._wider.get(n, 8) * self._at_once(n) for n, k in copies.items()), default=0))
 
@@ -216,7 +224,7 @@ class Sizes:
         return any(site.group.matrix == "linear" for site in self.symmetry.sites[name])
 
     def _summing(self, names: Collection[str], inside: Collection[str] = ()) -> int:
-        """Return the bytes while the costs of a group that is not in `inside` are summed over some tensors."""
+        """Return the bytes in use while the costs of a group that is not in `inside` are summed over some tensors."""
         groups = {site.group.name: site.group for name in names for site in self.symmetry.sites[name]}
         counts = {
             name: len({character(p) for p in group.placements if p.parameter in names})

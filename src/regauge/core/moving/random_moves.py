@@ -94,7 +94,7 @@ def move_rows(
     factors: Float[Tensor, "elements factors"] | None,
     shifts: Float[Tensor, "elements shifts"] | None,
 ) -> None:
-    """Transform one tensor of all networks in place. The elements of a run act on each batch of the run."""
+    """Transform one tensor of all networks in place. The elements of each `ElementRun` act on each of its batches."""
     step = min(max(share.elements for share in shares), max(1, ROW_VALUES_AT_ONCE // (tensor.size * tensor.run)))
     unmoved = tensor.unmoved(torch.zeros(step, dtype=torch.int32))
     behind = [1] * (networks.ndim - 1 - len(tensor.shape))

@@ -185,8 +185,8 @@ class _Family:
         return {**result, **{key: torch.ones_like(result[key]) for key in tied if key in result}}
 
     def _local(self, name: str, direction: Tensor) -> Symmetry:
-        """Return a group, restricted to the parameters that a combination of its scales, or the signs of a gain,
-        multiply.
+        """Return a group, restricted to the parameters that change if a gain is set to one: by a combination of the
+        group's scales (`direction`), or by the signs that flip the gain.
 
         The returned group does not permute units.
         """

@@ -152,7 +152,9 @@ def transform(b: Builder, call: Call) -> Value:
 
 
 def _without(x: Value, dim: int) -> list[int | None]:
-    """Return the indices of all axes of a tensor, where None stands for an axis that a new axis replaces."""
+    """Return the indices of all axes of a tensor, with None in place of axis `dim`, which a new axis of the result
+    replaces.
+    """
     return [None if d == dim else d for d in range(x.ndim)]
 
 

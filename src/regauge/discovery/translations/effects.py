@@ -52,7 +52,7 @@ HIDDEN = -1e3
 def _move(run: Run, node: Node) -> Any:
     """Return the offset after an operator that rearranges entries.
 
-    Changed entries keep their change when an operator moves them.
+    Each entry has the same change before and after the operator moves it.
     """
     first = given(node)[0]
     if operator_name(node) == "getitem":
@@ -113,7 +113,7 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
 
 def _pad(run: Run, node: Node) -> Any:
-    """Return the offset of a padded value, where padding is zero or repeats entries of the same channel."""
+    """Return the offset of a padded value. The padding must be zero or repeat entries of the same channel."""
     if pads_zeros(node):
         return _move(run, node)
     if argument(node, 2, "constant") not in ("reflect", "replicate", "circular"):
@@ -218,7 +218,9 @@ def _without(offset: Offset, dims: Sequence[int], shape: Sequence[int], *, is_ke
 
 
 def _resampled(run: Run, node: Node) -> Any:
-    """Return the offset of means or maxima over positions of the same channel."""
+    """Return the offset of means or maxima over positions of one channel. The offset must be the same at all
+    positions.
+    """
     name, value = operator_name(node), node.meta["val"]
     space = len(given(node)[1]) // 2 if name in PADS else int(next(one for one in name if one.isdigit()))
     first = value if isinstance(value, Tensor) else value[0]
@@ -229,8 +231,8 @@ def _resampled(run: Run, node: Node) -> Any:
 
 
 def _spread(offset: Offset, dims: Iterable[int], shape: Sequence[int]) -> Offset:
-    """Return the offset for a result whose axes have other lengths; raise `SeenError` unless it is constant along these
-    axes.
+    """Return the offset, broadcast to a result in which the axes `dims` have other lengths; raise `SeenError` unless
+    the offset is constant along these axes.
     """
     if not offset.is_uniform(*dims):
         raise SeenError
@@ -260,8 +262,8 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: bool) -> Offset | None:
-    """Return the change of a sum or mean of values, if changes are multiplied by other values; None if it is
-    unknown.
+    """Return the change of a sum or mean of values, if the change of each value is a vector times other values of the
+    model. Return None if the change is unknown.
     """
     before, shape = shape_of(given(node)[0]), shape_of(node)
     kept = [k for k in range(len(before)) if k not in {d % len(before) for d in dims}]
@@ -275,7 +277,7 @@ def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: b
 
 
 def _cumulative(run: Run, node: Node) -> Offset:
-    """Return the offset of a cumulative sum over an axis along which the offset is constant."""
+    """Return the offset of a cumulative sum. The offset of the operand must be constant along the axis of the sum."""
     shape = shape_of(node)
     axis = int(given(node)[1]) % len(shape)
     inner, last = run.expansion.summed(shape[axis]), indices_of(shape)[axis]
@@ -298,8 +300,8 @@ def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
 def _pool(run: Run, node: Node) -> Any:
     """Return the offset of pooled values.
 
-    The pooling must have no padding. The offset must be constant over each window, or the pooling must cover all
-    positions.
+    The pooling must have no padding. The offset must be constant over the pooled positions, or a single window must
+    cover all positions.
     """
     offset, shape = run.of(given(node)[0]), shape_of(node)
     space = int(operator_name(node)[-2])
@@ -348,7 +350,7 @@ def _masked(run: Run, node: Node) -> Any:
 
 
 def _hides(run: Run, value: Any) -> bool:
-    """Return whether a mask writes a very negative number, which excludes entries from a softmax."""
+    """Return whether the value that a mask writes is a very negative number, which excludes entries from a softmax."""
     while isinstance(value, Node) and operator_name(value) in SAME:
         value = given(value)[0]
     if isinstance(value, Node) and operator_name(value) in words("full full_like scalar_tensor"):
@@ -380,7 +382,7 @@ def _group_norm(run: Run, node: Node) -> Any:
 def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
     """Raise an error unless an offset is constant over all entries that a norm combines.
 
-    The function `together` reshapes an array such that the entries that a norm combines lie along the last axis.
+    The function `together` reshapes an array. The last axis of the result contains the entries that the norm combines.
     """
     if offset is not None and (offset.is_masked or not offset.move(together).is_uniform(-1)):
         raise SeenError
@@ -467,5 +469,6 @@ EFFECTS: Rules = {
 }
 """The effect of each operator on an offset.
 
-The result of an operator outside of this table is assumed to change if an operand has an offset.
+If an operator is not in this table and one of its operands has an offset, nothing can be said about its result. The
+search then treats the offset as a change of the function.
 """

@@ -1,9 +1,9 @@
 """Values of a traced model, expanded as sums of products of parameters and other values.
 
-An offset may be multiplied by a value that depends on the inputs. In linear attention, for example, an offset is
-multiplied by the sum of the attention weights. The model later divides by the same sum, which may be computed by other
-operators. Two values are equal if their expansions consist of the same products, apart from the names of summed
-indices.
+An offset is the change of a value that is caused by adding a vector to a parameter. The model may multiply an offset by
+a value that depends on the inputs. In linear attention, for example, an offset is multiplied by the sum of the
+attention weights. The model later divides by the same sum, which may be computed by other operators. Two values are
+equal if their expansions consist of the same products, apart from the names of summed indices.
 """
 
 import math
@@ -20,7 +20,8 @@ from regauge.discovery.translations.offsets import Index, Monomial, Multiplicand
 MOST_PRODUCTS = 16
 """The largest number of products in an expansion; longer expansions are not used."""
 MOST_FACTORS = 8
-"""The largest number of factors in a product. Powers of powers would otherwise have exponentially many factors."""
+"""The largest number of factors in a product. Without this limit, powers of powers would have exponentially many
+factors."""
 FIXED = Index(0, 1)
 """The index of an axis of length one."""
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
@@ -31,7 +32,9 @@ Values = list[Monomial]
 
 
 class Expansion:
-    """The expansion of a model's values as sums of products, whose indices belong to axes or are summed over."""
+    """The expansion of a model's values as sums of products. Each index of a factor belongs to an axis of the value, or
+    the product is summed over this index.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self._names = graph, count(1)
@@ -39,7 +42,7 @@ class Expansion:
     def of(self, node: Any, indices: Sequence[Index], *, is_input: bool = False) -> Values:
         """Return the products whose sum is a value, with one index for each axis of the value.
 
-        Inputs of layers with parameters are not expanded.
+        The input of a layer with parameters is kept as one factor and not expanded.
 
         Raises:
             SeenError: The expansion has too many products, or a product has too many factors.
@@ -69,7 +72,9 @@ class Expansion:
         return self.of(node, indices[len(indices) - len(shape_of(node)) :], is_input=is_input)
 
     def settle(self, products: Values) -> Values:
-        """Return a simplified sum of products, without weights that sum to one and divisors that equal the sum."""
+        """Return a simplified sum of products. Weights that sum to one are left out. If all products have the same
+        divisor, and their sum is a multiple of this divisor, the result is a number.
+        """
         products = [self._without_weights(one) for one in products]
         divisor = next((one for one in products[0].factors if one.kind == "inverse"), None) if products else None
         if divisor is None or not all(divisor in one.factors for one in products):
@@ -80,8 +85,8 @@ class Expansion:
         return products if ratio is None else [Monomial(ratio, ())]
 
     def _without_weights(self, product: Monomial) -> Monomial:
-        """Return a simplified product: weights are left out if they sum to one over an index that no other
-        factor has.
+        """Return a product without the weights (such as a softmax) that sum to one over an index that no other factor
+        has.
         """
         number, factors = product
         used = [index.name for one in factors for index in one.indices if index.name > 0]
@@ -214,7 +219,7 @@ def _total(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
 
 
 def _cumulative(e: Expansion, node: Node, indices: Sequence[Index]) -> Values:
-    """Expand a cumulative sum as a sum over an index that is at most a second index."""
+    """Expand a cumulative sum at position i as a sum over all positions that are at most i."""
     if not indices:  # A number.
         return e.of(given(node)[0], indices)
     axis = int(given(node)[1]) % len(indices)
@@ -259,7 +264,9 @@ def _layer(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
 
 
 def _table(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
-    """Expand a lookup as a table times a factor that selects the row."""
+    """Expand a lookup in a table: a sum over rows of the table's entries times a factor that is one for the selected
+    row and zero otherwise.
+    """
     table, index = given(node)[:2]
     if e.graph.entries(table) is None:
         return None
@@ -362,7 +369,9 @@ def renaming(
 
 
 def _unified(one: Multiplicand, other: Multiplicand, names: dict[int, Index]) -> Iterator[dict[int, Index]]:
-    """Yield an extended renaming of summed indices that makes two more factors equal, if there is one."""
+    """Yield the given renaming of summed indices, extended so that two further factors become equal; yield nothing if
+    this is impossible.
+    """
     if (one.kind, one.what, len(one.indices)) != (other.kind, other.what, len(other.indices)):
         return
     found = dict(names)

@@ -1,4 +1,4 @@
-"""Offsets that operators multiply by values of the model, and layers that compensate for such offsets."""
+"""Changes of values (offsets) that operators multiply by values of the model, and layers that compensate for them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,8 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Run
 
 MOST_TERMS = 32
-"""The largest number of terms that an offset may have after it is multiplied by expansions."""
+"""The largest number of terms of an offset after it is multiplied by other values, which are expanded as sums of
+products."""
 
 
 def indices_of(shape: Sequence[int]) -> tuple[Index, ...]:
@@ -90,8 +91,8 @@ def _is_same(one: Addend, other: Addend) -> bool:
 
 
 def _settled(term: Addend, products: Values) -> list[Addend]:
-    """Return a vector times products, where factors that contain only parameters are stored as linear maps of the
-    vector.
+    """Return a vector times each of several products. If all factors are parameters, they are stored as linear
+    operations on the vector.
     """
     try:
         return [_with_steps(term, one) for one in products]
@@ -100,7 +101,7 @@ def _settled(term: Addend, products: Values) -> list[Addend]:
 
 
 def _with_steps(term: Addend, product: Monomial) -> Addend:
-    """Return a vector after steps that multiply it by a product of parameters."""
+    """Return a vector with further linear operations, which multiply it by a product of parameters."""
     if any(one.kind != "parameter" for one in product.factors):
         raise SeenError
     if product.number != 1:
@@ -111,7 +112,9 @@ def _with_steps(term: Addend, product: Monomial) -> Addend:
 
 
 def _times_factor(term: Addend, factor: Multiplicand, others: Sequence[int]) -> Addend:
-    """Return an addend times entries of a parameter, summed over indices that no other factor has."""
+    """Return a vector times entries of a parameter. The product is summed over the indices of the parameter with
+    positive names, which no other factor may have.
+    """
     own = [*zip(factor.indices, factor.what.strides, strict=True)]
     wide = sorted(((k, stride) for k, stride in own if k.size > 1), key=lambda one: one[0].name > 0)  # Sums come last.
     if any(index.name > 0 and index.name in others for index, _ in wide):
@@ -124,9 +127,10 @@ def _times_factor(term: Addend, factor: Multiplicand, others: Sequence[int]) -> 
 
 
 def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, axes: list[int]) -> Addend:
-    """Return an addend after it is multiplied or divided by factors, which may add axes along which it varies.
+    """Return an added vector after it is multiplied or divided by entries of a parameter. The result may vary along
+    more axes than before.
 
-    Factors are summed over the axes that the addend lacks.
+    Axes of these entries that the value lacks are summed.
     """
     shape = term.places.shape
     several = [k for k in range(len(shape)) if k in axes or not is_constant(term.places, k)]
@@ -141,8 +145,8 @@ def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, a
 
 
 def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
-    """Return an offset that is multiplied by values of the model after entries are rearranged, or None if an axis
-    disappears.
+    """Return an offset after an operator has rearranged entries, if the offset is multiplied by values of the model.
+    Return None if an axis along which these values vary disappears.
     """
     shape, ndim = shape_of(node), len(shape_of(given(node)[0]))
     before = {axis_before(node, axis): axis for axis in range(len(shape))}
@@ -157,8 +161,8 @@ def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int
     """Return an offset that is multiplied by values of the model, or None if a layer can compensate for it.
 
     Let the offset be a vector times the output of layer 1, as one summand of a sum. A second layer can compensate if
-    its output is another summand of this sum, and if it reads the same value as layer 1. Each parameter of the layer
-    compensates for the terms that have the same remaining factors.
+    its output is another summand of this sum, and if it reads the same value as layer 1. A parameter of the layer
+    compensates for a term if the model multiplies both by the same values.
     """
     if offset.labels is not None or offset.is_masked or run.is_missed or not _is_read_by_this_sum(run, operand):
         return offset
@@ -175,7 +179,7 @@ def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int
 
 
 def _is_read_by_this_sum(run: Run, node: Any) -> bool:
-    """Return whether a layer computes a node that only one operator reads."""
+    """Return whether a layer computes the node, and only one operator reads the node."""
     while isinstance(node, Node) and node.op == "call_function":
         if node in run.offsets or node in run.graph.ends or not run.graph.is_read_once(node):
             return False
@@ -189,7 +193,9 @@ def _is_read_by_this_sum(run: Run, node: Any) -> bool:
 
 
 def _image(run: Run, term: Addend, options: Values) -> Image:
-    """Return the change of a parameter that compensates for a term, if the model multiplies both by the same values."""
+    """Return the change of a parameter that compensates for a term. The model must multiply the parameter and the
+    vector of the term by the same values.
+    """
     mine = [one for one in term.product.factors if one.kind == "parameter"]
     rest = [one for one in term.product.factors if one.kind != "parameter"]
     for option in options:

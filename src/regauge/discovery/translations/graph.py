@@ -1,5 +1,5 @@
-"""A traced model in the form that the search for translations needs: parameters, their views, integer constants, known
-sums.
+"""A traced model with the information that the search for translations needs: parameters and their views, integer
+constants, and known sums of values.
 """
 
 import math
@@ -28,8 +28,8 @@ RESHAPES = words("view _unsafe_view reshape flatten unflatten squeeze")
 MOST_NUMBERS = 1 << 20
 """The largest number of entries of a value that is inspected entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
-"""The known sum of a value: a gain by which the value is divided before the sum, and a step (no step if the sum is
-zero)."""
+"""The known sum of a value: the gain by which the value is divided before it is summed (or None), and the operation
+that multiplies a vector by the sum. There is no operation if the sum is zero."""
 
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
@@ -40,11 +40,12 @@ CELLS = dict.fromkeys(words("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), 4
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model, with functions that tell which nodes are parameters, which sums are known, and who reads a value.
+    """A traced model. Its methods return which nodes are parameters, which sums are known, and which operators read a
+    value.
 
     Attributes:
         program: The traced model.
-        ones: Gains that are one in a representative.
+        ones: Gains that are one in a representative, which is a rescaled network of the same function.
         onward: Cached results of following an offset from a node to the outputs.
     """
 
@@ -133,7 +134,9 @@ class Graph:
 
     @cached_property
     def cuts(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """For each axis length, the starts and lengths of the parts into which operators cut last axes."""
+        """The parts into which operators cut the last axis of values, by the length of this axis. Each part has a start
+        and a length.
+        """
         found: dict[int, dict[tuple[int, int], None]] = {}
         for node in self.order:
             name = operator_name(node) if node.op == "call_function" else ""
@@ -159,7 +162,7 @@ class Graph:
 
     @cached_property
     def has_factors(self) -> bool:
-        """Whether a sum adds a value that a parameter multiplies."""
+        """Whether the model adds or subtracts a product of a value and a parameter."""
         products = (node for node in self.order if node.op == "call_function" and operator_name(node) == "mul")
         return any(
             self.entries(one) is not None
@@ -265,11 +268,12 @@ class Graph:
             return None
 
     def total(self, node: Any, axis: int = -1) -> Total | None:
-        """Return the sum of a value along an axis, possibly after division by a gain, if no input changes the sum.
+        """Return the sum of a value along an axis if the sum does not depend on the inputs, perhaps only after the
+        value is divided by a gain.
 
         Returns:
-            The gain (None if there is none), and the sum as a step (no step if the sum is zero). The result is None if
-            the sum depends on the inputs or is unknown.
+            The gain (None if there is none), and the operation that multiplies a vector by the sum (no operation if the
+            sum is zero). The result is None if the sum depends on the inputs or is unknown.
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None

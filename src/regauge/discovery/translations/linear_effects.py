@@ -1,4 +1,4 @@
-"""The effects of linear operators on an offset: layers, tables, products, attention."""
+"""The effects of linear operators (layers, tables, products, attention) on offsets, which are changes of values."""
 
 import math
 from dataclasses import replace
@@ -56,8 +56,8 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
-    """Return the offset of a layer's outputs, for an input offset that depends on the data but is constant along some
-    axes.
+    """Return the change of a layer's outputs, if the change of its inputs depends on the data but is constant along
+    some axes.
 
     The layer must map each position independently of the others.
     """
@@ -70,8 +70,8 @@ def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Return the offset of a layer's outputs, if the offset of its inputs is one vector over channels, or adjacent
-    channels.
+    """Return the change of a layer's outputs, if one vector is added to its input channels, or to a range of adjacent
+    ones.
     """
     copies, outputs, inputs = weights.sizes[:3]
     own = channels(term, dim)
@@ -109,7 +109,7 @@ def _weights(run: Run, node: Node, w: Any) -> Entries:
 
 
 def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
-    """Return the offset of a layer's outputs that an offset of its weights causes.
+    """Return the change of a layer's outputs that a change of its weights causes.
 
     Two outputs change by the same amount if their weight rows change by the same amounts.
     """
@@ -141,7 +141,7 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
 
 
 def _first_column(array: Tensor) -> Tensor:
-    """Return the entries along the first axis of an array, where all other indices are zero."""
+    """Return the entries of an array at index zero of all axes except the first."""
     for _ in range(array.ndim - 1):
         array = array.select(1, 0)
     return array
@@ -189,10 +189,10 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
 
 
 def _contracted_or_labels(run: Run, node: Node, operands: list[Any], changed: int) -> Offset:
-    """Return the offset of a product of operands, one of which has an offset.
+    """Return the change of a product of operands, if one of the operands changes.
 
-    If the vectors of the offset vary along a summed axis, the amounts depend on the inputs. Along axes that the other
-    operands lack, the amounts are constant if the offset is constant.
+    If the change of the operand varies along a summed axis, the change of the product depends on the inputs. It is
+    still constant along an axis that the other operands lack, if the change of the operand is constant along this axis.
     """
     offset, shape = run.of(operands[changed]), shape_of(node)
     names, target = letters(node) if operator_name(node) == "einsum" else _axes_of_product(operands, shape)
@@ -236,7 +236,7 @@ def through_einsum(run: Run, node: Node) -> Any:
 
 
 def through_bag(run: Run, node: Node) -> Any:
-    """Return the offset of sums or means over rows of a table, each over the same number of rows."""
+    """Return the change of sums or means of table rows (an embedding bag). All sums must have equally many rows."""
     table, index, starts = given(node)[:3]
     offset, known = run.of(table), run.graph.constant(starts)
     kind, weights, padding = (argument(node, k, default) for k, default in ((4, 0), (6, None), (8, None)))
@@ -278,9 +278,10 @@ def through_attention(run: Run, node: Node) -> Any:
 
 
 def through_recurrent(run: Run, node: Node) -> None:
-    """Record that the input biases of a recurrent layer can compensate for offsets of the state biases.
+    """Record the change of a recurrent layer's input biases that compensates for a change of its state biases.
 
-    A recurrent layer adds input and state bias, except in a GRU gate that multiplies the state bias.
+    A recurrent layer adds the input bias and the state bias. The exception is the third gate of a GRU, which multiplies
+    the state bias by another gate.
     """
     weights, count = _recurrent_weights(node)
     if any(source in run.offsets for source in node.all_input_nodes if source not in weights):

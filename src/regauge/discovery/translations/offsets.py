@@ -12,11 +12,14 @@ from torch.utils import _pytree as pytree
 from regauge.core.translations import Entries, ImageStep
 
 LARGEST_CONTENT = 1 << 14
-"""The largest number of entries, without repetitions, of an offset that gets a key for comparisons."""
+"""The largest number of entries of an offset for which a key for comparisons is computed. Repeated entries along an
+axis count once."""
 
 
 class SeenError(Exception):
-    """Error if an offset changes the function of the model, because no parameter can compensate for it."""
+    """Error if a change of a value (an offset) may change the outputs of the model, because no parameter is known to
+    compensate for it.
+    """
 
 
 class Index(NamedTuple):
@@ -77,7 +80,9 @@ class Monomial(NamedTuple):
         return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
 
     def repeated(self, summed: Iterable[Index]) -> "Monomial":
-        """Return the sum of the product over some indices. The product may lack some of these indices."""
+        """Return the product, summed over some indices. For each of these indices that no factor has, the number is
+        multiplied by the index's size.
+        """
         used = {index.name for one in self.factors for index in one.indices}
         number = self.number
         for index in summed:
@@ -94,7 +99,7 @@ class Addend:
     """A vector that is added to entries of a value, possibly times a product that depends on the inputs.
 
     Attributes:
-        steps: The steps that map the vector of the translation family to the added vector.
+        steps: The linear operations that compute the added vector from the vector of the translation family.
         size: The length of the added vector.
         places: For each entry of the value: one plus the index of the vector entry that is added to it, or zero if
             nothing is added.
@@ -123,8 +128,8 @@ class Offset:
         terms: The added vectors, if each is known as a function of the weights.
         labels: If the added amounts depend on the inputs, an array of labels that replaces the terms. Entries with
             equal labels change by equal amounts, and entries with label zero do not change.
-        is_masked: Whether the offset is not added at entries that a mask excludes from a softmax. Such an offset has no
-            effect only if a softmax follows.
+        is_masked: Whether a mask has excluded some entries from a softmax. The offset does not change these entries, so
+            it is harmless only if a softmax follows.
         source: An object that is shared by all offsets whose labels can be compared: equal labels then mean equal
             amounts.
     """
@@ -167,7 +172,9 @@ class Offset:
         return all(is_constant(array, dim) for array in self.arrays for dim in dims)
 
     def move(self, function: Callable[[Tensor], Any]) -> Any:
-        """Return the offset after an operator that only rearranges entries: one offset, or one for each result."""
+        """Return the offset after an operator that only rearranges entries. If the operator has several results, return
+        one offset for each of them.
+        """
         if self.has_products:
             return Offset(labels=self.as_labels(), is_masked=self.is_masked).move(function)
         moved = [function(array) for array in self.arrays]
@@ -190,7 +197,9 @@ class Offset:
         return replace(self, terms=terms, labels=None if self.labels is None else self.labels.expand(tuple(shape)))
 
     def then(self, *steps: ImageStep) -> "Offset":
-        """Return the offset after further steps, which keep the length of its vectors."""
+        """Return the offset after further linear operations on its vectors. These operations keep the lengths of the
+        vectors.
+        """
         terms = tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms)
         return replace(self, terms=terms, source=object())
 
@@ -274,15 +283,18 @@ def along(values: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
 
 
 def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
-    """Return labels that differ between positions along all axes that are not constant."""
+    """Return an array with a different label at each position. Positions that differ only along the `constant` axes get
+    the same label.
+    """
     sizes = [1 if k in constant else n for k, n in enumerate(shape)]
     return torch.arange(1, torch.Size(sizes).numel() + 1).reshape(sizes).expand(tuple(shape))
 
 
 def channels(term: Addend, *dims: int) -> Tensor:
-    """Return, as a flat array, the indices of the vector entries that a term adds along some axes.
+    """Return, as a flat array, one plus the index of the vector entry that a term adds at each position along some
+    axes.
 
-    Raise `SeenError` if they differ along another axis.
+    Raise `SeenError` if the indices differ along another axis.
     """
     places, own = term.places, {dim % term.places.ndim for dim in dims}
     for k in range(places.ndim):
@@ -308,7 +320,9 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def pattern_of(numbers: Tensor) -> Entries | None:
-    """Return indices, in their order, as entries of a strided array, or None if three axes do not suffice."""
+    """Return the start, sizes and strides of an array with at most three axes whose entries are the given indices, in
+    their order. If there is no such array, return None.
+    """
     values = numbers.flatten()
     sizes: list[int] = []
     strides: list[int] = []

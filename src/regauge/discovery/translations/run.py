@@ -46,9 +46,7 @@ class Taker:
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """Return the parameter with its entries rearranged, as an operator rearranges the value to which it is
-        added.
-        """
+        """Return the parameter after `function` has rearranged the value to which the parameter is added."""
         return replace(self, places=function(self.places))
 
     def behind(self, factors: Entries, shape: tuple[int, ...]) -> "Taker | None":
@@ -71,24 +69,26 @@ class Taker:
 Rules = Mapping[str, Callable[["Run", Node], Any]]
 """The effect of each operator on an offset, by operator name.
 
-The result of an operator without a rule is assumed to change because of the offset.
+If an operator without a rule reads an offset, the offset is assumed to change the outputs of the model.
 """
 
 
 Event = tuple[Literal["image", "divided", "passed", "read", "asked"], Any]
 """The kind of an event during the propagation of an offset, and the object of the event.
 
-The object of "image" is the image that compensates for the offset. If the image has no finite amount where a factor is
-zero, it is also the object of "divided". The object of "passed" is a gain of one that
-multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is a
-parameter for which the result would be different if the offset were its own.
+The object of "image" is the change of a parameter that compensates for the offset. If this change divides by a factor
+of the model, which may be zero, it is also the object of "divided". The object of "passed" is a gain of one that
+multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is the
+name of a parameter. Results that were cached after this event do not apply if the vector is added to this parameter.
 """
 
 
 class Onward(NamedTuple):
-    """The cached effects of an offset from a node onward: what compensates for it, and whether it changes a result.
+    """The cached effects of an offset from a node to the outputs: what compensates for it, and whether an output may
+    change.
 
-    These results are cached, because many layers of a deep network pass on an equal offset.
+    The effects are cached, because vectors that are added to parameters of different layers often cause equal offsets
+    later.
     """
 
     events: list[Event]
@@ -99,9 +99,10 @@ class Onward(NamedTuple):
 class Run:
     """The propagation of an offset of the parameter `home` through the model.
 
-    Rules define how operators act on the offset. If `is_eager`, the first parameter that can compensate for the offset
-    does so. Otherwise, `is_missed` records whether a parameter could have compensated. With `may_divide`, a parameter
-    may compensate although the model multiplies it by factors; the vector is then divided by these factors.
+    Rules define how operators act on the offset. With `is_eager`, the first parameter that can compensate for the
+    offset does so. Without it, no parameter that is added to a value compensates, and `is_missed` records whether one
+    could have. With `may_divide`, a parameter may compensate although the model multiplies it by factors; the vector is
+    then divided by these factors.
     """
 
     def __init__(
@@ -142,7 +143,8 @@ class Run:
     def _images(self) -> tuple[Image, ...]:
         """Return the changes of parameters that compensate for the offset.
 
-        A bias that several steps of a recurrent layer add must compensate in each step, but has only one image.
+        Several steps of a recurrent layer may add the same bias. This bias must compensate in each step, but its change
+        is returned only once.
         """
         met = self._met("image")
         for image in met:
@@ -169,7 +171,8 @@ class Run:
     def _advance(self, start: Addend, points: list[tuple[Hashable, int]]) -> None:
         """Apply the rules of operators in graph order.
 
-        The argument `points` collects keys under which results are reused, each with the number of events before it.
+        The argument `points` collects the keys under which results are cached, each with the number of events recorded
+        before it.
         """
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
@@ -212,7 +215,9 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Return whether a parameter that the model overwrites, such as a running mean, already has an equal offset."""
+        """Return whether the model writes a value into a tensor, such as a running mean, that already has an equal
+        offset.
+        """
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
         return any(known.is_equal(offset) for known in map(self.of, places) if known)
@@ -231,8 +236,8 @@ class Run:
         return self.offsets.get(operand) if isinstance(operand, Node) else None
 
     def take_back(self, operand: Any, offset: Offset, spread: Callable[[Tensor], Tensor]) -> Offset | None:
-        """Return the offset, or None if parameters that are added in the computation of an operand compensate for all
-        of it.
+        """Return None if parameters that are added in the computation of `operand` compensate for the whole offset;
+        otherwise return the offset.
         """
         if not offset.terms:
             return None
@@ -272,7 +277,8 @@ class Run:
         """Return the change of the parameter `taker` that compensates for the vector of `term`, if both are added to
         one value.
 
-        The array `given` numbers the entries of the vector.
+        The array `given` has one number for each entry of the parameter: one plus the index of the vector entry that is
+        added to the same place, or zero.
         """
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):
@@ -292,7 +298,9 @@ class Run:
         return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
-        """Return the parameters that are added to a value and can compensate for an offset, one for each part."""
+        """Return the parameters that are added to a value and can compensate for an offset of the value. A
+        concatenation may have one such parameter for each of its parts.
+        """
         if not isinstance(node, Node) or node in self.offsets:
             return []
         if (name := self.free_parameter(node)) is not None:
@@ -339,7 +347,7 @@ class Run:
         return []
 
     def _piece(self, node: Node) -> list[Taker]:
-        """Return parameters that are added to a value, restricted to one part that an operator cuts from it."""
+        """Return the parameters that are added to one part of a value, if an operator cuts the value into parts."""
         cut, index = given(node)
         if operator_name(cut) not in PIECES or not self.graph.is_read_once(cut) or cut in self.graph.ends:
             return []
@@ -352,7 +360,9 @@ class Run:
         return name if name is not None and self.may_take(name) else None
 
     def may_take(self, name: str) -> bool:
-        """Return whether a parameter can compensate for offsets and is read only once, or only by steps of one cell."""
+        """Return whether a parameter may compensate for offsets. One operator must read it once, or all of its uses
+        must be biases in steps of one recurrent cell.
+        """
         if name not in self.takers or not (self.graph.is_single(name) or self.graph.is_of_steps(name)):
             return False
         self.events.append(("asked", name))

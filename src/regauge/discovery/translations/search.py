@@ -24,12 +24,13 @@ from regauge.discovery.translations.run import Run
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry with its families of translations, and with the gains that are set to one in representatives.
+    """Return the symmetry with its families of translations, and with the gains that are set to one in representatives,
+    which are rescaled networks of the same function.
 
-    Families are found in a fixed order: means of matrices, then single biases, then means of biases. No family may
-    change entries that an earlier family set to zero or centered. Therefore the home parameters of earlier families
-    cannot compensate for later families. If two families of one parameter overlap, the overlap belongs to the first
-    family.
+    Families are found in a fixed order: means of matrices, then single biases, then means of biases. Each family uses
+    its vector to set entries of one parameter, its home parameter, to zero or to mean zero. No later family may change
+    these entries. Therefore home parameters of earlier families cannot compensate for later families. If two families
+    of one parameter overlap, the overlap belongs to the first family.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
@@ -52,8 +53,8 @@ def follow(
 
     Returns:
         First, the changes of other parameters that compensate. Second, the gains that must divide the vector along its
-        constant axis: gains before a layer that reads the parameter, or gains that multiply an offset that is equal for
-        all units. Third, those changes that divide the vector by a factor of the model.
+        constant axis. Such a gain stands before a layer that reads the parameter, or it multiplies a change that is
+        equal for all units. Third, the compensating changes that divide the vector by a factor of the model.
     """
     for is_eager in (False, True):
         run = Run(graph, home, takers, EFFECTS, is_eager=is_eager, may_divide=may_divide)
@@ -175,8 +176,8 @@ class _Search:
     def _try(self, name: str, constant: tuple[int, ...]) -> None:
         """Propagate a vector that is constant along some axes of a parameter through the model.
 
-        First, the vector is added to all entries of the parameter. If an operator then changes its result, vectors on
-        parts of the parameter are tried.
+        First, the vector is added to all entries of the parameter. If other parameters cannot compensate for this
+        vector, vectors on parts of the parameter are tried.
         """
         shape = self.graph.program.shapes[name]
         if any(shape[axis] < 2 for axis in constant):
@@ -197,7 +198,8 @@ class _Search:
 
         Return whether the table has such ranges.
 
-        If values are concatenated, each may compensate for the offset of one range.
+        A table is often added to a concatenation. Each concatenated value may then compensate for the vector that is
+        added to one range of the table.
         """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
@@ -224,8 +226,8 @@ class _Search:
         """Yield a view of a parameter with one axis split in two, and the new axis along which an offset may be
         constant.
 
-        A norm removes an offset of each of its groups. A maximum of several values passes on an offset that these
-        values have in common.
+        A group norm subtracts the mean of each group, and therefore removes a vector that is constant within each
+        group. A maximum of several values increases by the amount that is added to all of them.
         """
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
@@ -242,7 +244,8 @@ class _Search:
                 yield Entries(name, sizes, strides), (constant,)
 
     def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
-        """Propagate the vector of a family, and keep the family as a candidate if no operator changes its result.
+        """Propagate the vector of a family through the model, and keep the family as a candidate if the outputs stay
+        the same.
 
         Return whether the family was kept.
 
@@ -255,10 +258,11 @@ class _Search:
         return known is not None
 
     def _behind_factors(self, name: str) -> Iterator[TranslationFamily]:
-        """Yield translation families of parameters that the model multiplies by factors, if this parameter compensates.
+        """Yield translation families of other parameters, for which a change of this parameter compensates. The model
+        multiplies the other parameters by factors.
 
-        A branch that a parameter multiplies adds a bias. A vector that is added to this bias, times the factor, may be
-        compensated for earlier in the network.
+        For example, a residual branch may end in a bias that the model multiplies by a parameter (LayerScale). A bias
+        earlier in the network may then compensate for a vector that is added to the bias of the branch.
         """
         whole, takers = Entries.whole(name, self.graph.program.shapes[name]), self.takers
         while True:
@@ -279,7 +283,7 @@ class _Search:
         """Return a family with the changes of parameters that compensate for its vector, and the gain that multiplies
         the offset.
 
-        Return None if an operator changes its result, or if the gains do not fit the family.
+        Return None if the outputs change, or if the gains do not have the length of the family's constant axis.
         """
         start = Addend((), math.prod(family.vector_shape), places)
         found = follow(self.graph, start, family.entries.parameter, takers)
@@ -313,9 +317,11 @@ class _Search:
             self.found.append(family)
 
     def _is_kept_by_groups(self, family: TranslationFamily) -> bool:
-        """Return whether groups keep vectors constant along an axis along which they are constant.
+        """Return whether a vector of the family stays constant along the family's constant axes when the groups act on
+        it.
 
-        Scales, signs or matrices on this axis would make such vectors vary, unless a gain divides the vectors.
+        Scales, signs or matrices on such an axis would make the vector vary along the axis, unless a gain divides the
+        vector.
         """
         entries = family.entries
         shape = self.graph.program.shapes[entries.parameter]
@@ -395,7 +401,8 @@ class _Search:
 def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> TranslationFamily | None:
     """Return the family that adds its vector to a parameter which the model multiplies by factors.
 
-    The family is computed from changes that divide a vector by these factors.
+    The argument `divided` is the compensating change that divides a vector by these factors. The result is the inverse
+    relation: the vector is added to this parameter, and the images are multiplied by the factors.
     """
     steps, number = list[ImageStep](), 1.0
     for step in divided.steps:

@@ -11,7 +11,7 @@ from regauge.weightspace.layout.blocks import Grid
 from regauge.weightspace.layout.compile import Layout
 
 POOLED = -1
-"""The value that stands for an axis of features that has no axis of the hub: features are pooled along it."""
+"""The value for an axis of features to which no axis of the hub corresponds. Features are pooled along such an axis."""
 
 NOTHING = Grid((), (), ())
 """The grid without axes, for hubs at which all axes are pooled."""

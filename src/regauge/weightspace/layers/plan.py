@@ -13,7 +13,8 @@ from regauge.weightspace.layout.blocks import Block
 from regauge.weightspace.layout.compile import Layout
 
 ENDS = 3
-"""The largest number of ends of a block that have separate maps. All further ends share the last map."""
+"""The largest number of ends of a block that have separate maps. An end is a set of units that indexes the block's
+values, such as the inputs of a weight matrix. All further ends share the last map."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ class Layer(ABC):
         return Traits()
 
     def reaches(self, layout: Layout, layers: int) -> Reach | None:
-        """Return which of the features that signs or scales change can be nonzero after some layers, or None."""
+        """Return which of the features that signs or scales change can be nonzero after `layers` layers, or None if the
+        layer has no such features.
+        """
         return reach(layout, layers, keeps_pairs=self.traits.keeps_pairs) if self.traits.has_odd else None
 
     @abstractmethod

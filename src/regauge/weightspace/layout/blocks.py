@@ -34,8 +34,8 @@ class Label:
             otherwise zero.
         shift: For each family of shifts, the amount that one half period adds to the values.
         is_inverse: For groups of matrices, whether the inverse transpose acts on the axis.
-        reads: The number of factors of the values along which a layer sums over these units: one for a parameter that
-            sums over the units, and zero for a parameter that does not.
+        reads: For values of one parameter: one if a layer sums over these units along this axis of the parameter, and
+            otherwise zero. For a product of two parameters, the sum of both numbers.
     """
 
     group: str
@@ -73,7 +73,7 @@ class Block:
         labels: The axes of the block.
         sizes: The length of each axis.
         channels: The number of values that no group permutes: input pixels, classes, kernel positions.
-        ends: The unit sets to which the block is connected.
+        ends: The unit sets whose units index the values, each with its axes of the block.
     """
 
     name: str

@@ -10,7 +10,8 @@ from itertools import product
 from regauge.weightspace.layout.blocks import Block, End, Label
 
 Character = tuple[tuple[bool | int, ...], ...]
-"""Exponents of families for each axis: booleans for signs and shifts, integers for scales, all zero if inactive."""
+"""The exponents of all families of signs, shifts (both booleans) and scales (integers), for each axis. Exponents of
+canonicalized families are zero."""
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:

@@ -243,7 +243,9 @@ class ProbeEncoder(nn.Module):
 
     @torch.no_grad()
     def standardize(self, params: Mapping[str, Tensor], probed: Probed) -> None:
-        """Set the means and deviations of readings and outputs, measured over networks, units and probes."""
+        """Set the means and deviations of the units' activations and of the outputs, measured over networks, units and
+        probes.
+        """
         read, outputs = probed.run(params, self.inputs)
         for k, values in enumerate([*read, outputs]):
             self.mean[k] = values.double().mean()
@@ -285,5 +287,7 @@ class ProbeEncoder(nn.Module):
 
 
 def _sign(reading: ProbeReading, layout: Layout) -> Character:
-    """Return the exponents of the signs that multiply a reading; all are zero if signs are canonicalized."""
+    """Return the exponents of the signs that multiply the activations in a reading. All exponents are zero if signs are
+    canonicalized.
+    """
     return at_end(layout.character_of(reading.piece.labels), reading.end)

@@ -27,7 +27,9 @@ class Along:
     is_first: bool
 
     def last(self, values: Tensor, lead: int) -> Tensor:
-        """Move the examples to a separate last axis of values. `lead` axes precede the counted axes of the values."""
+        """Move the examples to a separate last axis of values. The field `axis` is counted after the first `lead`
+        axes.
+        """
         axis = lead + self.axis
         sizes = (self.count, -1) if self.is_first else (-1, self.count)
         apart = values.reshape(*values.shape[:axis], *sizes, *values.shape[axis + 1 :])
