@@ -36,7 +36,7 @@ REFINING, REFINING_BATCH = 10_000, 256
 
 @dataclass(frozen=True)
 class Planted:
-    """Settings: random networks that are permuted and perturbed, of which the permutation is to be found."""
+    """Settings: random networks, with permuted and perturbed copies whose permutations the methods must find."""
 
     trials: int = 20  # networks for each depth and each noise
     stream: int = 64  # width of the stream

@@ -154,7 +154,7 @@ class _Planner:
     def settle_continuous(self) -> None:
         """Fix scales by incoming weights, then by biases and gains, then by outgoing weights.
 
-        Fix matrices by the entries that they multiply and those that their inverses multiply.
+        Fix each matrix by the entries that it multiplies, and by the entries that its inverse transpose multiplies.
         """
         attempts: tuple[Callable[[], bool], ...] = (
             lambda: self._step_linear(is_complete=True),

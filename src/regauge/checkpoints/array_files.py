@@ -29,7 +29,7 @@ DAMAGE = (
 )
 """Errors that numpy raises for damaged files."""
 RATIO, SPARE = 100, 1 << 28
-"""Limits on unpacked bytes: this many per byte of the compressed file, but any file may unpack to the second number."""
+"""A file may unpack to `RATIO` bytes for each byte of the compressed file, or to `SPARE` bytes if this is more."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Accepted compression methods of the files in a zip archive. With other methods, one decompression step can fill the
 memory."""

@@ -295,7 +295,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return result
 
     def resized(self, params: Mapping[str, Tensor]) -> "Checkpoint":
-        """Return a checkpoint of the same files in which tensors have other sizes, by the tensor names of the model.
+        """Return a checkpoint of the same files in which tensors have the sizes in `params`, under the model's names.
 
         A second name of a tied tensor is written only if the files have this name.
         """

@@ -48,8 +48,9 @@ class Work:
             float64, in float64. The number for aligning was measured with networks of about 100 MB
             (`benchmarks/working_memory.py`).
         beside: The suffix of the file that is written next to the output, if any; see `path_beside`.
-        behind: The number of further copies if networks are matched by their representatives. None if the work does not
-            match networks. Work that matches networks also holds the costs of matching.
+        behind: The number of further copies if networks are matched after translations and gains are removed (see
+            `Symmetry.split`). None if the work does not match networks. Work that matches networks also holds the costs
+            of matching.
     """
 
     copies: float

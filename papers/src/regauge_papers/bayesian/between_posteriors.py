@@ -49,7 +49,11 @@ class Between:
 
 
 class PosteriorPair(NamedTuple):
-    """Two posteriors, the second also after alignment, with noise for the same samples of both."""
+    """Two posteriors, and the second posterior after alignment.
+
+    Samples of the aligned posterior with `moved_noise` are the same functions as samples of the second posterior with
+    `noise`.
+    """
 
     first: GaussianPosterior
     second: GaussianPosterior

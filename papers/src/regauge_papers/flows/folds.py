@@ -58,17 +58,17 @@ class Study:
 
 
 def first() -> Examples:
-    """Return all training cases without the first third of a random order, which is for validation."""
+    """Return the training cases; the first third, in a random order, is reserved for validation."""
     return _leave_out(0)
 
 
 def second() -> Examples:
-    """Return all training cases without the second third of the random order."""
+    """Return the training cases; the second third, in the same order, is reserved for validation."""
     return _leave_out(1)
 
 
 def third() -> Examples:
-    """Return all training cases without the last third of the random order."""
+    """Return the training cases; the last third, in the same order, is reserved for validation."""
     return _leave_out(2)
 
 

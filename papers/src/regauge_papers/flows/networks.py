@@ -109,7 +109,7 @@ class Networks:
         return Task(module, pairs)
 
     def fit(self, label: str, settings: flow.FlowConfig) -> flow.Flow:
-        """Return a flow to the networks of a study, fitted now or by an earlier run."""
+        """Return a flow that is fitted to the networks, now or by an earlier run."""
         place = self.run.place("flows", (self.settings, label, settings))
         state = place.with_suffix(".partial.safetensors")
 

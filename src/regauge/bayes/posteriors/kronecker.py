@@ -252,7 +252,7 @@ class KroneckerPosterior:
         return KroneckerPosterior(mean, terms, std)
 
     def _on_roots(self, group: Group) -> Group:
-        """Return the group as it acts on the rows of the roots, without the numbers that shifts add to weights."""
+        """Return the group with its action on the rows of the roots, without shifts, which change only the mean."""
         places = [
             replace(place, parameter=_name(place.parameter, k, min(place.axis, 1)), axis=max(place.axis - 1, 0))
             for place in group.without("shift").placements

@@ -69,7 +69,7 @@ HARMLESS = ("eva_config", "loftq_config", "runtime_config", "megatron_config", "
 ELSEWHERE = ("layer_replication", "alora_invocation_tokens")
 """Settings of variants that are not equivalent to a change of the weights."""
 UNPAIRED = ("use_bdlora", "kasa_config")
-"""Variants whose factors are not a pair of matrices (B, A), between which any invertible matrix can be inserted."""
+"""Variants of LoRA whose factors are not a pair (B, A) that can be replaced by `(B M^-1, M A)` for any invertible M."""
 
 
 def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:

@@ -30,7 +30,7 @@ this error."""
 LAYERS, EXPERTS = re.compile(r"(^|_)(layers?|depths?|blocks)$"), re.compile(r"(^|_)experts$")
 """Patterns of the settings that define the numbers of layers and of experts."""
 LEAST, MOST, MOST_EXPERTS = 256, 2_000, 10_000
-"""Limits: layers for files with few tensors, layers for files without tensors, and experts."""
+"""Limits on the number of layers (for files with few tensors, and for unknown files), and on the number of experts."""
 
 
 def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> Callable[[], Any]:

@@ -32,8 +32,8 @@ DESCRIBING = (".json", ".txt", ".model", ".jinja", ".py", ".yml", ".yaml")
 HASHED_AT_ONCE = 1 << 20
 """The number of bytes that are hashed at once."""
 NEAR = 1 << 20
-"""The largest number of skipped bytes between two reads that are also read, for the hash. After a larger gap, hashing
-stops until the end."""
+"""The largest gap in bytes between two reads that is filled by an extra read for the hash. After a larger gap, the rest
+of the file is hashed at the end."""
 
 LOG = logging.getLogger(__name__)
 _KNOWN: dict[tuple[int, ...], str] = {}
@@ -222,8 +222,8 @@ def hash_together(provenance: Provenance, crew: Crew) -> None:
 
 @contextmanager
 def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
-    """Return a context that hashes the files of checkpoints while tensors are read, as long as these follow the file's
-    order.
+    """Return a context that hashes the files of checkpoints while tensors are read, as long as the reads follow the
+    order of the file.
 
     At the end, the remaining bytes are read and hashed, and `hash_file` then returns the stored hashes.
     """
@@ -253,7 +253,7 @@ class _RunningHash:
         self._path, self._stamp, self._digest, self._end = path, _stamp(path), hashlib.sha256(), 0
 
     def see(self, start: int, part: memoryview) -> None:
-        """Add bytes that were read to the hash, unless too many bytes between them and the hashed bytes are missing."""
+        """Add bytes that were read to the hash, unless the gap after the hashed bytes is too large."""
         if self._end < start <= self._end + NEAR:
             self._read(start)
         if start <= self._end < start + len(part):

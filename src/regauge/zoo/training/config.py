@@ -88,7 +88,7 @@ Subset = Fraction | ClassHalves
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The steps, in addition to the last step, after which the networks are yielded.
+    """The steps after which `train` yields a checkpoint of the networks, in addition to the last step.
 
     Attributes:
         every: The number of steps from one checkpoint to the next.
