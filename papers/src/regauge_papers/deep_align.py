@@ -169,7 +169,7 @@ def measure(config: Comparison, run: Run) -> Table:
 
 
 def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, ...]:
-    """Return the rows that need no learning, and the default of this library if there are data."""
+    """Return the rows that need no learning and, if there are data, the row of this library's default method."""
 
     def way(label: str, method: Method | None, batch: int = 1000) -> ClassifierWay:
         barrier, auc = printed[label]

@@ -53,8 +53,8 @@ def canonicalize(
 
     | freedom | how it is fixed |
     | --- | --- |
-    | scales | the incoming weights of each unit have norm one; the bias is scaled along and does not count |
-    | signs | the sum of the incoming weights is positive; where it is zero, the sum of their cubes, then others |
+    | scales | the incoming weights of each unit have norm one; the bias is scaled too, but is not part of the norm |
+    | signs | the sum of the incoming weights is positive; if zero, the sum of their cubes, then other tensors |
     | half periods | the bias of a sine unit with frequency w lies in (-pi / 2 w, pi / 2 w] |
     | rotations | the Gram matrix of all that a rotation acts on is diagonal, largest entry first |
     | invertible matrices | the Gram matrices of both sides (queries, keys) are equal and diagonal, up to the rank |

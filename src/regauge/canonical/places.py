@@ -9,9 +9,9 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class GroupSite:
-    """A parameter and one of its axes on which a group acts.
+    """A place: a parameter and one of its axes on which a group acts.
 
-    The field `others` contains the sites of all further groups on the same entries.
+    The field `others` contains the action of each further group on the same entries.
     """
 
     name: str

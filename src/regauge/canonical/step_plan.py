@@ -22,10 +22,9 @@ from regauge.core.symmetry import Symmetry
 class ScaleStep:
     """A step that scales each unit such that its entries in all tensors in `places` have norm one.
 
-    The field `spare` contains the places of biases, which are used if all entries at the places are zero. The scale of
-    each family is the unit's factor, raised to the power of the family's entry in `direction`. The unit's factor
-    divides the entries at `opposite` (outgoing weights). If a unit has no other nonzero entries, its outgoing weights
-    get norm one.
+    The field `spare` contains biases, which are used instead if all entries in `places` are zero. The scale of each
+    family is the unit's factor, raised to the power of the family's entry in `direction`. The unit's factor divides the
+    entries at `opposite` (outgoing weights). If a unit has no other nonzero entries, its outgoing weights get norm one.
     """
 
     group: str
@@ -208,8 +207,8 @@ class _Planner:
         return bool(known) and min(known) >= self.ranks[group.name]
 
     def _is_bare(self, place: GroupSite) -> bool:
-        """Return whether no other group's scales or invertible matrices that are not fixed yet change the entries at a
-        place.
+        """Return whether the scales and invertible matrices of all other groups on the entries at a place (see
+        `GroupSite`) are already fixed.
         """
         return all(
             self.scales[other.group.name].contains(other.scale) and other.group.name not in self.linear

@@ -92,7 +92,7 @@ def _read(
 ) -> tuple[Networks, rg.Task | None, rg.Task | None]:
     """Return the checkpoint under its model's names, the task that chooses, and the task that evaluates.
 
-    It stays on the disk if memory does not suffice, or if rotations are sampled and the model has no weights.
+    The network stays on the disk if memory does not suffice, or if rotations are sampled and the model has no weights.
     """
     if name is None:
         if options.data is not None:

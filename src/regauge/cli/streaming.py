@@ -29,7 +29,7 @@ def read_job(
 ) -> "tuple[FileJob, Networks, TokenPlan | None]":
     """Open checkpoints and find their symmetry; raise an error if the output cannot be written.
 
-    If the tokens of the checkpoints differ, the result also says which rows come from which checkpoint. Networks that
+    If the tokens of the checkpoints differ, the result also contains the source checkpoint of each row. Networks that
     are streamed stay on the disk. The memory limit includes later imports and traces. The output has the names, dtypes
     and files of the checkpoint with the number `source`. The provenance names the file of an `element`.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints and tasks of commands that evaluate networks: tasks that choose, and tasks that judge."""
+"""Checkpoints and tasks of commands that evaluate networks: tasks for choices, and tasks for evaluation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Judged:
         return tuple(checkpoint.params for checkpoint in self.checkpoints)
 
     def tell_data(self) -> None:
-        """Report which data made choices, and which data judged the result."""
+        """Report which data were used for choices, and which data for evaluating the result."""
         if self.statistics:
             tell(
                 "in every network, the ends too, the statistics of batch normalization were recomputed from "

@@ -114,7 +114,7 @@ def tell_chosen(count: int, stored: int | None, checkpoints: str) -> None:
 
 @contextmanager
 def only_writer(out: Path) -> Iterator[None]:
-    """Raise an error if another process writes the output, or if nothing can be written there."""
+    """Raise an error if another process writes the output, or if its folder cannot be written."""
     path = out.with_name(f".{out.name}.lock")
     require_lock(path)
     lock = FileLock(path, timeout=0)

@@ -291,7 +291,9 @@ def variance_collapse(
 def tabulate_variances(
     statistics: LayerStatistics, variances: Mapping[str, Tensor], stds: Mapping[str, Tensor]
 ) -> VarianceCollapse:
-    """Compare the unit variances `[units]` of every layer with expected standard deviations, both by value name."""
+    """Compare the unit variances `[units]` of every layer with expected standard deviations; both by the names of
+    values.
+    """
     rows = []
     for layer, name in zip(statistics.layers, statistics.places, strict=True):
         variance, expected = float(variances[name].mean()), float(stds[name].square().mean())

@@ -71,7 +71,8 @@ CIFAR10_SHA256 = {
     "cifar10_jpeg_train.npz": "9752918826b7a7c2cfc9d018238ff2bd248088c64ecccd6b162c692e4d5e1753",
     "cifar10_jpeg_test.npz": "8c0c3af217b929cf00918c0eda116507b1d616f7b5a4a72fc19a716d0f5c16fb",
 }
-"""SHA-256 of archives of JPEG files: `jpeg` concatenates the files, `offsets` gives their beginnings, and `labels`."""
+"""SHA-256 of archives of JPEG files. An archive contains `jpeg` (the concatenated files), `offsets` (the first byte of
+each file) and `labels`."""
 
 CIFAR10_FILE = DataFile(
     "CIFAR-10",
@@ -132,7 +133,9 @@ class ImageData:
         return replace(self, name=f"{self.name} in gray", train_images=train, test_images=test)
 
     def pooled(self, size: int) -> "ImageData":
-        """Return smaller images: means of squares of `size` by `size` pixels; `size` must divide height and width."""
+        """Return smaller images: each pixel is the mean of a block of `size` by `size` pixels; `size` must divide
+        height and width.
+        """
         height, width = self.train_images.shape[2:]
         if size < 1 or height % size or width % size:
             raise ValueError(

@@ -220,7 +220,7 @@ class FlowFitting(Fitting[Flow]):
 
     @cached_property
     def _normal_loss(self) -> float:
-        """The loss on held-out networks of the normal distribution alone, that is, without the net's output."""
+        """The loss of the normal distribution (the flow without the net's output) on held-out networks."""
         share = float(self.net.share)
         self.net.share.zero_()
         loss = float(self._held_out_losses().mean())

@@ -112,7 +112,7 @@ class Judgement:
 
     @property
     def is_working(self) -> bool | None:
-        """Whether generated networks have 90% of the held-out networks' performance; None if the latter fail the task.
+        """Whether generated networks have 90% of held-out networks' performance; None if those fail the task.
 
         The performance is the accuracy minus the accuracy of the best constant prediction. If accuracies are missing
         and losses are positive, the performance is the inverse of the loss.
@@ -200,7 +200,7 @@ class Judgement:
 def find_kept(
     own: tuple[float, float | None], known: tuple[float, float | None], one_answer: float | None
 ) -> float | None:
-    """Return the networks' performance relative to known networks, or None if the latter do not solve the task.
+    """Return the networks' performance relative to known networks, or None if the known networks do not solve the task.
 
     `one_answer` is the accuracy of the best constant prediction; see `Judgement.is_working`.
     """

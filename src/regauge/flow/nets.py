@@ -34,7 +34,7 @@ class Net(Protocol):
 
 @dataclass(frozen=True)
 class Metanetwork:
-    """An equivariant net of `weightspace`, which treats all orders of units in the same way, as priors do.
+    """An equivariant net of `weightspace`: permuting the units of the input permutes the output in the same way.
 
     The same parameters also work for networks of other widths.
 

@@ -25,7 +25,7 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The divergence from the class probabilities of the original network at some temperature, times the squared
+    """The divergence of class probabilities from those of the original network, at one temperature, times the squared
     temperature.
 
     The divergence is the Kullback-Leibler divergence of softmax probabilities, whose logits are divided by the

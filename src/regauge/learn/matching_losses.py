@@ -25,7 +25,7 @@ from regauge.learn.unit_vectors import Placed, length_of, place, read_vectors, r
 from regauge.weightspace.metanet import Metanet
 
 MOST_SHARP, START = 100.0, 20.0
-"""The upper bound and the initial value of the factor of cosines. Plans of larger factors have useless gradients."""
+"""The upper bound and the initial value of the factor of cosines. With larger factors, plans have useless gradients."""
 KEPT = 1 << 27
 """The number of features of pairs of units, over all layers, that are kept for gradients at once: a few gigabytes."""
 RATE = 10.0

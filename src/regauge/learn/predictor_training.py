@@ -358,7 +358,9 @@ def _count_outputs(rendering: Rendering) -> int:
 
 
 def _probes(module: nn.Module, inputs: Any, config: PredictorConfig) -> Probes:
-    """Return learnable probes, initialized with some inputs; `sheet` probes start as a grid within their range."""
+    """Return learnable probes, initialized with some inputs. If the settings give a grid shape, inputs that are vectors
+    are replaced by a grid over their range.
+    """
     sizes = config.probes
     is_points = isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.ndim == 2
     if not isinstance(sizes, int) and is_points and inputs.shape[1] == len(sizes) and len(inputs) != math.prod(sizes):

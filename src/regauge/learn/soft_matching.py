@@ -168,7 +168,7 @@ class SoftMoves:
 
 
 def relative_distances(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the squared distance of each pair of tensors `[pair, ...]`, relative to both squared norms, `[pair]`."""
+    """Return the mean, over tensors, of the squared distance divided by the sum of both squared norms, `[pair]`."""
     shares = []
     for name, x in a.items():
         norms = x.square().flatten(1).sum(1) + b[name].square().flatten(1).sum(1)

@@ -159,7 +159,7 @@ class Needs:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a note that states whether alignment helps, from the smallest explained share.
+        """Return a note that states whether alignment helps, for the network with the smallest explained share.
 
         If the explained shares are unknown, return no note.
         """

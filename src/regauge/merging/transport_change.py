@@ -129,7 +129,8 @@ def transport(
     Without data, `align` finds the element g that aligns A to B. The result is `base_b + scale (act(g, tuned_a) -
     act(g, base_a))`. The difference is computed after both networks are transformed, because a translation adds the
     same constant to each of them. If B is a copy of A in another gauge, the result is exactly `act(g, tuned_a)`. If the
-    aligned bases have little in common, like networks from two random seeds, a note in the result says what to expect.
+    aligned bases have little in common, like networks from two random seeds, a note in the result states that most of
+    the effect will probably be lost.
 
     If `inputs` are given, ridge regression between the activations of the bases yields a second candidate change. The
     aim is that B answers on the inputs as the fine-tune of A does. The loss is the Kullback-Leibler divergence of the

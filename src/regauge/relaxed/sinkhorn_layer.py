@@ -123,8 +123,8 @@ def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
 
 
 def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int) -> tuple[Tensor, Tensor]:
-    """Return the plan and the potentials g. Iterations multiply and divide as long as numbers stay in range, and else
-    use logarithms.
+    """Return the plan and the potentials g. Iterations use products and quotients as long as numbers stay in range, and
+    otherwise logarithms.
     """
     done, mass = 0, logits.shape[-2] / logits.shape[-1]
     while True:

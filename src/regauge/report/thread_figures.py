@@ -14,7 +14,7 @@ THREADS = 7
 FEW = 60
 """The largest number of layers for which letters are large."""
 WORDS = 64
-"""The largest number of letters on the groups that begin at a layer."""
+"""The largest number of letters of the text that lists the groups that begin at a layer."""
 
 
 def threads_figure(

@@ -173,7 +173,9 @@ def _row(case: Case, way: Way, records: Sequence[Record], naive: Sequence[Record
 
 
 def _pictures(config: Barriers, curves: Mapping[tuple[str, str], Line], rows: Sequence[Row]) -> dict[str, Picture]:
-    """Return charts of the losses along geodesics, and of barriers over the positions of cases if there are any."""
+    """Return charts of the losses along geodesics and, if cases have positions (such as a width), of barriers by
+    position.
+    """
 
     def style(way: Way) -> Style:
         return "dashed" if way.method is None else "line"

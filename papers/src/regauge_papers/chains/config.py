@@ -26,7 +26,7 @@ class ChainConfig:
             before biases read them. No bias then distinguishes the inputs. The code of DWSNets does not have this
             fault.
         is_last_constant: Whether to repeat a fault of both codes: some maps to the last weight give the same result for
-            all classes. These are the maps from the weight before it, and from the biases of units that the last weight
+            all classes. These are the maps from the previous weight, and from the biases of units that the last weight
             does not connect. The layer is then not the most general layer of the paper.
 
     References:

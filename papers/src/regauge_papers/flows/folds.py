@@ -83,7 +83,9 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train networks and fit a flow for every fold, sample with every guidance, and evaluate on the rest."""
+    """Train networks and fit a flow for every fold, sample with every guidance, and evaluate the samples on the
+    left-out cases and the test cases.
+    """
     folds = [Fold(study, run, make) for make in (first, second, third)]
     pulls = [(strength, dropout) for dropout in study.dropouts for strength in study.strengths]
     guided = {studies.describe_pull(*pull): pull for pull in pulls}

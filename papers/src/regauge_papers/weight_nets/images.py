@@ -140,7 +140,7 @@ class Images:
     test: NDArray[np.int64]
 
     def parts(self, size: int | None) -> Parts:
-        """Return a split with the first networks for training, of which a share is for validation."""
+        """Return a split: the first networks are for training, and a share of these is for validation."""
         train = self.train[:size]
         cut = round(len(train) * (1 - VALIDATION))
         return {"train": train[:cut], "validation": train[cut:], "test": self.test}

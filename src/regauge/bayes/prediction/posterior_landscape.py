@@ -93,9 +93,9 @@ def posterior_line(
 
     Every point is sampled with the same noise. To compare a path to `q_b` with a path to the aligned `q_b.push(s, g)`,
     pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. If the path ends at `q_b` itself,
-    as between diagonal Gaussians, the samples at t = 1 are then the same functions on both paths, and the two losses at
-    t = 1 are equal. If the path rewrites `q_b`, for example by rotated Kronecker factors, its endpoint has the same
-    distribution, but other samples.
+    as between diagonal Gaussians, both paths have the same functions as samples at t = 1, and the same loss. If the
+    path rewrites `q_b`, for example by rotated Kronecker factors, its endpoint has the same distribution, but other
+    samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
     the likelihoods of the endpoints, each with all samples. This path never has a barrier, because -log is convex.
@@ -262,9 +262,9 @@ def posterior_collapse(
     """Measure the variance of every unit over data, for a posterior on a path and for both endpoints of the path.
 
     As in `variance_collapse`, activations are measured before the nonlinearity. The expected variance is also computed
-    as there: the square of the interpolated standard deviations of the endpoints. For posteriors without uncertainty,
-    both tables equal the table of `variance_collapse`. Samples are evaluated one by one, and all activations of one
-    batch and one sample are held in memory at a time.
+    as in `variance_collapse`: it is the square of the endpoints' interpolated standard deviation. For posteriors
+    without uncertainty, both tables equal the table of `variance_collapse`. Samples are evaluated one by one, and all
+    activations of one batch and one sample are held in memory at a time.
 
     Args:
         posterior: A posterior between the endpoints, such as `geodesic(a, b).at(0.5)`.
