@@ -262,7 +262,7 @@ def refuse_absent(
 
 
 def _tied_sizes(base: Path) -> set[int]:
-    """Return the numbers of tokens of a base whose output layer is its embedding; empty if this is false or unknown."""
+    """Return the numbers of tokens of a base whose output layer is its embedding; empty for other or unknown bases."""
     try:
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
         is_tied = config.get("tie_word_embeddings") and any(map(HEADED.search, config.get("architectures") or ()))

@@ -152,7 +152,9 @@ class ImageChain:
     def _gradients(
         self, unit: HeldNetworks, params: Mapping[str, Tensor], batches: Sequence[Tensor], targets: Tensor, share: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean losses on a part of a batch, and gradients of the share of this part in the whole loss."""
+        """Return the mean losses on a part of a batch, and gradients of this part's contribution to the loss of the
+        batch.
+        """
         outputs, trunks, passed = self._forward(unit, params, batches)
         # The derivative is written over the outputs, which a last activation would need.
         outputs = outputs if isinstance(self.steps[-1], Linear) else outputs.clone()

@@ -4,7 +4,7 @@ Three published layouts are known by name. In two of these layouts, checkpoints 
 layers. DWSNets' sine networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are
 zip files of state dictionaries with an extra entry "label". If the layers of a chain have consecutive numbers, the
 network has sines. If the numbers of the layers increase by two, there are ReLUs between the layers. NFN's sine networks
-are files `randinit_smaller_{label}s/net{number}.pth` of `net`, and the number gives the split.
+(with a chain named `net`) are files `randinit_smaller_{label}s/net{number}.pth`, whose number determines the split.
 """
 
 import re
