@@ -152,7 +152,7 @@ def correspond(
             discovery recorded. If a symmetry has no such record, the default is axis 1 of linear and convolutional
             weights, axis 0 of transposed convolutions, and no axis of embeddings.
         max_sweeps: The largest number of sweeps over the groups.
-        tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
+        tolerance: A step is taken only if it gains more than this fraction of `sum |a| |b|`.
 
     Raises:
         KeyError: A parameter on which a symmetry acts is missing.

@@ -90,7 +90,7 @@ class DescentMethod(Method):
     Attributes:
         steps: The number of steps, rounded up to a multiple of `every`.
         every: The number of steps between two evaluations of the element.
-        kept: The share of the examples that are held out to select an element. If 0, all examples are used both for
+        kept: The fraction of the examples that are held out to select an element. If 0, all examples are used both for
             learning and for selection.
         seconds: A limit in seconds of wall-clock time. The descent ends at the first evaluation after this limit.
             Default: no time limit. All pairs of networks share the time limit.

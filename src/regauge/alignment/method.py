@@ -160,7 +160,7 @@ def match_each(problem: Problem, match: Callable[[Problem], Results]) -> Results
 
 
 KEPT = 0.25
-"""The share of a task's examples that are held out to select among elements."""
+"""The fraction of a task's examples that are held out to select among elements."""
 
 
 def require_kept(kept: float) -> None:

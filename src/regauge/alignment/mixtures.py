@@ -160,8 +160,8 @@ class Mixture:
     def _terms(self, name: str, mask: int, vertex: Vertex) -> list[Tensor]:
         """Return the coefficients of a tensor on a linear path, as a polynomial in the step size.
 
-        Coefficient j sums over all subsets of j sites of `mask` that move to the hard element. All other sites stay
-        relaxed.
+        Coefficient j is a sum over all choices of j axes in `mask` on which the hard element acts. On all other axes,
+        the relaxed element acts.
         """
         means = self._means[name]
         terms = [means[mask], *[torch.zeros_like(means[mask])] * mask.bit_count()]
@@ -189,8 +189,9 @@ class Mixture:
 class RelaxedUniverse:
     """Several relaxed networks and their similarity to one another; the first network is not relaxed.
 
-    The objective is that of `universe_objective`, evaluated at the relaxed tensors. The objective is linear in the
-    distribution at each site. On a linear path, it is therefore a polynomial in the step size.
+    The objective is that of `universe_objective`, evaluated at the relaxed tensors. The objective is linear in each
+    distribution over elements, separately for each axis on which they act. On a linear path, it is therefore a
+    polynomial in the step size.
     """
 
     def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:

@@ -104,13 +104,13 @@ class Problem(_Setting):
         return {**self.symmetry.act(element, self.b, skip=done), **done}
 
     def divided(self, kept: float) -> tuple["Problem", tuple[str, ...]]:
-        """Return the problem with a share of the examples held out to select among elements, and notes.
+        """Return the problem with a fraction of the examples held out to select among elements, and notes.
 
         If examples are already held out, the problem is returned unchanged. Therefore a method and the methods in its
         settings use the same held-out examples.
 
         Args:
-            kept: The share of the examples to hold out. If zero, all examples are used both for learning and for
+            kept: The fraction of the examples to hold out. If zero, all examples are used both for learning and for
                 selection.
         """
         if self.task is None or self.judge is not None or not kept:

@@ -54,7 +54,9 @@ The parameters behind a gain are divided by it, so a smaller gain would enlarge 
 
 
 def has_representatives(symmetry: Symmetry) -> bool:
-    """Return whether networks can differ from their representatives."""
+    """Return whether networks can differ from their representatives, that is, whether there are translations or
+    gains.
+    """
     return bool(symmetry.translations or (symmetry.gains and chart_gains(symmetry)))
 
 
@@ -83,7 +85,8 @@ def require_choice(rotate: str) -> None:
 
 
 def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
-    """Match pairs by their representatives, if the method reads representatives.
+    """Match pairs by their representatives (networks without translations and gains), if the method reads
+    representatives.
 
     Return results in the coordinates of the first networks.
     """
@@ -106,7 +109,8 @@ def match_pairs(method: Method, problem: Problem, rotate: Rotate) -> Results:
 def _match_behind(
     method: Method, problem: Problem, rotate: Rotate
 ) -> tuple[list[tuple[Tensor, tuple[str, ...], Results, Ends]], tuple[str, ...]]:
-    """Match representatives: some pairs by rotations, and all other pairs by permutations.
+    """Match representatives (networks without translations and gains): some pairs by rotations, and all other pairs by
+    permutations.
 
     Returns:
         For each of the two groups of pairs: its pairs, the names of the rotated groups, the results, and the
@@ -265,7 +269,7 @@ def rotated_tensors(symmetry: Symmetry, names: Sequence[str], compared: Collecti
 
 
 def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationChoice[tuple[Results, Frame]]:
-    """Choose between rotations and permutations for representatives, after matching the balanced networks by
+    """Choose between rotations and permutations of residual streams, after matching the balanced networks by
     permutations.
     """
 
@@ -342,7 +346,7 @@ def restrict_method(method: Method, symmetry: Symmetry, names: Sequence[str]) ->
 def _in_coordinates(
     method: Method, element: Element, problem: Problem, names: Sequence[str], ends: Ends, whole: Symmetry
 ) -> tuple[Element, Params, tuple[str, ...]]:
-    """Convert elements on representatives to elements on networks.
+    """Convert elements that act on representatives to elements that act on the given networks.
 
     Return the elements, the transformed networks, and notes.
 

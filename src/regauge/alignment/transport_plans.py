@@ -17,7 +17,7 @@ REPLICAS = 4
 PRICED = 8
 """The number of pairs per unit with which a linear program starts, and the largest number that is added at a time."""
 PRICE_TOLERANCE = 1e-9
-"""A pair is added only if its gain is at least this share of the largest profit."""
+"""A pair is added only if its gain is at least this fraction of the largest profit."""
 
 
 def transport(

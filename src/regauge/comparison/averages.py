@@ -12,10 +12,10 @@ from torch import Tensor
 
 RESIDUAL = 0.1
 """A network counts as an average if its squared distance to the average of its parents is small. The bound is this
-share of the squared distance that independent training steps would leave."""
+fraction of the squared distance that independent training steps would leave."""
 NEEDLESS = 0.25
 """A network does not count as a parent if the squared distance to the average hardly changes without it. The bound is
-this share of the change that an independent training step would cause."""
+this fraction of the change that an independent training step would cause."""
 FAINT_WEIGHT = 0.01
 """A network whose weight in the average is at most this number does not count as a parent."""
 SUM = 1e3

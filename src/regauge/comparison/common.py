@@ -55,7 +55,7 @@ class Common:
     Attributes:
         symmetry: The symmetry as it acts on the part that can be compared.
         shapes: The shape to which each compared tensor is cut.
-        share: The share of the first network's entries that is compared.
+        share: The fraction of the first network's entries that is compared.
         notes: Notes on tensors that are cut or excluded.
         widths: The groups in which the two networks have different numbers of units. Matching units of these groups are
             selected before other axes are cut.

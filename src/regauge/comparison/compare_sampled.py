@@ -44,7 +44,7 @@ TELLING = 512
 NEAR = 0.95
 """From this explained share on, all entries are compared, because the networks may be the same in another gauge."""
 UNMOVED = 0.75
-"""If at least this share of the distance remains after alignment, the networks are not the same in another gauge."""
+"""If at least this fraction of the distance remains after alignment, the networks are not the same in another gauge."""
 ORDERED = 3.0
 """From this z-score for the order of units on, all entries are compared."""
 ROTATED = 0.5

@@ -27,7 +27,7 @@ class Comparison:
         orbit_distance: The distance after the second network was aligned to the first. This distance is an upper bound
             on the smallest distance between the first network, as stored, and the orbit of the second.
         norm: The norm of the compared parameters in the first network.
-        compared: The share of the first network's entries that is compared. The share is 1 unless the networks have
+        compared: The fraction of the first network's entries that is compared. The share is 1 unless the networks have
             different shapes.
         shares: For each tensor of the first network, the share that the second network explains.
         share_by_chance: The share that alignment explains by chance: the largest share of a scrambled copy, plus the

@@ -44,7 +44,7 @@ MIXTURES = 4
 """The number of fixed weighted sums in which the norms of a unit in different tensors are combined."""
 TINY = torch.finfo(torch.float64).tiny
 FAINT_TENSOR = 0.01
-"""Tensors whose root mean square is below this share of the network's root mean square get less weight."""
+"""Tensors whose root mean square is below this fraction of the network's root mean square get less weight."""
 
 Features = Float64[Tensor, "models features"]
 HELD = 5

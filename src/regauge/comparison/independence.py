@@ -29,7 +29,7 @@ class Independence:
     """The result of the independence test.
 
     Attributes:
-        p_value: The share of random permutations under which the networks are at least as similar: (1 + similar
+        p_value: The fraction of random permutations under which the networks are at least as similar: (1 + similar
             samples) / (1 + samples).
         z_score: The deviation of the statistic from its exact mean under the null hypothesis, in exact standard
             deviations.

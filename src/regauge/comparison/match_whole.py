@@ -28,7 +28,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 ROTATED = 0.8
-"""A rotation is accepted if it reduces the distance that permutations leave to less than this share.
+"""A rotation is accepted if it reduces the distance that permutations leave to less than this fraction.
 
 The bound is below one because a rotation brings any two networks somewhat closer.
 """
@@ -109,9 +109,8 @@ def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task:
             between these two.
         task: Model, data and loss.
 
-    Returns:
-        "change of outputs" is `|f_b - f_a| / |f_a|` over all outputs. "same predictions" is the share of examples with
-        the same largest output, if targets are class labels. Losses are in the unit of the criterion.
+    Returns: "change of outputs" is `|f_b - f_a| / |f_a|` over all outputs. "same predictions" is the fraction of
+        examples with the same largest output, if targets are class labels. Losses are in the unit of the criterion.
     """
     before, after = line(a, b, task, FUNCTION_POINTS), line(*aligned, task, FUNCTION_POINTS)
     metrics = [{n: v for n, v in row.items() if n != "t"} for row in (before.table[0], before.table[-1])]
@@ -130,7 +129,8 @@ def rounding_noise(
     element: Element,
     ignored: set[str],
 ) -> float:
-    """Estimate how much rounding changes the distance between the representatives of two networks.
+    """Estimate how much rounding changes the distance between the representatives of two networks, from which
+    translations and gains are removed.
 
     If a translation is large compared with the weights, rounding errors of the stored weights are proportional to the
     translation. These errors remain after the translation is removed. To estimate them, each entry of a network is
@@ -180,7 +180,9 @@ def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: 
 
 
 def _align(first: Params, second: Params, behind: Symmetry, ignored: set[str]) -> tuple[Result[Params], float]:
-    """Align representatives by their weights. Return the result and the remaining distance."""
+    """Align networks without translations and gains (representatives) by their weights. Return the result and the
+    remaining distance.
+    """
     result = align(first, second, behind, method=WeightMatching())
     return result, distance(first, result.params, ignored)
 

@@ -29,13 +29,13 @@ APART = 1.2
 """Networks count as aligned to one gauge if their distances are at most this multiple of the distances of separately
 aligned pairs."""
 PRUNED = 0.9
-"""A network counts as a pruned copy of another one if at least this share of their squared distance lies in its zero
+"""A network counts as a pruned copy of another one if at least this fraction of their squared distance lies in its zero
 entries."""
 SLACK = 4.0
 """A network does not count as the original of a pruned one if their squared distance outside of the zeros is more than
 this multiple of the smallest such distance."""
 ZEROS = 0.01
-"""The smallest share of zero entries from which a network can count as pruned."""
+"""The smallest fraction of zero entries from which a network can count as pruned."""
 
 
 def in_one_gauge(

@@ -18,16 +18,16 @@ RESAMPLES = 100
 DROPPED = 6
 """The number of networks of which each sample leaves out one."""
 ORTHOGONAL = 0.5
-"""The root is an ancestor of its neighbors only if the squared norm of some neighbor is larger, by at least this share
-of the squared distance. If a training step is orthogonal to the weights, the squared norm grows by the whole squared
-distance."""
+"""The root is an ancestor of its neighbors only if the squared norm of some neighbor is larger, by at least this
+fraction of the squared distance. If a training step is orthogonal to the weights, the squared norm grows by the whole
+squared distance."""
 MIXED = 1.25
 """A network descends from an average only if its squared distance from the average is at most this multiple of its
 squared distance from a source of the average. Without drift, the average is nearer."""
 CHANCE = 3.0
 """The growth of a norm has full weight if it is at least this multiple of the growth that occurs by chance."""
 NEARLY = 0.3
-"""A branch may be replaced by another branch with at least this share of its conductance."""
+"""A branch may be replaced by another branch with at least this fraction of its conductance."""
 FIRM = 1.0
 """In the choice of a tree, the weight of the logarithm of a branch's conductance, relative to one branch along which
 the norm grows."""
@@ -44,10 +44,10 @@ class Branch:
         parent: The endpoint nearer to the root.
         child: The other endpoint.
         length: The length, in the unit of the distances.
-        support: The share of the sampled trees (each computed from a random sample of the weights) in which the child
-            has this parent. The support is 1 for copies, averages and pruned networks. If several networks may be the
-            original of a pruned network, the support is 1 divided by their number. The support is None if the weights
-            were not sampled, as in `join_neighbors`.
+        support: The fraction of the sampled trees (each computed from a random sample of the weights) in which the
+            child has this parent. The support is 1 for copies, averages and pruned networks. If several networks may be
+            the original of a pruned network, the support is 1 divided by their number. The support is None if the
+            weights were not sampled, as in `join_neighbors`.
         is_copy: Whether parent and child are equal up to rounding. Either of them may be the original.
     """
 

@@ -96,7 +96,9 @@ def _balanced(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
 
 
 def _without_stretching(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry of balanced representatives, without scales, and with rotations instead of other matrices."""
+    """Return the symmetry of balanced networks without translations and gains: no scales, and rotations instead of
+    other matrices.
+    """
     groups = (
         replace(
             group,

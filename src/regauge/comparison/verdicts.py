@@ -67,7 +67,7 @@ larger share."""
 LINE, SIBLINGS = 1.5, 0.25
 """Two thresholds for the lean of a pair, which is the change of the squared norm divided by the squared distance.
 
-If the lean is at least the first threshold, one network descends from the other. If the lean is at most the second
+If this ratio is at least the first threshold, one network descends from the other. If this ratio is at most the second
 threshold, both networks descend from a third.
 """
 EVERYTHING = 0.85
@@ -121,7 +121,9 @@ class Evidence:
 
 
 def needs_noise(evidence: Evidence) -> bool:
-    """Return whether the verdict depends on the rounding noise of representatives, and the noise was not measured."""
+    """Return whether the verdict depends on the effect of rounding after translations and gains are removed, and this
+    effect was not measured.
+    """
     if evidence.noise:
         return False
     same = replace(evidence, noise=LEGIBLE)
@@ -130,7 +132,9 @@ def needs_noise(evidence: Evidence) -> bool:
 
 
 def needs_chance(evidence: Evidence) -> bool:
-    """Return whether the verdict depends on the share by chance, and this share was not measured."""
+    """Return whether the verdict depends on the share that scrambled networks explain, and this share was not
+    measured.
+    """
     is_open = evidence.chance is None and evidence.share is not None and evidence.free >= ENOUGH
     return is_open and _judge_weights(evidence)[0] == "undecided"
 

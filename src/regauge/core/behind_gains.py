@@ -107,9 +107,10 @@ def _kept(symmetry: Gained) -> dict[str, _Kept]:
 
 @remembered
 def rotatable(symmetry: Gained) -> tuple[str, ...]:
-    """Return the names of the groups that may act on representatives by rotations.
+    """Return the names of the groups that may act by rotations on representatives, which are networks with gains of
+    one.
 
-    Groups that act on structure tensors may not rotate representatives."""
+    Groups that act on structure tensors, such as masks, may not rotate."""
     known = {one.group.name for one in gain_scales(symmetry, symmetry.gains)}
     several = (g for g in symmetry.groups if g.behind_gains != "none" and g.name in known)
     return tuple(group.name for group in several if not group.classes)
@@ -117,7 +118,9 @@ def rotatable(symmetry: Gained) -> tuple[str, ...]:
 
 @remembered
 def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
-    """Return the symmetry of representatives, in which some groups rotate; see `Symmetry.on_representatives`."""
+    """Return the symmetry of networks with gains of one (representatives), in which some groups rotate; see
+    `Symmetry.on_representatives`.
+    """
     gains = [name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites]
     # Every representative has the same statistics there: nothing moves them so that they hold no scale in its place.
     constant = {family.entries.parameter for family in symmetry.translations if family.is_stored_only}
@@ -137,7 +140,7 @@ def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
 
 
 def rotated_group(symmetry: Gained, name: str) -> Group:
-    """Return the group of rotations that replaces a permutation group in the symmetry of representatives."""
+    """Return the group of rotations that replaces a permutation group if all gains are one."""
     group, gains = symmetry[name], gains_of(symmetry, name)
     places = tuple(
         Placement(place.parameter, place.axis, place.start, place.stride, place.repeats)
@@ -155,7 +158,7 @@ def gains_of(symmetry: Gained, name: str) -> tuple[str, ...]:
 
 
 def lift(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return an element of the whole symmetry that acts on representatives in the same way as `element`.
+    """Return an element of the whole symmetry that acts on networks with gains of one in the same way as `element`.
 
     The argument `element` belongs to the symmetry that `on_representatives` returns.
     """
@@ -174,7 +177,9 @@ def matrices(element: Element, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> Element:
-    """Return the element of the symmetry of representatives that acts on them in the same way as `element`."""
+    """Return the element of the symmetry of representatives (networks with gains of one) that acts on them in the same
+    way as `element`.
+    """
     linear, kept, values = without_gains(symmetry, element, symmetry.gains), _kept(symmetry), {}
     for name in linear:
         if name in rotated:
@@ -220,7 +225,9 @@ def zero_gains(symmetry: Gained, params: Mapping[str, Tensor], names: Collection
 def rotate(
     symmetry: Gained, rotation: Mapping[str, Tensor], representative: Mapping[str, Tensor], batch: tuple[int, ...]
 ) -> Params:
-    """Rotate representatives `[*batch, ...]`. A representative with a zero gain on the rotated axes is not rotated."""
+    """Rotate networks with gains of one (representatives), `[*batch, ...]`. A network with a zero gain on the rotated
+    axes is not rotated.
+    """
     behind = on_representatives(symmetry, tuple(rotation))
     names = {place.parameter for name in rotation for place in behind[name].placements}
     element = turn(symmetry, behind, rotation, representative, batch)
@@ -237,7 +244,7 @@ def turn(
     representative: Mapping[str, Tensor],
     batch: tuple[int, ...] = (),
 ) -> Element:
-    """Return the element of the symmetry of representatives that acts by the given rotations.
+    """Return the element that acts by the given rotations on representatives, which are networks with gains of one.
 
     If a gain on the rotated axes of a network is zero, the rotation of this network is the identity.
 

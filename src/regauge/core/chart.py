@@ -162,7 +162,7 @@ def _sites_of(symmetry: Charted, name: str) -> list[Site]:
 
 @remembered
 def chart_gains(symmetry: Charted) -> tuple[str, ...]:
-    """Return the gains that representatives set to one."""
+    """Return the gains that are one in the representative of a network."""
     return tuple(name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites)
 
 
@@ -228,7 +228,9 @@ def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: t
 
 
 def random_rotation(symmetry: Charted, generator: torch.Generator, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return uniformly random rotations, including reflections, for the groups that may rotate representatives."""
+    """Return uniformly random rotations, including reflections, for the groups that may rotate networks with gains of
+    one.
+    """
     groups = tuple(rotated_group(symmetry, name) for name in rotatable(symmetry))
     return matrices(random(groups, generator, ("linear",), batch), rotatable(symmetry))
 
@@ -263,8 +265,8 @@ def onto_representative(symmetry: Charted, element: Element, params: Mapping[str
 def into_coordinates(
     symmetry: Charted, element: Element, own: Coordinates, wanted: Coordinates, kept: Mapping[str, Tensor]
 ) -> Element:
-    """Return an element that acts on representatives like `element`, and maps the coordinates of networks to the wanted
-    ones.
+    """Return an element that acts on representatives like `element`, and maps the coordinates of networks to the
+    coordinates `wanted`.
 
     Args:
         symmetry: The whole symmetry.

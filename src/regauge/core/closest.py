@@ -17,7 +17,7 @@ from regauge.core.rotations import keeping_ones, without_reflection, zero_sum_ba
 ENUMERATED_AT_ONCE = 1 << 22
 """The largest number of values that are computed at once: entries of the cost times patterns of signs and parities."""
 PULL = 1e-9
-"""The weight of a term that favors rotations near the identity, as a share of the norm of the cost.
+"""The weight of a term that favors rotations near the identity, as a fraction of the norm of the cost.
 
 For n units, the term lowers the objective by at most 2 n times this weight.
 """

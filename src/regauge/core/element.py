@@ -29,7 +29,8 @@ FIELD_OF_PART = {"permutation": "perm", "sign": "sign", "scale": "scale", "shift
 PARTS = tuple(FIELD_OF_PART)
 """The parts of an element that are fields of `Value` and act on axes."""
 TRANSLATION, ROTATION = "translation", "rotation"
-"""The names of two parts of an element: one adds vectors to coordinates, and one rotates representatives."""
+"""The names of two parts of an element: one adds vectors to coordinates, and one rotates representatives (networks with
+gains of one)."""
 ALL_PARTS = (*PARTS, TRANSLATION, ROTATION)
 """All parts that an element of the whole symmetry can have."""
 
@@ -106,9 +107,9 @@ class Element(Mapping[str, Value]):
         translation: For each family of translations, the vector that the element adds to the family's coordinate:
             `[*batch, *shape]`, float64. If a translation family has no entry, the element adds nothing to its
             coordinate.
-        rotation: For each group with `behind_gains`, the matrix that rotates representatives: `[*batch, size, size]`,
-            float64. An element first applies the values of its groups, and then rotates the representative. A group
-            without an entry in `rotation` does not rotate representatives.
+        rotation: For each group with `behind_gains`, the matrix that rotates representatives (networks with gains of
+            one): `[*batch, size, size]`, float64. An element first applies the values of its groups, and then rotates
+            the representative. A group without an entry in `rotation` does not rotate representatives.
     """
 
     def __init__(

@@ -52,7 +52,9 @@ class Family:
 
 
 def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
-    """Return the families of groups that have a degree of freedom and occur in the given sites."""
+    """Return the families of groups that have a degree of freedom and act on tensors at the given sites (axes of
+    tensors).
+    """
     groups = tuple(groups)
     by_name = {group.name: group for group in groups}
     result = []

@@ -17,7 +17,7 @@ from regauge.core.params import VALUES, Params, require_same_names, require_shar
 from regauge.core.symmetry import Symmetry
 
 CONSTANT_TENSOR = 1e-10
-"""A tensor counts as constant if the differences between units are less than this share of the sum of squares."""
+"""A tensor counts as constant if the differences between units are less than this fraction of the sum of squares."""
 
 
 def interpolate(params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float | Tensor = 0.5) -> Params:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 FAINT_ENTRY = 1e-100
-"""Entries of a Gram matrix below this share of its largest entry count as zero."""
+"""Entries of a Gram matrix below this fraction of its largest entry count as zero."""
 
 Gram = Float64[Tensor, "*lead n n"]
 

@@ -45,7 +45,7 @@ class Pool:
     Attributes:
         group: The name of the group.
         sign: One if the matrix of the group acts, and minus one if its inverse acts.
-        sites: The tensors and sites whose entries are concatenated, in this order.
+        sites: The tensors and the axes on which the group acts (sites). Their entries are concatenated in this order.
         rows: The rows of `NormPlan.incidence` for the columns of the pool, copy by copy.
     """
 

@@ -24,7 +24,7 @@ TOLERANCE_FLOAT32 = 1e-4
 ROUNDED = 4
 """The size of the parameter changes whose effect on the outputs is tested, in units of the rounding error."""
 STEADY = 1e-2
-"""The largest change of the outputs that small parameter errors may cause, as a share of the tolerance."""
+"""The largest change of the outputs that small parameter errors may cause, as a fraction of the tolerance."""
 
 
 NOISE = 65_537

@@ -20,7 +20,7 @@ from regauge.core.symmetry import Symmetry
 class ScaleSite:
     """An axis of a tensor on which a direction of scales (a combination of scale families) acts.
 
-    A step t multiplies the squares of the tensor at the site by `exp(exponent * t)`.
+    A step t multiplies the squares of the tensor's entries by `exp(exponent * t)`.
 
     The field `shared` is the number of axes along which the direction acts on the tensor. The indices along `axes`
     determine the unit that owns an entry; the batch axis is not counted. The last of the `axes` is the axis of the
@@ -40,7 +40,8 @@ class Direction:
     """A direction: a combination of a group's families of scales that balancing changes as one scale, and where it
     acts.
 
-    For a normalizer (a direction that changes buffers), `own` holds the sites whose entries no other direction scales.
+    For a normalizer (a direction that changes buffers), `own` holds the axes of tensors whose entries no other
+    direction scales.
     """
 
     group: str
@@ -101,7 +102,7 @@ def _moving(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
 def _sites_moved(symmetry: Symmetry, group: Group, weights: Sequence[int] | None = None) -> list[tuple[str, Site]]:
     """Return the axes of compared parameters on which a combination of a group's scale families has an effect.
 
-    Without a combination, return all sites of the group on compared parameters.
+    Without a combination, return all axes of compared parameters on which the group acts.
     """
     every = ((name, site) for name, local in symmetry.sites.items() if name not in symmetry.buffers for site in local)
     own = ((name, site) for name, site in every if site.group.name == group.name)

@@ -23,7 +23,7 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
 
     Args:
         batches: Pairs (inputs, targets).
-        share: The share of the examples that go to the first part, between 0 and 1. Each part gets at least one
+        share: The fraction of the examples that go to the first part, between 0 and 1. Each part gets at least one
             example.
         generator: The generator that assigns the examples to the parts.
 

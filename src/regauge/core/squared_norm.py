@@ -44,7 +44,7 @@ class SquaredNorm:
         params: The compared parameters, `[batch, *shape]`.
 
     Attributes:
-        logs: The logarithms of all scales, ordered by direction, `[batch, unit]`.
+        logs: The logarithms of all scales, ordered by direction (combination of scale families), `[batch, unit]`.
         found: The product of all matrix steps so far, for each copy of each group.
         norm: The squared norm of all entries that scales or matrices affect.
     """

@@ -99,7 +99,7 @@ class Task:
         instead of examples are assigned at random.
 
         Args:
-            share: The share of the examples that go to the first task, between 0 and 1. Each task gets at least one
+            share: The fraction of the examples that go to the first task, between 0 and 1. Each task gets at least one
                 example.
             generator: The source of randomness. Default: a generator with seed 0.
 

@@ -12,8 +12,8 @@ from regauge.core.typed_json import require_fields
 
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
-    """Return lines of text that describe families of translations: the changed parameters, and the conditions on
-    representatives.
+    """Return lines of text that describe families of translations: the parameters that each family changes, and the
+    condition by which it chooses one network.
     """
     if not families:
         return []

@@ -211,8 +211,8 @@ class TranslationFamily:
 
     @property
     def condition(self) -> str:
-        """The condition that the home parameter (to which the family adds its vector) fulfills in a representative, as
-        text.
+        """The condition on the home parameter, to which the family adds its vector, that chooses one network (the
+        representative), as text.
         """
         entries = self.name.split(".mean(")[0]
         if self.eps is not None:

@@ -33,7 +33,7 @@ PER_INPUT = 24
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """The layers in which weights or inputs may span fewer dimensions than the layer has inputs."""
 ROUNDING = 1e-13
-"""Influences of parameter entries below this share of the largest influence may be due to rounding."""
+"""Influences of parameter entries below this fraction of the largest influence may be due to rounding."""
 STEP = 1e-3
 """The step size along a one-parameter subgroup, whose tangent is computed by fourth-order differences."""
 STRENGTHS = (0.3, 0.3, 3.0)

@@ -16,7 +16,7 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares
 
 CONSTANT_VALUES = 1e-5
-"""Values count as constant if their standard deviation is below this share of their size."""
+"""Values count as constant if their standard deviation is below this fraction of their size."""
 
 MOMENTS = 6
 """The number of statistics that describe the values of a block; see `_moments`."""
@@ -359,7 +359,7 @@ def _is_square(block: Block) -> bool:
 
 
 def _diagonal(block: Block) -> Tensor:
-    """Return a mask `[*labels]` that is one where both ends of a block are the same unit, and zero elsewhere."""
+    """Return a mask `[*labels]` that is one for weights from a unit to itself, and zero elsewhere."""
     first, second = block.ends
     same = torch.ones((), dtype=torch.bool)
     for one, other in zip(first.axes, second.axes, strict=True):

@@ -107,7 +107,7 @@ def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) 
 
 
 def others(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block, counted with the model axis, that do not index the units at one of its ends."""
+    """Return the axes of a block, counted with the model axis, except those that index one given unit set."""
     return tuple(1 + axis for axis in range(len(block.sizes)) if axis not in end.axes)
 
 

@@ -15,7 +15,7 @@ SMALLEST = 1e-30
 SOFT = 0.01
 """A constant that is added to the size of a statistic before the logarithm, relative to the mean size."""
 LEAST = 1e-4
-"""Standard deviations below this share of a block's statistics may be rounding errors, and are not used."""
+"""Standard deviations below this fraction of a block's statistics may be rounding errors, and are not used."""
 FURTHEST = 5.0
 """Distances from the mean are clipped at this number of standard deviations, to keep the outputs bounded."""
 

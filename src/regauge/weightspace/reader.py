@@ -23,8 +23,9 @@ from regauge.weightspace.shares import divide, find_shares
 class Reader:
     """The part of a net that reads networks of one architecture; `number` is the index of its parameters in the net.
 
-    If there are probes, `probed` evaluates the networks on them. If `is_translated`, the reader reads representatives.
-    If statistics are read, `plain` canonicalizes everything except permutations.
+    If there are probes, `probed` evaluates the networks on them. If `is_translated`, the reader first removes
+    translations and gains (`Symmetry.split`). If statistics are read, `plain` canonicalizes everything except
+    permutations.
     """
 
     layout: Layout
@@ -91,7 +92,7 @@ class Reader:
         )
 
     def read(self, canonical: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the values of blocks, and the shares of the units."""
+        """Return the values of blocks, and the weights of the units in means (shares)."""
         values = self.layout.read(self.layout.symmetry.sums(canonical))
         if not self.layout.is_weighed:
             return values, {}
@@ -144,14 +145,16 @@ class Reader:
         return unit if element is None else symmetry.compose(element, unit)
 
     def _represent(self, population: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the representatives of networks in the dtypes of the networks, if translations are respected."""
+        """Return networks without translations and gains (representatives), in the dtypes of the given networks, if
+        translations are respected.
+        """
         if not self.is_translated:
             return population
         found = self.layout.symmetry.split(population)[0]
         return {name: tensor.to(population[name].dtype) for name, tensor in found.items()}
 
     def _undo(self, population: Mapping[str, Tensor], changes: Params, element: Element | None, count: int) -> Params:
-        """Return the changes of representatives, with zeros for tensors that do not change."""
+        """Return the changes of networks without translations and gains, with zeros for tensors that do not change."""
         full = {}
         for name, tensor in population.items():
             if name in changes:

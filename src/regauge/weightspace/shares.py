@@ -60,7 +60,7 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
 
     The share of a unit is proportional to the magnitudes of its outgoing weights. Over the units that receive these
     weights, the largest magnitude is used, because copies of receiving units do not change it. Over all further units
-    that the same weight reads, magnitudes are summed. A set of units without outgoing weights has no shares.
+    that the same weight reads, magnitudes are summed. Units without outgoing weights have no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:
@@ -83,7 +83,9 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
 
 
 def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
-    """Return values of blocks, divided by the shares of the units that they read, or zero where shares are zero."""
+    """Return values of blocks, divided by the weights (shares) of the units that they read, or zero where these weights
+    are zero.
+    """
     return {b.name: divide_by(values[b.name], read_weights(b, layout, shares)) for b in layout.blocks}
 
 
@@ -96,7 +98,9 @@ def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
-    """Return products of the shares of the units that a block reads, `[models, *ones]`, or None if it reads none."""
+    """Return products of the weights (shares) of the units that a block reads, `[models, *ones]`, or None if it reads
+    no units.
+    """
     grid, made = layout.grid_of(block), None
     for axis, label in enumerate(block.labels):
         if label.reads and label.group in shares:
@@ -127,8 +131,8 @@ class Terms:
     """Factors that normalize sums of n terms: sums of terms with random signs grow like sqrt(n), and the factors undo
     this.
 
-    If units are weighted by shares, all sums are means. The number n is then the number of units in the networks for
-    which the layer was made, because other networks may contain copies of units.
+    If units have weights (shares), all sums are weighted means. The number n is then the number of units in the
+    networks for which the layer was made, because other networks may contain copies of units.
     """
 
     def __init__(self, layouts: Iterable[Layout]) -> None:
@@ -155,7 +159,7 @@ def _matter(axes: Iterable[int], grid: Grid, shares: Shares) -> bool:
 
 
 def _along(share: Tensor, axis: int, grid: Grid) -> Tensor:
-    """Return shares arranged at the axes of a grid, `[models, *ones, 1]`."""
+    """Return the weights of units (shares) arranged at the axes of a grid, `[models, *ones, 1]`."""
     kept = (*grid.bases[axis], axis)
     order = sorted(range(len(kept)), key=kept.__getitem__)
     shape = [size if k in kept else 1 for k, size in enumerate(grid.sizes)]

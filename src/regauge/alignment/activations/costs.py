@@ -27,7 +27,7 @@ centered, of two networks."""
 READING = ("mm", "convolution", "attention", "rnn", "lstm", "gru", "linear")
 """Parts of the names of operators through which layers read their inputs."""
 CONSTANT_ACTIVATION = 1e-6
-"""A unit counts as constant if its standard deviation is below this share of its mean."""
+"""A unit counts as constant if its standard deviation is below this fraction of its mean."""
 
 
 @dataclass

@@ -84,7 +84,7 @@ class Neighborhoods:
     def of(cls, families: Sequence[Family]) -> "Neighborhoods":
         """Find the dependencies between families.
 
-        Axis numbers at the sites do not count the leading axis of the tensors.
+        The numbers of axes on which groups act do not count the leading axis of the tensors.
         """
         coupled = tuple(bool(coupled_tensors(family)) for family in families)
         neighbors = tuple(
@@ -111,7 +111,7 @@ class Ascent:
         b: The tensors of the second networks.
         solve: A function that optimizes a family with nested groups.
         start: A batch of initial elements without positive scales. Default: the identity.
-        tolerance: A step is taken only if it gains more than this share of the pair's `sum |a| |b|`.
+        tolerance: A step is taken only if it gains more than this fraction of the pair's `sum |a| |b|`.
         searches: The largest number of families that are searched at the same time because they do not depend on one
             another.
 
@@ -468,7 +468,7 @@ def _at_once(work: Callable[[], T]) -> Callable[[], T]:
 
 
 def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
-    """Return the share of units that a step changes. If the group is rotated, all units count as changed."""
+    """Return the fraction of units that a step changes. If the group is rotated, all units count as changed."""
     changed: Tensor | None = None
     before = dict(old.items())
     for part, tensor in new.items():
@@ -504,7 +504,7 @@ def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
 
 
 MAX_SWEEPS = 20
-"""The largest number of sweeps in each of the two climbs."""
+"""The largest number of sweeps in each of the two coordinate ascents."""
 
 
 def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, solve: Solve) -> tuple[Element, Tensor]:

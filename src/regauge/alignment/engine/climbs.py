@@ -136,7 +136,7 @@ def climb(
         is_from_barycenter: Whether an initial element of every family is chosen before the sweeps, by averaging over
             families without an element.
         max_sweeps: The largest number of sweeps.
-        tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
+        tolerance: A step is taken only if it gains more than this fraction of `sum |a| |b|`.
     """
     ascent = make_ascent(symmetry, a, b, start=start, tolerance=tolerance)
     if is_from_barycenter:

@@ -29,7 +29,7 @@ changes."""
 STEPS = 8
 """The largest number of steps that improve a rotation on products of tensors."""
 LEAST = 1e-9
-"""The smallest gain of a rotation step, as a share of the objective."""
+"""The smallest gain of a rotation step, as a fraction of the objective."""
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ Scales = Literal["balance", "recompute", "keep"]
 With "balance", scales that change running statistics are balanced only in transformed copies; see `match_frames`.
 """
 EQUAL_TENSORS = 1e-5
-"""A distance below this share of a tensor's norm counts as zero.
+"""A distance below this fraction of a tensor's norm counts as zero.
 
 Rounding in float32 causes distances of this size."""
 MOVED = 0.25
-"""The share of the difference between running statistics that may remain in a transformed copy."""
+"""The fraction of the difference between running statistics that may remain in a transformed copy."""
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
@@ -334,5 +334,5 @@ def are_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Bool[Tensor, 
 
 
 def share_of_rounding(dtypes: Iterable[torch.dtype]) -> float:
-    """Return the share of a tensor's norm that rounding may change, for the coarsest of several dtypes."""
+    """Return the fraction of a tensor's norm that rounding may change, for the coarsest of several dtypes."""
     return max(EQUAL_TENSORS, *(2 * torch.finfo(dtype).eps for dtype in dtypes))

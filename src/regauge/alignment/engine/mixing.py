@@ -21,7 +21,7 @@ from regauge.core.symmetry import Symmetry
 MAX_SWEEPS = 20
 """The largest number of sweeps over groups that act on activations, if no sweeps over the mixture follow."""
 LEAST_GAIN = 1e-11
-"""The smallest gain of a step, as a share of the norms of the tensors on which the step acts."""
+"""The smallest gain of a step, as a fraction of the norms of the tensors on which the step acts."""
 
 
 @dataclass(frozen=True)

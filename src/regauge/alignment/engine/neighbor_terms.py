@@ -10,15 +10,15 @@ from regauge.core.closest import character
 from regauge.core.families import inner_products, unfold
 
 SHARES = (1 / 16, 1 / 4, 1.0)
-"""Limits on the share of changed units. Pairs of networks between the same limits are corrected together."""
+"""Limits on the fraction of changed units. Pairs of networks between the same limits are corrected together."""
 
 
 class NeighborTerm:
     """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where h of another group acts on the index u.
 
     The method `update` adds to the cost what has changed since the last update: the products with those units u that h
-    moved or flipped. The group to which the cost belongs acts on the tensor at the site `own`. The other group acts on
-    another axis, at the site `neighbor`.
+    moved or flipped. The group to which the cost belongs acts on the axis `own` of the tensor, and the other group on
+    the axis `neighbor`.
 
     Elements are stored on the CPU, where the changed units are determined. Therefore the code never waits for the
     device on which the tensors lie.

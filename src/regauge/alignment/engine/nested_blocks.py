@@ -124,7 +124,8 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     """Return the best element of a family while all other groups are fixed.
 
     Args:
-        family: The family of groups. Axis numbers at its sites do not count the leading axis of the tensors.
+        family: The family of groups. The numbers of axes on which its groups act do not count the leading axis of the
+            tensors.
         a: The first networks, `[problem, ...]`.
         b: The second networks, after the fixed groups have been applied.
 
@@ -231,7 +232,7 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
     Args:
         a: The blocks of the first network.
         b: The blocks of the second network.
-        sites: The sites of inner groups.
+        sites: The axes of a block on which inner groups act.
         is_permuted: Whether all pairs of blocks are needed, or only the pair of each block with itself.
     """
     ndim, size = a.ndim - 2, a.shape[1]
@@ -265,7 +266,9 @@ def is_compressed(pairs: int, rows: int, rest: int) -> bool:
 
 
 def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
-    """Optimize one inner group by itself. One matrix product per site gives the costs of all pairs of blocks."""
+    """Optimize one inner group by itself. For each axis on which the group acts, one matrix product gives the costs of
+    all pairs of blocks.
+    """
     group, blocks = family.root, root.size
     matrices: dict[Character, Tensor] = {}
     shifts: list[ShiftCost] = []

@@ -16,7 +16,7 @@ from regauge.core.families import Family, Tensors
 from regauge.core.groups import Group
 
 IN_PLACE = 0.6
-"""The largest share of changed units for which a tensor is updated in place.
+"""The largest fraction of changed units for which a tensor is updated in place.
 
 If more units change, a new tensor is cheaper.
 """
@@ -32,15 +32,15 @@ class PairedNetworks:
     are on the CPU.
 
     Args:
-        families: The families of groups to optimize. Axis numbers at their sites do not count the leading axis of the
-            tensors.
+        families: The families of groups to optimize. The numbers of axes on which the groups act do not count the
+            leading axis of the tensors.
         a: The first networks, `[pair, ...]`.
         b: The second networks.
         start: A batch of initial elements without positive scales. Default: the identity.
 
     Attributes:
         pairs: The number of pairs.
-        sites: For each tensor, the sites of all groups that are optimized.
+        sites: For each tensor, the axes on which optimized groups act (sites).
         writes: How often the value of each group was set. The count is zero for a group that is at the identity and was
             never set.
     """

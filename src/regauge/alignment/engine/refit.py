@@ -26,21 +26,21 @@ from regauge.core.groups import Group
 from regauge.core.symmetry import Symmetry
 
 NEAR = 0.05
-"""Two networks count as nearly equal if their squared distance is below this share of their squared norm."""
+"""Two networks count as nearly equal if their squared distance is below this fraction of their squared norm."""
 EXACT = {4: 1e-13, 8: 1e-26}
-"""The share of the squared norm below which networks count as equal up to rounding, and nothing is fitted.
+"""The fraction of the squared norm below which networks count as equal up to rounding, and nothing is fitted.
 
 The keys are the bytes per entry."""
 SWEEPS = 100
 """The largest number of rounds of the fit over all groups."""
 SETTLED = 1e-5
-"""The fit ends if a round lowers the squared distance by less than this share."""
+"""The fit ends if a round lowers the squared distance by less than this fraction."""
 REMEMBERED = 5
 """The number of earlier rounds from which the next round is extrapolated."""
 LONGEST_STEP = 1.0
 """The norm of the longest fitting step, in the logarithms of a unit's factors or in the entries of a matrix."""
 FLAT = 1e-11
-"""The share of the largest curvature below which a direction counts as flat and stays unchanged."""
+"""The fraction of the largest curvature below which a direction counts as flat and stays unchanged."""
 
 HALVINGS = 40
 """The number of times that the search interval for the damping of a long step is halved."""
@@ -137,15 +137,16 @@ def _move(symmetry: Symmetry, element: Element, tensors: Tensors) -> dict[str, T
 class GroupFit:
     """A Gauss-Newton step of one group's scales or matrices, computed from sums over the group's tensors.
 
-    The step X of the second networks y towards the first networks x minimizes `sum |x - y - X y|^2` over the group's
-    sites. For scales, the step X multiplies each unit by factors: the exponents of its families times steps t. The
-    steps t of a unit solve its normal equations. A matrix changes `y` to `(1 + X) y` where it acts, and to `(1 - X') y`
-    where its inverse acts. Hence X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`, with Gram matrices F and G of
-    both kinds of sites. If a group acts on several axes of one tensor, the curvature along each axis is multiplied by a
-    factor, such that their sum is never below the true curvature.
+    The step X of the second networks y towards the first networks x minimizes `sum |x - y - X y|^2` over all axes of
+    tensors on which the group acts. For scales, the step X multiplies each unit by factors: the exponents of its
+    families times steps t. The steps t of a unit solve its normal equations. A matrix changes `y` to `(1 + X) y` where
+    it acts, and to `(1 - X') y` where its inverse acts. Hence X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`,
+    with Gram matrices F and G of the entries on which the matrix and its inverse act. If a group acts on several axes
+    of one tensor, the curvature along each axis is multiplied by a factor, such that their sum is never below the true
+    curvature.
 
     Attributes:
-        sites: The sites of the group on compared tensors.
+        sites: The axes of compared tensors on which the group acts.
     """
 
     def __init__(self, symmetry: Symmetry, group: Group) -> None:

@@ -21,7 +21,7 @@ class BestOf(Method):
     Attributes:
         methods: The methods, in the order in which they are tried. If several methods are equally good, the first of
             them is kept.
-        kept: The share of the examples that no method sees and that select the element. If 0, all examples are used
+        kept: The fraction of the examples that no method sees and that select the element. If 0, all examples are used
             both by the methods and for the selection.
     """
 

@@ -23,7 +23,7 @@ from regauge.core.task import Batch
 from regauge.training import Adam, PlainProgram, differentiate
 
 CHANGE = 1e-3
-"""The descent has converged if the loss changes by less than this share between evaluations."""
+"""The descent has converged if the loss changes by less than this fraction between evaluations."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class ContinuousDescent(DescentMethod):
             raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return whether the method gets representatives. The method does not get representatives if their gains of one
-        leave no scales to optimize.
+        """Return whether the method gets representatives, whose gains are one, instead of the given networks. It gets
+        the given networks if gains of one leave no scales to optimize.
 
         For example, if all layers have batch normalization, only gains have scales that leave running statistics
         unchanged. The descent then optimizes the networks themselves. Networks with a residual stream that can be

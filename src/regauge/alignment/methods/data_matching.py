@@ -17,7 +17,7 @@ class DataMatching(MixedMatching):
 
     For transformers, weights improve the match. For convolutional networks with batch normalization, activations alone
     are often better. With few examples, weights alone can be better. Only data can show which method is best. Therefore
-    a share of the examples is hidden from all three methods, and selects the best of their elements. The reported
+    a fraction of the examples is hidden from all three methods, and selects the best of their elements. The reported
     objective is the objective of the selected method. The objectives of different pairs may therefore have different
     units.
 
@@ -25,7 +25,7 @@ class DataMatching(MixedMatching):
     note in the result then states this.
 
     Attributes:
-        kept: The share of the examples that are held out for the selection. If 0, all examples are used both for
+        kept: The fraction of the examples that are held out for the selection. If 0, all examples are used both for
             matching and for the selection. All other settings are those of `MixedMatching`.
     """
 

@@ -53,7 +53,7 @@ class FrankWolfe(ManyMethod):
             with the largest objective is kept. If there is a task, the ascent with the lowest loss of the mean network
             is kept instead.
         max_steps: The largest number of steps in each ascent.
-        tolerance: A step is taken only if it gains more than this share of the sum of `|a| |b|` over pairs.
+        tolerance: A step is taken only if it gains more than this fraction of the sum of `|a| |b|` over pairs.
         scales: "balance", "recompute" or "keep", as in `WeightMatching`.
 
     References:

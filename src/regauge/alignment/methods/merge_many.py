@@ -51,8 +51,8 @@ class MergeMany(ManyMethod):
             kept. If there is a task, the ascent with the lowest loss of the mean network is kept instead.
         max_rounds: The largest number of rounds over the networks in each ascent.
         core: The largest number of networks that are visited one by one.
-        tolerance: The share by which a round must lower the mean squared distance from the mean, if there are more than
-            `core` networks.
+        tolerance: The fraction by which a round must lower the mean squared distance from the mean, if there are more
+            than `core` networks.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, appendix A.10, algorithm 2 (MergeMany).

@@ -54,7 +54,7 @@ class Sinkhorn(DescentMethod):
         init: The initial element: an element, a method that finds it, or None for the identity.
         lr: Adam's learning rate, for logits in units of the temperature.
         temperature: The temperature of the Sinkhorn operator. A higher temperature makes plans softer.
-        confidence: The share of each row of a plan that the initial plan gives to the initial element.
+        confidence: The fraction of each row of a plan that the initial plan gives to the initial element.
         keeps: "best" returns the best of all evaluated elements. "last", as published, returns the last element, which
             may be worse than the initial element.
 

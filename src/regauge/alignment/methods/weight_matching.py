@@ -21,10 +21,10 @@ from regauge.core.groups import class_labels
 from regauge.core.symmetry import Symmetry
 
 TRIES = 32
-"""The largest number of further climbs if the second network may be a copy of the first network that was not
+"""The largest number of further ascents if the second network may be a copy of the first network that was not
 recognized."""
 MISSED = 1e-4
-"""The objective of a copy may be below the largest possible value by at most this share.
+"""The objective of a copy may be below the largest possible value by at most this fraction.
 
 Rounding to 16 bits causes a smaller difference.
 """
@@ -68,7 +68,7 @@ class WeightMatching(Method):
             method or from an earlier result. Positive factors of this element are ignored, and the nearest rotation
             replaces each invertible matrix. For `align_pairs`, `init` is a single element or one element for each pair.
         max_sweeps: The largest number of sweeps over the groups in each ascent.
-        tolerance: A step is taken only if it gains more than this share of `sum |a| |b|`.
+        tolerance: A step is taken only if it gains more than this fraction of `sum |a| |b|`.
         scales: The treatment of scales and matrices. With "balance", both networks are balanced before they are
             compared. The second network keeps its running statistics, and the scales of filters before batch
             normalization. With the filter scales of the first network, the second network's statistics would no longer

@@ -31,13 +31,14 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass
 class BlockedClimb:
-    """The ascent over the groups of one working set whose tensors are read one after the other.
+    """The ascent over the groups of one working set (tensors that are aligned together), whose tensors are read one
+    after the other.
 
     Attributes:
         source: Both networks, where the second one has been transformed by the element of the ascent.
         symmetry: The symmetry. All sizes of its groups must be known.
         one: The working set on which the ascent runs.
-        tolerance: A step is taken only if it gains more than this share of `sum |a| |b|` over the tensors of its
+        tolerance: A step is taken only if it gains more than this fraction of `sum |a| |b|` over the tensors of its
             family.
     """
 

@@ -1,4 +1,5 @@
-"""Matching of checkpoints on disk by their representatives, in the coordinates of the first checkpoint.
+"""Matching of checkpoints on disk by their representatives, which are networks without translations and gains. Results
+are in the coordinates of the first checkpoint.
 
 The steps of this matching are those of `regauge.alignment.representatives`. A match by permutations decides whether
 residual streams are rotated. Near copies are also matched without representatives. For copies, elements that keep the

@@ -1,4 +1,6 @@
-"""A coordinate ascent between two checkpoints on disk, one working set after the other."""
+"""A coordinate ascent between two checkpoints on disk. The tensors are read in working sets, which fit in memory, one
+after the other.
+"""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +30,8 @@ from regauge.core.params import batch_of_one
 from regauge.core.products import matmul
 
 SAVE_SECONDS = 20.0
-"""The number of seconds after which the state is saved, as soon as a working set is complete."""
+"""The number of seconds after which the state is saved, as soon as a working set (tensors that are in memory together)
+is complete."""
 
 
 @dataclass
@@ -104,8 +107,8 @@ class StreamedAscent:
         return self.state.element
 
     def _turn(self, name: str) -> bool:
-        """Choose the initial rotation of a group of several working sets from tensors and products that no other group
-        changes.
+        """Choose the initial rotation of a group that acts on several working sets. Use tensors and products of tensors
+        that no other group changes.
 
         Return whether the group has such a rotation.
         """
@@ -175,7 +178,7 @@ class StreamedAscent:
         return False
 
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Run the coordinate ascent in every working set, one after the other.
+        """Run the coordinate ascent in every working set (tensors that are in memory together), one after the other.
 
         Return the objective, and whether all of these ascents converged.
         """
@@ -238,8 +241,8 @@ class StreamedAscent:
         return gained, not len(moving)
 
     def _visit_blocks(self, k: int, one: WorkingSet, totals: Mapping[str, Total]) -> tuple[float, bool]:
-        """Run the ascent in one working set with one tensor in memory at a time, and add each tensor to the costs of
-        spread groups.
+        """Run the ascent in one working set with one tensor in memory at a time. Add each tensor to the costs of the
+        groups that act on several working sets.
         """
         climb = BlockedClimb(self.source, self._symmetry, one, self.method.tolerance)
         is_settled = climb.run(self.method.max_sweeps, is_first=k >= self.state.matched)
@@ -255,7 +258,7 @@ class StreamedAscent:
     def _sum_up(self, name: str, rows: Rows, totals: Mapping[str, Total], costs: dict[str, Cost]) -> float:
         """Return the objective of a tensor or of some of its rows.
 
-        Add the tensor to the costs of spread groups and release it.
+        Add the tensor to the costs of the groups that act on several working sets, and release it.
         """
         x, y, norm = self.source.load(name, rows)
         for spread, total in totals.items():

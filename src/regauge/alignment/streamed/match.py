@@ -65,17 +65,18 @@ def align_streamed(
 ) -> StreamedResult:
     """Match the weights of two checkpoints that do not fit in memory.
 
-    Each sweep reads both checkpoints once. Known elements are applied to each working set, and then the set's own
-    groups are optimized as in memory. The tensors of a working set also contribute to the costs of the spread groups,
-    which act on several working sets. At the end of the sweep, the spread groups are set to their best values. As in
-    memory, the groups are therefore optimized one after the other, and the objective rises with every sweep. The
-    initial values of the spread groups are computed from embeddings, heads, gains and other tensors that remain after
-    averaging over groups without a value (`barycenter`). Initial values of rotations also use products of tensors
-    within working sets, which take a few passes. Without spread groups, there is only one sweep, and the result equals
-    the result of `align`.
+    Each sweep reads both checkpoints once. The tensors are divided into working sets that fit in memory. Known elements
+    are applied to each working set, and then the groups that act only on this set are optimized as in memory. The
+    tensors of a working set also contribute to the costs of the spread groups, which act on several working sets. At
+    the end of the sweep, the spread groups are set to their best values. As in memory, the groups are therefore
+    optimized one after the other, and the objective rises with every sweep. The initial values of the spread groups are
+    computed from embeddings, heads, gains and other tensors that remain after averaging over groups without a value
+    (`barycenter`). Initial values of rotations also use products of tensors within working sets. These products take a
+    few passes over the files. Without spread groups, there is only one sweep, and the result equals the result of
+    `align`.
 
-    If a spread group acts on two axes of one tensor, it takes a linearized step. If the objective decreases in the next
-    sweep, the linearized step is undone and the ascent ends.
+    If a group of several working sets acts on two axes of one tensor, it takes a linearized step. If the objective
+    decreases in the next sweep, the linearized step is undone and the ascent ends.
 
     If scales change running statistics, two ascents are run: with the statistics kept and with the statistics changed.
     The second ascent recognizes copies with transformed statistics. If the networks are nearly equal, the scales of the
@@ -89,8 +90,8 @@ def align_streamed(
         state: The state of an earlier run. Every later state is passed to `keep`.
         keep: A function that stores a state for a later run.
         progress: A function that shows the progress in bytes.
-        crew: The processes that share the work of each pass. The costs of spread groups are summed over the processes,
-            and the first process solves for the values.
+        crew: The processes that share the work of each pass. The costs of groups that act on several working sets are
+            summed over the processes, and the first process computes the best values.
 
     Raises:
         ValueError: A tensor contains NaN or Inf.

@@ -36,14 +36,16 @@ TRANSLATED = 5
 ROTATED = 2.5, 1
 """The numbers of copies, in the next wider dtype and in float64, of a tensor that is rotated but not translated."""
 ROTATIONS = 6
-"""The number of elements with matrices that a climb keeps in memory."""
+"""The number of elements with matrices that an ascent keeps in memory."""
 WRITTEN = 4
 """The number of elements with matrices in memory while one of them acts on tensors."""
 TURNED = 4
-"""The number of additional matrices that computing a spread group's initial rotation needs."""
+"""The number of additional matrices that are needed to compute the initial rotation of a group that acts on several
+working sets."""
 
 Part = tuple[Sequence[str], Sequence[Family], bool]
-"""A working set: its tensors, its families of groups, and whether its tensors are read one after another."""
+"""A working set (tensors that are aligned together): its tensors, its families of groups, and whether its tensors are
+read one after another."""
 
 
 class Sizes:
@@ -52,7 +54,7 @@ class Sizes:
     Args:
         symmetry: The symmetry under which the tensors are matched.
         stored: The bytes per entry of each tensor in the files.
-        chart: The symmetry whose representatives are compared.
+        chart: The symmetry by which translations and gains are removed before networks are compared.
     """
 
     def __init__(self, symmetry: Symmetry, stored: Mapping[str, int], chart: Symmetry | None = None) -> None:
@@ -92,7 +94,8 @@ class Sizes:
         Args:
             sets: The working sets.
             loose: The tensors outside the working sets.
-            shared: For each spread group, the number of sign families that are chosen together with its permutation.
+            shared: For each group that acts on several working sets, the number of sign families that are chosen
+                together with its permutation.
             balanced: The sets of tensors whose scales are balanced together.
             fitted: The sets of tensors whose scales are fitted together.
         """

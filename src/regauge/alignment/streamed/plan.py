@@ -28,12 +28,13 @@ from regauge.core.signs import SignCode
 from regauge.core.symmetry import Symmetry
 
 MAX_SHARED = 4
-"""The largest number of sign families of a spread group that are chosen although they act in several working sets.
+"""The largest number of sign families that are chosen for a group although these families act in several working sets.
 
 All further families keep their signs.
 """
 MARGIN = 1.1
-"""The factor by which a working set may exceed the largest one after signs of a spread group are added to it."""
+"""Signs of a group that acts on several working sets may be added to a working set. This is the factor by which this
+set may then exceed the largest set."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class WorkingSet:
     def whole_value(self, symmetry: Symmetry, name: str, value: Value) -> Value:
         """Return the complete value of a group, given a value with only the signs that belong to this working set.
 
-        The value of a group that is not spread is returned unchanged.
+        The value of a group that acts only on this working set is returned unchanged.
         """
         if name not in self.signs:
             return value
@@ -66,7 +67,7 @@ class WorkingSet:
         return Value(sign=sign.index_copy(0, torch.tensor(self.signs[name]), value.sign))
 
     def own_values(self, element: Element) -> dict[str, Value]:
-        """Return the values of groups and of spread groups' signs that act only on this working set."""
+        """Return the values of all groups, and of all signs of spread groups, that act only on this working set."""
         names = {group.name for family in self.families for group in family.members}
         return {name: element[name] for name in (*names, *self.signs)}
 
@@ -87,13 +88,14 @@ class WorkingSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a streamed alignment: working sets, spread families, and memory bounds.
+    """The plan of a streamed alignment: working sets, families of groups that act on several working sets, and memory
+    bounds.
 
     Attributes:
         symmetry: The symmetry, with the tensor names of the checkpoints. All sizes of its groups are known.
         sizes: The sizes of the compared tensors.
         sets: The working sets, in the order of their parameters.
-        loose: Tensors on which only spread groups act. Loose tensors are read in chunks.
+        loose: Tensors on which only groups of several working sets act. Loose tensors are read in chunks.
         spread: Families whose values are chosen from summed costs after a sweep ("spread families"), by the names of
             their outermost groups.
         rounds: The names of the spread families, divided into rounds such that families of one round share no tensor.
@@ -136,15 +138,15 @@ class Plan:
         return rows
 
     def shared_signs(self, group: Group) -> tuple[int, ...]:
-        """Return the sign families of a group of several working sets that are chosen together with its permutation."""
+        """Return those sign families of a spread group that are chosen together with the group's permutation."""
         local = {f for one in self.sets for f in one.signs.get(group.name, ())}
         reach = [sum(place.sign[f] % 2 for place in group.placements) for f in range(group.signs)]
         free = sorted((f for f in range(group.signs) if f not in local), key=lambda f: -reach[f])
         return tuple(sorted(free[:MAX_SHARED]))
 
     def parts(self, name: str) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Return the parts of a spread family: the tensors of each part, and the sign families that are chosen in this
-        part.
+        """Return the parts of a family that acts on several working sets: the tensors of each part, and the sign
+        families that are chosen in this part.
 
         The tensors of one part are in memory together.
         """
@@ -233,9 +235,9 @@ def _keep_signs(group: Group, chosen: Sequence[int], names: Sequence[str]) -> Gr
 def _working_sets(
     symmetry: Symmetry, own: Mapping[str, Family], spread: Iterable[str], sizes: Sizes
 ) -> tuple[WorkingSet, ...]:
-    """Return the working sets: connected components of the families that are not spread.
+    """Return the working sets: connected components of those families of groups whose tensors fit in memory together.
 
-    Signs of spread groups join working sets if the memory limit allows it.
+    Signs of groups that act on several working sets are assigned to a working set if the memory limit allows it.
     """
     parts: list[tuple[set[str], set[tuple[str, int]]]] = []
 

@@ -26,7 +26,7 @@ NO_ORDER = "order"
 SHOWN = 4
 """The number of tensors of a concatenation that a table shows."""
 TELLING = 0.5
-"""If at least this share of B's entries is found in A, A and B count as implementations of one model."""
+"""If at least this fraction of B's entries is found in A, A and B count as implementations of one model."""
 ALIKE = 1e-2
 """The largest relative difference between factors of vectors that count as equal."""
 ROUNDED = 1e-12
@@ -347,7 +347,7 @@ class TensorMap:
 
     @property
     def share(self) -> float:
-        """The share of B's entries that come from A. Entries of constant tensors count as found."""
+        """The fraction of B's entries that come from A. Entries of constant tensors count as found."""
         total = sum(prod(one.shape) for one in self.origins.values())
         return sum(one.found for one in self.origins.values()) / max(total, 1)
 

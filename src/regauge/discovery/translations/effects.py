@@ -1,4 +1,4 @@
-"""The effects of operators on offsets.
+"""The effects of operators on changes of values (offsets).
 
 An offset is the change of a value that is caused by adding a vector to a parameter.
 """
@@ -50,7 +50,7 @@ HIDDEN = -1e3
 
 
 def _move(run: Run, node: Node) -> Any:
-    """Return the offset after an operator that rearranges entries.
+    """Return the change (offset) of the result of an operator that rearranges entries.
 
     Each entry has the same change before and after the operator moves it.
     """
@@ -88,7 +88,7 @@ def _move(run: Run, node: Node) -> Any:
 
 
 def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any]) -> Any:
-    """Return the offset of a concatenation of several values."""
+    """Return the change of a concatenation, given the changes of the concatenated values."""
 
     def joined(arrays: Mapping[Node, Tensor]) -> Tensor:
         blanks = {one: torch.zeros(shape_of(one), dtype=torch.int64) for one in node.all_input_nodes}
@@ -113,7 +113,7 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
 
 def _pad(run: Run, node: Node) -> Any:
-    """Return the offset of a padded value. The padding must be zero or repeat entries of the same channel."""
+    """Return the change of a padded value. The padding must be zero or repeat entries of the same channel."""
     if pads_zeros(node):
         return _move(run, node)
     if argument(node, 2, "constant") not in ("reflect", "replicate", "circular"):
@@ -182,7 +182,7 @@ def _scale(run: Run, node: Node) -> Any:
 
 
 def _largest(run: Run, node: Node) -> Any:
-    """Return the offset of a maximum, minimum or smooth maximum over entries that all have the same offset."""
+    """Return the change of a maximum, minimum or smooth maximum over entries that all change by the same amount."""
     offset, dims = run.of(given(node)[0]), argument(node, 1, [])
     several = [dims] if isinstance(dims, int) else dims
     if isinstance(dims, Node) or not several or offset.is_masked or not offset.is_uniform(*several):
@@ -194,7 +194,7 @@ def _largest(run: Run, node: Node) -> Any:
 
 
 def _larger(run: Run, node: Node) -> Any:
-    """Return the offset of the larger or smaller of two values that have the same offset."""
+    """Return the change of the larger or smaller of two values that change by the same amount."""
     shape = shape_of(node)
     offsets = [run.of(one) for one in given(node)[:2]]
     if None in offsets:
@@ -206,7 +206,7 @@ def _larger(run: Run, node: Node) -> Any:
 
 
 def _without(offset: Offset, dims: Sequence[int], shape: Sequence[int], *, is_kept: bool) -> Offset:
-    """Return the offset of a reduction, such as a maximum, over entries that all have the same offset."""
+    """Return the change of a reduction, such as a maximum, over entries that all change by the same amount."""
 
     def narrow(array: Tensor) -> Tensor:
         for d in dims:
@@ -218,8 +218,8 @@ def _without(offset: Offset, dims: Sequence[int], shape: Sequence[int], *, is_ke
 
 
 def _resampled(run: Run, node: Node) -> Any:
-    """Return the offset of means or maxima over positions of one channel. The offset must be the same at all
-    positions.
+    """Return the change of means or maxima over positions of one channel, if all positions change by the same
+    amount.
     """
     name, value = operator_name(node), node.meta["val"]
     space = len(given(node)[1]) // 2 if name in PADS else int(next(one for one in name if one.isdigit()))
@@ -231,8 +231,8 @@ def _resampled(run: Run, node: Node) -> Any:
 
 
 def _spread(offset: Offset, dims: Iterable[int], shape: Sequence[int]) -> Offset:
-    """Return the offset, broadcast to a result in which the axes `dims` have other lengths; raise `SeenError` unless
-    the offset is constant along these axes.
+    """Return the change of a value, broadcast to a result in which the axes `dims` have other lengths; raise
+    `SeenError` unless the change is constant along these axes.
     """
     if not offset.is_uniform(*dims):
         raise SeenError
@@ -277,7 +277,7 @@ def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: b
 
 
 def _cumulative(run: Run, node: Node) -> Offset:
-    """Return the offset of a cumulative sum. The offset of the operand must be constant along the axis of the sum."""
+    """Return the change of a cumulative sum. The change of the operand must be constant along the axis of the sum."""
     shape = shape_of(node)
     axis = int(given(node)[1]) % len(shape)
     inner, last = run.expansion.summed(shape[axis]), indices_of(shape)[axis]
@@ -286,7 +286,7 @@ def _cumulative(run: Run, node: Node) -> Offset:
 
 
 def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
-    """Return the offset of a mean over axes along which the operand's offset varies.
+    """Return the change of a mean over axes along which the change of the operand varies.
 
     Two means change by the same amount if their entries change by the same amounts.
     """
@@ -298,10 +298,10 @@ def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
 
 
 def _pool(run: Run, node: Node) -> Any:
-    """Return the offset of pooled values.
+    """Return the change of pooled values.
 
-    The pooling must have no padding. The offset must be constant over the pooled positions, or a single window must
-    cover all positions.
+    The pooling must have no padding. The change of the operand must be constant over the pooled positions, or a single
+    window must cover all positions.
     """
     offset, shape = run.of(given(node)[0]), shape_of(node)
     space = int(operator_name(node)[-2])
@@ -337,7 +337,7 @@ def _argmax(run: Run, node: Node) -> None:
 
 
 def _masked(run: Run, node: Node) -> Any:
-    """Return the offset of attention scores after a mask has excluded some of them from a softmax."""
+    """Return the change of attention scores after a mask has excluded some of them from a softmax."""
     x, mask, value = given(node)[:3]
     if operator_name(node) == "where":
         x, mask, value = mask, x, value
@@ -380,7 +380,7 @@ def _group_norm(run: Run, node: Node) -> Any:
 
 
 def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
-    """Raise an error unless an offset is constant over all entries that a norm combines.
+    """Raise an error unless all entries that a norm combines change by the same amount.
 
     The function `together` reshapes an array. The last axis of the result contains the entries that the norm combines.
     """
@@ -389,7 +389,7 @@ def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor])
 
 
 def _channel_bias(run: Run, node: Node, gain: int, bias: int) -> Any:
-    """Return the offset of the result of a channel-wise layer whose bias has an offset."""
+    """Return the change of the result of a channel-wise layer whose bias changes."""
     if run.of(argument(node, gain, None)) is not None:
         raise SeenError
     shift, shape = run.of(argument(node, bias, None)), shape_of(node)
@@ -467,8 +467,8 @@ EFFECTS: Rules = {
     "instance_norm": _instance_norm,
     "scaled_dot_product_attention": through_attention,
 }
-"""The effect of each operator on an offset.
+"""For each operator, the function that returns the change (offset) of the result, given the changes of the operands.
 
-If an operator is not in this table and one of its operands has an offset, nothing can be said about its result. The
-search then treats the offset as a change of the function.
+For an operator outside of this table, the change of the result is unknown. If an operand of such an operator changes,
+the search assumes that the outputs of the model change.
 """

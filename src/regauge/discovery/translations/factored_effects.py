@@ -38,18 +38,19 @@ def indices_of(shape: Sequence[int]) -> tuple[Index, ...]:
 
 
 def contracted(run: Run, shape: Sequence[int], offset: Offset, own: Sequence[int], others: Sequence[Values]) -> Offset:
-    """Return the offset of a product of a value with other values, summed over some indices.
+    """Return the change (offset) of a product of values if one of them changes. The product is summed over some
+    indices.
 
     Args:
         run: The propagation of the offset.
         shape: The shape of the result.
-        offset: The offset of the value. The amounts of the offset must be known.
-        own: For each axis of the value: a negative number for an axis of the result, or a positive number for a summed
-            index.
+        offset: The change of the value, whose amounts must be known.
+        own: For each axis of the changed value: a negative number for an axis of the result, or a positive number for a
+            summed index.
         others: The expansions of the other values.
 
     Raises:
-        SeenError: The vectors of the offset vary along a summed axis, or there are too many terms.
+        SeenError: The change varies along a summed axis, or it has too many terms.
     """
     if offset.labels is not None or offset.is_masked:
         raise SeenError
@@ -145,8 +146,8 @@ def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, a
 
 
 def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
-    """Return an offset after an operator has rearranged entries, if the offset is multiplied by values of the model.
-    Return None if an axis along which these values vary disappears.
+    """Return a change (offset) after an operator has rearranged entries, if the change is a vector times values of the
+    model. Return None if an axis along which these values vary disappears.
     """
     shape, ndim = shape_of(node), len(shape_of(given(node)[0]))
     before = {axis_before(node, axis): axis for axis in range(len(shape))}
@@ -158,11 +159,12 @@ def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
 
 
 def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int, ...]) -> Offset | None:
-    """Return an offset that is multiplied by values of the model, or None if a layer can compensate for it.
+    """Return None if a layer can compensate for a change (offset) that is multiplied by values of the model; otherwise
+    return the change.
 
-    Let the offset be a vector times the output of layer 1, as one summand of a sum. A second layer can compensate if
-    its output is another summand of this sum, and if it reads the same value as layer 1. A parameter of the layer
-    compensates for a term if the model multiplies both by the same values.
+    For example, let the change be a vector times the output of layer 1, as one summand of a sum. A second layer can
+    compensate if its output is another summand of this sum, and if it reads the same value as layer 1. A parameter of
+    the layer compensates for a term if the model multiplies both by the same values.
     """
     if offset.labels is not None or offset.is_masked or run.is_missed or not _is_read_by_this_sum(run, operand):
         return offset

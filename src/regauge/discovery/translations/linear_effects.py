@@ -227,7 +227,7 @@ def _axes_of_product(operands: list[Any], shape: tuple[int, ...]) -> tuple[list[
 
 
 def through_einsum(run: Run, node: Node) -> Any:
-    """Return the offset of an einsum, if one of its operands has an offset."""
+    """Return the change of an einsum, if one of its operands changes."""
     operands = list(given(node)[1])
     changed = [k for k, operand in enumerate(operands) if run.of(operand) is not None]
     if len(changed) > 1:

@@ -130,8 +130,8 @@ class Offset:
             equal labels change by equal amounts, and entries with label zero do not change.
         is_masked: Whether a mask has excluded some entries from a softmax. The offset does not change these entries, so
             it is harmless only if a softmax follows.
-        source: An object that is shared by all offsets whose labels can be compared: equal labels then mean equal
-            amounts.
+        source: An object that is shared by all offsets whose labels can be compared. In such offsets, equal labels mean
+            equal amounts.
     """
 
     terms: tuple[Addend, ...] = ()
@@ -141,7 +141,7 @@ class Offset:
 
     @property
     def arrays(self) -> list[Tensor]:
-        """The arrays `places` of all terms, or the labels."""
+        """The arrays `places` of all added vectors, or the array of labels."""
         return [term.places for term in self.terms] if self.labels is None else [self.labels]
 
     @property
@@ -185,14 +185,14 @@ class Offset:
         return pytree.tree_unflatten(results, parts[0][1])
 
     def _with(self, arrays: Sequence[Tensor]) -> "Offset":
-        """Return the offset with its arrays of places, or its labels, replaced."""
+        """Return a copy of the offset with other arrays `places`, or with other labels."""
         if self.labels is not None:
             return replace(self, labels=arrays[0])
         terms = tuple(Addend(term.steps, term.size, places) for term, places in zip(self.terms, arrays, strict=True))
         return Offset(terms, is_masked=self.is_masked)
 
     def expand(self, shape: Sequence[int]) -> "Offset":
-        """Return the offset of a value that is broadcast to a shape."""
+        """Return the offset (change) of a value after the value is broadcast to a shape."""
         terms = tuple(replace(term, places=term.places.expand(tuple(shape))) for term in self.terms)
         return replace(self, terms=terms, labels=None if self.labels is None else self.labels.expand(tuple(shape)))
 
@@ -219,7 +219,9 @@ class Offset:
         )
 
     def known(self) -> tuple[Addend, ...]:
-        """Return the terms of the offset. Raise `SeenError` if the added amounts depend on the inputs or on a mask."""
+        """Return the added vectors (terms) of the offset. Raise `SeenError` if the added amounts depend on the inputs
+        or on a mask.
+        """
         if self.labels is not None or self.is_masked or self.has_products:
             raise SeenError
         return self.terms
@@ -346,7 +348,9 @@ def pattern_of(numbers: Tensor) -> Entries | None:
 
 
 def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
-    """Return the sum of offsets of one shape, each multiplied by a factor, or None if they cancel."""
+    """Return the sum of changes (offsets) of values of one shape, each multiplied by a factor, or None if they
+    cancel.
+    """
     whole = [None if one is None else one.expand(shape) for one in offsets]
     there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]
     is_masked = any(one.is_masked for one, _ in there)

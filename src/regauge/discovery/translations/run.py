@@ -67,7 +67,7 @@ class Taker:
 
 
 Rules = Mapping[str, Callable[["Run", Node], Any]]
-"""The effect of each operator on an offset, by operator name.
+"""For each operator name, the function that returns the change (offset) of the operator's result.
 
 If an operator without a rule reads an offset, the offset is assumed to change the outputs of the model.
 """
@@ -155,8 +155,8 @@ class Run:
 
     @property
     def divided(self) -> list[Image]:
-        """The changes of parameters that divide the offset by a factor, because the model multiplies the parameter by
-        it.
+        """The compensating changes of parameters that divide the added vector by a factor, because the model multiplies
+        the parameter by this factor.
         """
         return self._met("divided")
 
@@ -355,13 +355,15 @@ class Run:
         return [taker.move(lambda own: call(cut, {source: own})[index]) for taker in self._takers(source)]
 
     def free_parameter(self, node: Any) -> str | None:
-        """Return the parameter that a node represents, if this parameter can compensate for offsets."""
+        """Return the parameter that a node represents, if this parameter may change to compensate for changes of values
+        (offsets).
+        """
         name = self.graph.parameter(node)
         return name if name is not None and self.may_take(name) else None
 
     def may_take(self, name: str) -> bool:
-        """Return whether a parameter may compensate for offsets. One operator must read it once, or all of its uses
-        must be biases in steps of one recurrent cell.
+        """Return whether a parameter may change to compensate for changes of values (offsets). One operator must read
+        it once, or all of its uses must be biases in steps of one recurrent cell.
         """
         if name not in self.takers or not (self.graph.is_single(name) or self.graph.is_of_steps(name)):
             return False

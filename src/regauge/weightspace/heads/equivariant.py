@@ -159,7 +159,7 @@ class _Changes(nn.Module):
 
 
 class _Change:
-    """The change of one piece of a tensor, computed from the features of the piece's units."""
+    """The change of one part of a tensor (piece), computed from the features of the part's units."""
 
     def __init__(self, written: WrittenValues, read: Read, count: int, known: Known) -> None:
         self.written = written
@@ -199,8 +199,8 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply the change of a weight by the shares of the units that it reads, such that copies of a unit divide
-        the change.
+        """Multiply the change of a weight by the shares (weights) of the units that it reads. Copies of a unit
+        therefore divide the change among them.
         """
         if self.weights is None:
             return change

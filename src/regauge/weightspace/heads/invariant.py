@@ -21,7 +21,7 @@ VARIANCE = 1e-6
 class Invariant:
     """A head that computes outputs from the mean and maximum features of units and pairs, and of the network.
 
-    If units are weighted by shares, root mean squares are used instead of maxima.
+    If units are weighted by shares of their outgoing weights, root mean squares are used instead of maxima.
 
     The features of each unit set, and of each block of pairs, are mapped linearly. An MLP maps the sum of all results
     to the outputs.
@@ -78,7 +78,9 @@ class _Pool(nn.Module):
 
 
 def _pool(x: Tensor, grid: Grid, layout: Layout, shares: Shares) -> tuple[Tensor, Tensor]:
-    """Return the mean and the maximum of features; with shares, return the root mean square instead of the maximum."""
+    """Return the mean and the maximum of features. If units have weights (shares), return the root mean square instead
+    of the maximum.
+    """
     axes = range(1, x.ndim - 1)
     if not layout.is_weighed:
         return x.mean([*axes]), x.flatten(1, -2).amax(1)

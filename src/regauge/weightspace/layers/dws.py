@@ -52,7 +52,7 @@ class DWS(Layer):
     def traits(self) -> Traits:
         """Return the properties of the layer that determine how a net is built.
 
-        The DWS layer cannot weight units by shares, because maxima also depend on units of weight zero.
+        The DWS layer cannot weight units in means (by shares), because its maxima also depend on units of weight zero.
         """
         return Traits(is_shared=False, weighs_units=self.pooling == "mean")
 

@@ -28,7 +28,7 @@ class Exchange:
     """Settings of an exchange of features between tensors; see `hubs`.
 
     Attributes:
-        pooling: The kind of pooling ("max" or "mean") over axes that a hub does not have.
+        pooling: The kind of pooling ("max" or "mean") over axes of a tensor that do not belong to the common units.
         sets: Whether the units of a set exchange features only by pooling, or also by attention.
         heads: The number of attention heads.
         is_local: Whether a tensor's features read only features of tensors with which it has units in common.
@@ -44,9 +44,10 @@ class ExchangeLayer(nn.Module):
     """The layer `x + L(silu(norm(x)))` for all features x, where `L` consists of one linear map for each hub.
 
     A hub is a set of units, or of pairs of units, that occurs in several tensors (see `hubs`). Features are pooled once
-    for each hub that reads them. The pooled features at a hub are concatenated, and one linear map computes the outputs
-    for all tensors to which the hub writes. The initial entries of a map have variance 1 / n, where n is the number of
-    features that one output reads from all hubs together. Sums therefore have the same initial size as their terms.
+    for each hub that reads them. The pooled features at a hub are concatenated. One linear map computes from them the
+    outputs for all tensors to which the hub writes. The initial entries of a map have variance 1 / n, where n is the
+    number of features that one output reads from all hubs together. Sums therefore have the same initial size as their
+    terms.
     """
 
     def __init__(self, settings: Exchange, plan: LayerPlan) -> None:
@@ -119,7 +120,9 @@ class _Attention(nn.Module):
 
 
 def _reads(hubs: Sequence[Hub]) -> Reads:
-    """Return, for each tensor of features, the axes that are not pooled when a hub reads it, one entry for each hub."""
+    """Return, for each tensor of features, one entry for each hub (common set of units) that reads it: the axes that
+    are not pooled.
+    """
     reads: Reads = {}
     for link in (link for hub in hubs for link in hub.reads):
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
@@ -128,7 +131,9 @@ def _reads(hubs: Sequence[Hub]) -> Reads:
 
 
 def _own_maps(hubs: Sequence[Hub], reads: Reads, sets: Collection[int]) -> dict[Key, int]:
-    """Return, for each tensor of features, the hub that reads and writes only this tensor, without pooling."""
+    """Return, for each tensor of features, the hub (set of units) that reads and writes only this tensor, without
+    pooling.
+    """
     found: dict[Key, int] = {}
     for k, hub in enumerate(hubs):
         link, *others = hub.reads
@@ -149,7 +154,9 @@ def _add(x: Tensor, parts: Sequence[Tensor], *, is_own: bool) -> Tensor:
 
 
 def _write(part: Tensor, link: HubLink, target: Tensor) -> Tensor:
-    """Return a hub's output in the shape of features, with length one along axes on which the output is constant."""
+    """Return the output of a hub (a common set of units) in the shape of features. Axes along which the output is
+    constant have length one.
+    """
     first: dict[int, int] = {}
     for axis, place in enumerate(link.axes):
         if place != POOLED:

@@ -14,7 +14,7 @@ POOLED = -1
 """The value for an axis of features to which no axis of the hub corresponds. Features are pooled along such an axis."""
 
 NOTHING = Grid((), (), ())
-"""The grid without axes, for hubs at which all axes are pooled."""
+"""The grid without axes, for hubs (common units of tensors) at which all axes are pooled."""
 
 Key = tuple[str, str]
 """The owner of features: "units", "pairs" or "network", and the name of the set or block."""
@@ -104,8 +104,8 @@ def _kind(key: Key, layout: Layout) -> str:
 
 
 def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple[int, ...]]:
-    """Return all ways to assign axes of features to axes of a hub, where nested axes go with the axes that contain
-    them.
+    """Return all ways to assign axes of features to axes of a hub. If an axis is nested, the axes that contain it are
+    assigned together with it.
 
     If the copies of a split unit count as one unit, diagonals are left out, because they would distinguish the copies.
     """
@@ -132,7 +132,7 @@ def _bijections(grid: Grid, place: Grid) -> list[tuple[int, ...]]:
 
 
 def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[tuple[int, ...]]) -> bool:
-    """Return whether a link is the first of several links that are equal up to a permutation of the hub's axes."""
+    """Return whether a link is the first among links that differ only by a permutation of the hub's axes."""
     turned = [tuple(POOLED if k == POOLED else turn[k] for k in axes) for turn in turns]
     return found.index(axes) == min(found.index(other) for other in turned)
 

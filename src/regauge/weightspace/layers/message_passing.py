@@ -54,7 +54,8 @@ class MessagePassing(Layer):
     def traits(self) -> Traits:
         """Return the properties of the layer that determine how a net is built.
 
-        Units can be weighted by shares only with means, because sums and maxima depend on the number of copies.
+        Units can have weights (shares) only with means, because sums and maxima depend on the number of copies of a
+        unit.
         """
         return Traits(weighs_units=self.aggregation == "mean")
 
@@ -97,8 +98,8 @@ class _Layer(nn.Module):
         return features.change(result, pairs, self.network.change(features, network, result, layout))
 
     def _message(self, e: Tensor, units: dict[str, Tensor], block: Block, receiver: int) -> Tensor:
-        """Return the message that every weight of a block sends to the units at one of its ends, `[models, *labels,
-        width]`.
+        """Return the message that every weight of a block sends to the units of one of its unit sets, `[models,
+        *labels, width]`.
         """
         factor, message = self.through.at(receiver, e).chunk(2, -1)
         for j, other in enumerate(block.ends):

@@ -93,7 +93,9 @@ class OddUnits(nn.Module):
             self.wave_gate = plan.dense(hidden, 2 * width, gain=0.01)
 
     def _kind(self, end: int, sign: Character) -> str:
-        """Return the name of the linear map for features that units at one end of a block send."""
+        """Return the name of the linear map for the features that the units of one unit set send through a block of
+        weights.
+        """
         return f"{'odd' if is_odd(sign) else 'even'}{min(end, self.ends - 1)}"
 
     def hear(
@@ -156,7 +158,7 @@ class OddUnits(nn.Module):
     def change(
         self, features: Features, turned: Mapping[str, "Turned"], hidden: Mapping[str, Tensor], layout: Layout
     ) -> Odd:
-        """Return the new features of all units, computed from the sums with messages and the hidden layers of the
+        """Return the new features of all units. The inputs are the features plus messages, and the hidden layers of the
         units' MLPs.
         """
         result = {}
@@ -200,7 +202,9 @@ def _read_signs(layout: Layout) -> dict[str, list[Character]]:
 
 
 def _multiply(values: Tensor, sent: list[tuple[int, Tensor]], block: Block, receiver: int) -> Tensor:
-    """Return sums of values times features of units at other ends of a block, `[models, *sizes, width]`."""
+    """Return sums of a block's values times features of the units from which messages come, `[models, *sizes,
+    width]`.
+    """
     letters = ascii_lowercase[: len(block.sizes)]
     end = block.ends[receiver]
     ends = ["".join(letters[axis] for axis in block.ends[j].axes) for j, _ in sent]

@@ -57,12 +57,14 @@ class LayerPlan:
     def for_ends(
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
-        """Return one linear map for each end of a block or, if `are_read`, only for ends that are read."""
+        """Return one linear map for each unit set that a block connects (each end) or, if `are_read`, only for ends
+        that are read.
+        """
         ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
 
     def count_ends(self, *, are_read: bool = False) -> int:
-        """Return the number of ends of a block that have separate maps."""
+        """Return the number of unit sets of one block (its ends) that have separate maps."""
         blocks = [b for one in self.layouts for b in (read_blocks(one, self.reads) if are_read else one.pair_blocks)]
         return min(ENDS, max((len(block.ends) for block in blocks), default=0))
 
@@ -76,14 +78,14 @@ def read_blocks(layout: Layout, reads: frozenset[str]) -> tuple[Block, ...]:
 
 
 class ForEnds(nn.ModuleList):
-    """A list of modules, one for each end of a block."""
+    """A list of modules, one for each unit set that a block connects (each end of the block)."""
 
     def number(self, end: int) -> int:
         """Return the index of the module for an end; all remaining ends share the last module."""
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
-        """Apply the module of an end to vectors."""
+        """Apply the module of one end of a block (a unit set that it connects) to vectors."""
         made: Tensor = self[self.number(end)](x)
         return made
 
@@ -96,8 +98,8 @@ class Traits:
         is_shared: Whether all parameters are shared between tensors. With shared parameters, one layer works for any
             architecture.
         keeps_pairs: Whether the layer has features of pairs of units.
-        weighs_units: Whether the layer can weight units by shares, with which a unit that was split into two counts as
-            one. Layers with means can weight units, but layers with sums or maxima cannot.
+        weighs_units: Whether the layer can weight units by shares of their outgoing weights, with which a unit that was
+            split into two counts as one. Layers with means can weight units, but layers with sums or maxima cannot.
         channels: The number of functions of each weight between units by which the layer multiplies.
         has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.
         respects: Parts of a symmetry, in addition to permutations, for which the layer needs no canonical form.

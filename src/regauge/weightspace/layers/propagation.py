@@ -35,11 +35,11 @@ class Propagation(Layer):
         message to unit i:   sum over j of w_ij B u_j
 
     In sine networks, half periods can be added to biases, which are therefore treated as angles. For an angle `a` of
-    frequency `f`, `u` consists of `sin(a + f messages)` and `cos(a + f messages)`. The messages also include those of
-    the network's inputs, which are `width` learned numbers of at most one. The features of the network read the sums of
-    `u` times the weights to the outputs. The first layers can therefore compute the outputs of a sine network at
-    learned inputs, although the network is never evaluated. For units without angles, `u` and messages are mapped
-    linearly and multiplied by functions of `x`. The features `x` read products of two features `u`.
+    frequency `f`, `u` consists of `sin(a + f messages)` and `cos(a + f messages)`. The inputs of the network also send
+    messages: each input has `width` learned numbers of at most one in place of features. The features of the network
+    read the sums of `u` times the weights to the outputs. The first layers can therefore compute the outputs of a sine
+    network at learned inputs, although the network is never evaluated. For units without angles, `u` and messages are
+    mapped linearly and multiplied by functions of `x`. The features `x` read products of two features `u`.
 
     Attributes:
         channels: The number of functions of each weight.
@@ -142,7 +142,8 @@ class _Layer(nn.Module):
 
 
 def _multiply(values: Tensor, sent: Tensor, block: Block, end: End, other: End) -> Tensor:
-    """Return, for the units at one end, sums over the units at another end: `[models, *sizes of the end, width]`.
+    """Return, for each unit of one set that a block connects, the sum over the units of another set: `[models, *sizes
+    of the first set, width]`.
 
     All sums are computed as one batched matrix product, because einsum would copy both factors.
     """

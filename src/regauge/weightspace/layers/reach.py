@@ -23,7 +23,8 @@ Known = Mapping[str, Collection[Character]]
 
 @dataclass(frozen=True)
 class Message:
-    """One kind of sum that the units at one end of a block receive as a message.
+    """One kind of sum that the units of one set receive as a message through a block of weights. An end is one of the
+    unit sets that the block connects.
 
     Attributes:
         receiver: The index of the end that receives the sum.

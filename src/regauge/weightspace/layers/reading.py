@@ -204,7 +204,9 @@ class Pools:
         return cls({tuple(range(x.ndim - 2)): x}, pooling, grid, shares)
 
     def read(self, link: HubLink, hub: Hub) -> Tensor:
-        """Return pooled features, arranged at the axes of a hub: `[models, *sizes of the hub, width]`."""
+        """Return pooled features, arranged at the axes of a hub (common units of tensors): `[models, *sizes of the hub,
+        width]`.
+        """
         kept = tuple(axis for axis, place in enumerate(link.axes) if place != POOLED)
         x = self.over(kept)
         places = [link.axes[axis] for axis in kept]

@@ -83,7 +83,8 @@ class _Token(nn.Module):
 
 
 class _Connection(nn.Module):
-    """The part of attention that depends on the features of weights, for the units at one end of a block.
+    """The part of attention that depends on the features of weights, for the units of one set that a block of weights
+    connects.
 
     A network has many weights but few units. Therefore unit vectors, not features of weights, are multiplied by the
     matrices of linear maps. In the same way, features are summed before a linear map is applied.
@@ -109,7 +110,8 @@ class _Connection(nn.Module):
 
 @dataclass(frozen=True)
 class _Edges:
-    """The connections of the units at one end of a block.
+    """The connections of the units of one set through a block of weights. An end is one of the unit sets that the block
+    connects.
 
     The field `values` contains the values of the units at all other ends of the block.
 
@@ -235,7 +237,9 @@ class _Layer(nn.Module):
         values: dict[str, Tensor],
         counts: list[Tensor | None],
     ) -> list[_Edges]:
-        """Return the connections of a block for each of its ends. The log weights of units are added to the logits."""
+        """Return the connections of a block for each unit set that it connects. The log weights of units are added to
+        the logits.
+        """
         at = [self._connection(k) for k in range(len(block.ends))]
         logits = [connection.logit(features) for connection in at]
         logits = [made if one is None else made + one for made, one in zip(logits, counts, strict=True)]
@@ -276,20 +280,20 @@ def _split(x: Tensor, parts: int) -> Tensor:
 
 
 def _order(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block: first the axes of one end, in the order of its unit set, then all others."""
+    """Return the axes of a block: first the axes of one unit set, in their order in the set, then all others."""
     return (*end.axes, *(axis - 1 for axis in others(end, block)))
 
 
 def _letters(end: End, block: Block) -> tuple[str, str]:
-    """Return letters for `einsum`: for the axes of a block, and for the axes of one of its ends. The letters m, y and z
-    are not used.
+    """Return letters for `einsum`: for the axes of a block, and for the axes of one unit set that the block connects.
+    The letters m, y and z are not used.
     """
     letters = [letter for letter in ascii_lowercase if letter not in "myz"][: len(block.sizes)]
     return "".join(letters), "".join(letters[axis] for axis in end.axes)
 
 
 def _between(queries: dict[str, Tensor], one: End, keys: dict[str, Tensor], other: End, block: Block) -> Tensor:
-    """Return products of queries at one end with keys at another end, `[models, *ones, heads]`."""
+    """Return products of queries of one unit set with keys of another unit set, `[models, *ones, heads]`."""
     labels, left = _letters(one, block)
     _, right = _letters(other, block)
     out = "".join(letter for letter in labels if letter in left + right)

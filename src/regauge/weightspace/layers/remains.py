@@ -96,8 +96,8 @@ class PairSizes(nn.Module):
 def _ends(
     layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
 ) -> list[tuple[int, Character]] | None:
-    """Return the ends of a block whose scales change the values, with their exponents; None if no unit features have
-    these exponents.
+    """Return the unit sets whose scales change the values of a block, with their exponents. Return None if no unit
+    features have these exponents.
     """
     character = layout.signs.get(block.name, ())
     if not has_scale(character):

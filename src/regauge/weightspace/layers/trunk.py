@@ -43,14 +43,14 @@ class Update(nn.Module):
 
 
 class PairUpdate(Update):
-    """The update of pairs by the units at their ends."""
+    """The update of the vectors of pairs by the vectors of both units."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)
         self.ends = plan.for_ends(plan.width, hidden, is_biased=False)
 
     def hear(self, block: Block, units: Mapping[str, Tensor]) -> Iterable[Tensor]:
-        """Yield messages from the units at the ends of a block."""
+        """Yield messages to pairs of units from the units of each pair."""
         return (spread(self.ends.at(k, units[end.units]), end, block) for k, end in enumerate(block.ends))
 
     def change(self, features: Features, units: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:

@@ -64,8 +64,9 @@ class End:
 class Block:
     """Values of networks that are indexed by the units of some sets: `[models, *labels, channels]`.
 
-    Blocks with one end give features of units (biases, gains, layers next to the input or output). Blocks with two ends
-    give features of pairs of units (weights between hidden layers). Blocks without ends give features of the network.
+    The unit sets that index a block are called its ends. A block with one end gives features of units (biases, gains,
+    layers next to the input or output). A block with two ends gives features of pairs of units (weights between hidden
+    layers). A block without ends gives features of the network.
 
     Attributes:
         name: The name, which is unique within a layout.

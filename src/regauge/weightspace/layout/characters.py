@@ -59,13 +59,13 @@ def add(left: tuple[bool | int, ...], right: tuple[bool | int, ...]) -> tuple[bo
 
 
 def at_end(character: Character, end: End) -> Character:
-    """Return the exponents of signs and scales that belong to the axes of one end of a block."""
+    """Return the exponents of signs and scales that belong to the axes of one unit set in a block (one end)."""
     return tuple(character[axis] for axis in end.axes)
 
 
 def multiply(character: Character, factors: Iterable[tuple[End, Character]]) -> Character:
-    """Return the exponents of signs and scales of a product: features of a block times features of units at some of its
-    ends.
+    """Return the exponents of signs and scales of a product: features of a block times features of units that the block
+    connects.
     """
     total = [*character]
     for end, factor in factors:
@@ -81,13 +81,13 @@ def find_sources(
     known: Mapping[str, Collection[Character]],
     wanted: Mapping[str, Collection[Character]],
 ) -> tuple[Character, tuple[tuple[int, Character], ...]] | None:
-    """Find unit features that can be multiplied with a block's features and summed to messages for the units at one
-    end.
+    """Find unit features that can be multiplied with a block's features and summed to messages for the units of one
+    set.
 
     A sum over units is allowed only if signs and scales of the summed units do not change its terms.
 
     Args:
-        block: A block with two or more ends.
+        block: A block of weights that connects two or more unit sets (its ends).
         character: The character of the block's features: that of its values, or that of invariant features.
         receiver: The index of the end whose units receive the sums.
         known: For each unit set, the characters of the features that its units may send in addition to invariant

@@ -1,4 +1,4 @@
-"""The layout of networks with one symmetry, which assigns their values to units."""
+"""The layout of networks: for each symmetry, the assignment of weights to units and pairs of units."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -55,17 +55,17 @@ class Layout:
 
     @cached_property
     def writer(self) -> Writer:
-        """A writer that converts values of pieces to tensors."""
+        """A writer that converts new values of parts of tensors (pieces) to whole tensors."""
         return Writer(self.pieces, self.symmetry, {*self.units}, {*self.contracted}, {*self.fixed})
 
     @cached_property
     def unit_blocks(self) -> tuple[Block, ...]:
-        """The blocks with one end, which contain values of single units."""
+        """The blocks that one unit set indexes, which contain values of single units."""
         return tuple(block for block in self.blocks if len(block.ends) == 1)
 
     @cached_property
     def pair_blocks(self) -> tuple[Block, ...]:
-        """The blocks with two or more ends, which contain values of pairs of units."""
+        """The blocks that two or more unit sets index, which contain values of pairs of units."""
         return tuple(block for block in self.blocks if len(block.ends) > 1)
 
     @cached_property
@@ -76,7 +76,7 @@ class Layout:
 
     @cached_property
     def network_blocks(self) -> tuple[Block, ...]:
-        """The blocks without ends, which contain values of whole networks."""
+        """The blocks that no unit set indexes, which contain values of whole networks."""
         return tuple(block for block in self.blocks if not block.ends)
 
     def character(self, block: Block) -> Character:
@@ -240,7 +240,8 @@ def compile_layout(
     has_shifts: bool = False,
     readers: Collection[tuple[str, int]] = (),
 ) -> Layout:
-    """Return the layout of a symmetry, compiled once for each symmetry.
+    """Return the layout of networks with a given symmetry: the assignment of their weights to units and pairs of units.
+    Each symmetry is compiled only once.
 
     The layout excludes tensors that cannot influence the outputs. A tied tensor occurs only under one name.
 

@@ -19,7 +19,8 @@ class WrittenValues:
 
     Attributes:
         piece: The piece of the tensor.
-        block: The block whose features determine the new values: the axes of units, and their ends.
+        block: The block whose features determine the new values. It has the axes of units, and the unit sets that index
+            them.
         units: The axes of the piece that index sets of units.
         matrices: The axes of the piece on which contracted matrices act.
         fixed: The axes of the piece along which entries count as separate values of a unit.
@@ -67,7 +68,7 @@ class WrittenValues:
 
 
 class Writer:
-    """A writer that converts new values of tensor pieces to tensors; buffers are not written.
+    """A writer that converts new values of parts of tensors (pieces) to whole tensors. Buffers are not written.
 
     Args:
         pieces: The pieces by name.
@@ -99,7 +100,9 @@ class Writer:
         return tuple(self.places)
 
     def write(self, values: Sequence[Float[Tensor, "models *units_matrices changes values"]]) -> Params:
-        """Return tensors `[models, changes, *shape]`, given new values of every piece in the order of `written`."""
+        """Return tensors `[models, changes, *shape]`, given new values of every part of a tensor (piece), in the order
+        of `written`.
+        """
         result: Params = {}
         for name, places in self.places.items():
             parts = [self._flat(self.written[k], values[k]) for k in places]

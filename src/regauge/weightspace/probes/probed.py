@@ -132,7 +132,7 @@ class Probed:
         """Evaluate the networks of a population, and return the values of units if `reads_units`.
 
         Returns:
-            For each reading, values `[models, *sizes, channels]`, and the outputs `[models, numbers]`.
+            For each of `readings`, its values `[models, *sizes, channels]`, and the outputs `[models, numbers]`.
 
         Raises:
             ValueError: The networks lack a tensor that the module has.

@@ -1,4 +1,4 @@
-"""Readings of intermediate values of a network, matched to unit sets."""
+"""Readings: parts of a network's intermediate values, each assigned to the unit set to which its entries belong."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ CLOSE = 1e-3
 
 @dataclass(frozen=True)
 class Along:
-    """An axis that contains the examples, alone or merged with another axis: `[count, rest]` or `[rest, count]`."""
+    """The axis of an intermediate value that contains the examples, alone or merged with another axis: `[count, rest]`
+    or `[rest, count]`.
+    """
 
     axis: int
     count: int
@@ -87,7 +89,7 @@ class ProbeReading:
 def find_readings(
     name: str, shape: tuple[int, ...], sites: Sequence[Site], layout: Layout, examples: Along | None
 ) -> Iterator[ProbeReading]:
-    """Yield the readings of one intermediate value.
+    """Yield the parts of one intermediate value that belong to unit sets, each as a `ProbeReading`.
 
     Values are left out if matrices without a canonical form act on their axes, because such values belong to no units.
     """
