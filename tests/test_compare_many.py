@@ -16,7 +16,7 @@ import regauge as rg
 from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.comparison import Lineage, compare_many, tree_lines
-from regauge.comparison.averages import Average
+from regauge.comparison.averages import Average, find_averages
 from regauge.comparison.one_gauge import _find_pruned, in_one_gauge
 from regauge.comparison.trees import Branch, Points, _conductances, grow_tree, join_neighbors, span
 from regauge.pruning import cut_params, cut_symmetry
@@ -372,6 +372,26 @@ def test_a_merge_names_its_parents_also_among_unrelated_networks(larger: tuple[s
     assert (average.child, average.parents) == ("n6", ("n1", "n2", "n3"))
     assert average.weights == pytest.approx((0.5, 0.3, 0.2), abs=0.05)
     assert [len(family) for family in found.families] == [7, *[1] * 6]
+
+
+@pytest.mark.parametrize("shares", [{4: 0.5, 7: 0.5}, {2: 0.2, 4: 0.5, 7: 0.3}])
+def test_inexact_distances_add_no_parents(shares: dict[int, float]) -> None:
+    """Distances up to symmetry are wrong by a percent; a relative with a weight of that order is no parent."""
+    right = 0
+    for seed in range(12):
+        source = generator(seed)
+        steps = torch.randn(11, 2000, generator=source, dtype=torch.float64)
+        points = [20 * steps[0]]
+        for k in range(1, 9):
+            points.append(points[int(torch.randint(k, (), generator=source))] + steps[k])
+        points.append(sum(share * points[k] for k, share in shares.items()))
+        values = torch.stack([*points, points[9] + 0.4 * steps[10]])
+        error = torch.randn(11, 11, generator=source, dtype=torch.float64)
+        squares = torch.cdist(values, values).square() * (1 + 0.01 * (error + error.T) / 2**0.5)
+        names = [f"n{k}" for k in range(11)]
+        found = find_averages(names, squares.fill_diagonal_(0), names, {})
+        right += [one.parents for one in found] == [tuple(f"n{k}" for k in shares)]
+    assert right >= 11
 
 
 def test_moved_copies_change_no_inner_product() -> None:

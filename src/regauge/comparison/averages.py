@@ -16,6 +16,9 @@ fraction of the squared distance that independent training steps would leave."""
 NEEDLESS = 0.25
 """A network does not count as a parent if the squared distance to the average hardly changes without it. The bound is
 this fraction of the change that an independent training step would cause."""
+IMPRECISE = 0.5
+"""A network does not count as a parent if the squared distance to the average grows without it by at most this fraction,
+because distances are not more precise than that."""
 FAINT_WEIGHT = 0.01
 """A network whose weight in the average is at most this number does not count as a parent."""
 SUM = 1e3
@@ -112,7 +115,8 @@ def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told:
             fits = {k: _weigh(squares, [one for one in chosen if one != k]) for k in chosen}
             gone = min(chosen, key=lambda k: fits[k].gap)
             place = chosen.index(gone)
-            if fit.weights[place] > FAINT_WEIGHT and fits[gone].gap - fit.gap > NEEDLESS * fit.steps[place]:
+            growth = max(NEEDLESS * fit.steps[place], IMPRECISE * fit.gap)
+            if fit.weights[place] > FAINT_WEIGHT and fits[gone].gap - fit.gap > growth:
                 break
             chosen, fit = [one for one in chosen if one != gone], fits[gone]
         if fit.gap > RESIDUAL * fit.steps.sum():
