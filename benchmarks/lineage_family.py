@@ -35,6 +35,9 @@ CASES = (
     ("CNN", "random", 31),
     ("GPT", "mixed", 33),
     ("CNN", "mixed", 33),
+    *(("MLP", kind, 33) for kind in ("random", "mixed")),
+    ("CNN", "mixed", 34),
+    ("GPT", "mixed", 34),
 )
 """Architectures and kinds of families, with their seeds."""
 STEPS = {6: "lora", 8: "prune", 10: "round", 11: "round", 13: "mix", 15: "copy", 16: "lora", 17: "prune", 18: "mix"}

@@ -146,7 +146,7 @@ def shake(params: Params, noise: float, chance: torch.Generator) -> Params:
 def test_a_copy_with_noise_is_a_copy(
     apart: tuple[rg.Symmetry, Params, rg.Task], known: KnownNetworks, noise: float, most: float
 ) -> None:
-    """Their distances to one middle say about .05, .6 and .9: a copy lies in another order than its source."""
+    """Distances to one middle would be larger, because a copy lies in another order than its source."""
     symmetry, trained, _ = apart
     train = select(trained, slice(0, 40))
     chance = torch.Generator().manual_seed(1)

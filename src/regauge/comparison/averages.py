@@ -17,8 +17,8 @@ NEEDLESS = 0.25
 """A network does not count as a parent if the squared distance to the average hardly changes without it. The bound is
 this fraction of the change that an independent training step would cause."""
 IMPRECISE = 0.5
-"""A network does not count as a parent if the squared distance to the average grows without it by at most this fraction,
-because distances are not more precise than that."""
+"""A network does not count as a parent if the squared distance to the average grows without it by at most this
+fraction, because distances are not more precise than that."""
 FAINT_WEIGHT = 0.01
 """A network whose weight in the average is at most this number does not count as a parent."""
 SUM = 1e3

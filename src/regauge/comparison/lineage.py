@@ -96,13 +96,12 @@ def compare_many(
     advance = progress("comparing pairs", count * (count - 1) // 2)
     pairs: dict[tuple[str, str], Comparison] = {}
     distances = torch.full((count, count), torch.nan, dtype=torch.float64).fill_diagonal_(0)
-    for i, first in enumerate(names):
-        for second in names[i + 1 :]:
-            found = compare(first, second)
-            if found is not None:
-                pairs[first, second] = found
-            advance()
-    squares, norms_of = distances.clone(), {name: list[float]() for name in names}
+    for first, second in combinations(names, 2):
+        found = compare(first, second)
+        if found is not None:
+            pairs[first, second] = found
+        advance()
+    squares = distances.clone()
     known = [_balanced(found) for found in pairs.values()]
     norms = [norm for _, norm, _ in filter(None, known) if norm]
     size = sum(norms) / len(norms) if norms else 0.0
@@ -111,8 +110,6 @@ def compare_many(
         distance, relative = found.orbit_distance, found.relative_distance
         if all(known) and balanced is not None:
             distance, relative = balanced[0], balanced[0] / size if size else 0.0
-            norms_of[first].append(balanced[1])
-            norms_of[second].append(balanced[2])
         distances[i, j] = distances[j, i] = relative
         squares[i, j] = squares[j, i] = distance**2 if found.compared == 1 else torch.nan
     related = [pair for pair, found in pairs.items() if found.verdict in RELATED]
