@@ -252,7 +252,8 @@ class Candidates:
         """Evaluate one element for each pair, given the transformed second networks `params`.
 
         Elements that are better than earlier ones are kept, and all objectives are returned. If `is_kept`, the offered
-        element is kept even if it is worse. By default, `notes` are the notes on the first offered element.
+        element replaces earlier ones even if it is worse. By default, `notes` are the notes on the first offered
+        element.
         """
         reached = self._measure(self._problem.move(element) if params is None else params)
         is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective

@@ -129,7 +129,7 @@ def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told:
 
 
 class _Fit(NamedTuple):
-    """The weighted average of some networks that is nearest to one other network, called point 0.
+    """The weighted average of some networks that is nearest to one other network (the point with index 0).
 
     Attributes:
         weights: The weights of the averaged networks.

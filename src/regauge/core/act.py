@@ -148,9 +148,10 @@ def span(group: Group, place: Placement) -> tuple[int, int]:
 def overlapping(
     groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Group, Group, Placement]]:
-    """Yield pairs of groups that interfere on an axis, each with the placement of the first group.
+    """Yield pairs of groups on one axis of which the first moves entries between units of the second. Each pair comes
+    with the placement of the first group.
 
-    Two groups interfere if the first one moves entries between units of the second one.
+    The actions of two such groups are not independent of each other.
     """
     moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
     for group in groups:
@@ -543,7 +544,7 @@ def take(tensor: Shaped[Tensor, "*shape"], axis: int, index: Int[Tensor, " lengt
 
 
 def _is_long(shape: tuple[int, ...], axis: int) -> bool:
-    """Return whether the entries at one index of an axis form long consecutive rows in memory."""
+    """Return whether the entries at each index of an axis form long consecutive rows in memory."""
     return math.prod(shape[axis + 1 :]) >= LONG_ROW
 
 

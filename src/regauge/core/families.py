@@ -130,7 +130,7 @@ def compared(networks: Sequence[Tensors], symmetry: Symmetry) -> list[dict[str, 
 
 @remembered
 def balanced_matrices(symmetry: Symmetry) -> dict[str, frozenset[str]]:
-    """Return, for each group of invertible matrices, those compared parameters on which it acts."""
+    """Return, for each group of invertible matrices, the compared parameters on which the group acts."""
     return {
         group.name: names
         for group in symmetry.groups
@@ -165,7 +165,7 @@ def move_tensor(symmetry: Symmetry, element: Element, name: str, tensor: Tensor)
 
 
 def unfold(tensor: Num[Tensor, "..."], site: Site, lead: int = 0) -> Num[Tensor, "*lead units values"]:
-    """Return the entries that each unit owns in a tensor, one row for each unit."""
+    """Return the entries of a tensor that belong to each unit, as one row for each unit."""
     if tensor.ndim == lead:
         return tensor.reshape(*tensor.shape, 1, 1)
     axis = lead + site.placement.axis

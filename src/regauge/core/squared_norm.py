@@ -117,14 +117,16 @@ class SquaredNorm:
         return sums
 
     def _side(self, rows: Array, table: Table, side: int) -> Array:
-        """Arrange one number for each sum of squares like the rows or columns of a table's matrices: `[tensor, batch,
-        length]`.
+        """Arrange numbers, one for each sum of squares, in the order of the rows or columns of a table's matrices:
+        `[tensor, batch, length]`.
         """
         parts = rows[table.sides[side]].reshape(len(table.axes), table.shape[side], self._batch)
         return np.ascontiguousarray(parts.swapaxes(1, 2))
 
     def _columns(self, rows: Array, pool: slice, copies: int) -> Array:
-        """Arrange one number for each sum of squares like the columns of a pool: `[batch, copies, 1, columns]`."""
+        """Arrange numbers, one for each sum of squares, in the order of the columns of a pool: `[batch, copies, 1,
+        columns]`.
+        """
         return rows[pool].T.reshape(self._batch, copies, 1, -1)
 
     def _measure(self) -> None:
@@ -206,8 +208,8 @@ class SquaredNorm:
         return sums[0], sums[1]
 
     def _acted_on(self, group: str) -> Iterator[tuple[int, Array]]:
-        """Yield the entries on which a group acts together with scales or other groups; -1 marks action by the
-        inverse.
+        """Yield the entries on which a group acts together with scales or other groups. The number -1 means that the
+        inverse of the group's matrix acts.
         """
         for pool, values in zip(self.plan.pools, self._pools, strict=True):
             if pool.group == group:

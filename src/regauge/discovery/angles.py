@@ -53,7 +53,7 @@ def free_angles(
 
 
 class _Trial:
-    """Rotations of pairs of coordinates, which are tested one after another."""
+    """A test of rotations of coordinate pairs, one possible set of rotations after another."""
 
     def __init__(
         self, freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
@@ -77,7 +77,9 @@ class _Trial:
         return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in self.bases)
 
     def turn(self, freedom: Freedom) -> Freedom:
-        """Return the possible transformations, with rotations of pairs of coordinates in place of their signs."""
+        """Return the possible transformations of one factor of axes. Where rotations of coordinate pairs pass the test,
+        they replace the common sign of each pair.
+        """
         signs, scales, turns = [], list(freedom.scales), list(freedom.turns)
         for family, bases in freedom.signs:
             own = [slot for slot in freedom.slots if slot in family]
@@ -103,9 +105,7 @@ class _Trial:
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]
     ) -> tuple[int | None, Sequence[PairedAxis]]:
-        """Return the first grouping into pairs of coordinates whose rotations all pass the test, or an empty
-        grouping.
-        """
+        """Return the first way to group coordinates into pairs such that all rotations pass the test, or no pairs."""
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):
             groups = _groups(pairs, atom, {base: self.where[base] for base in bases})
@@ -121,8 +121,8 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Return whether later values stay the same if random rotations act on all parameters, but change if they act
-        on one.
+        """Return whether the values at the end of the region stay the same if random rotations act on all parameters,
+        but change if the rotations act on only one parameter.
         """
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
@@ -193,9 +193,9 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
 def _pairings(
     slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
-    """Yield ways to group axes with a common sign into pairs of coordinates.
+    """Yield ways to group the coordinates on axes with a common sign into pairs.
 
-    Each grouping comes with the index of the leaf along which the two coordinates of a pair differ.
+    Each way comes with the number of the axis factor along which the two coordinates of a pair differ.
     """
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):

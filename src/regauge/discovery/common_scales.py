@@ -116,8 +116,8 @@ class _Equations:
         self.unknowns.fix(*(number for number, _, _ in self._numbers(value)))
 
     def tie_unread(self, value: Value) -> None:
-        """Give blocks of a parameter that the model never reads, such as the last rows of a table, the factor of a
-        neighboring block.
+        """Require that blocks of a parameter that the model never reads have the same factor as a neighboring block. An
+        example are the last rows of a table.
         """
         counts = self.counts.get(value, ())
         numbers = _factors(counts)
@@ -130,7 +130,9 @@ class _Equations:
                     self.unknowns.equate([self.first[value] + number for number, _ in pair], [sign for _, sign in pair])
 
     def families(self, tensors: Mapping[str, Value]) -> list[Exponents]:
-        """Return a basis of the solutions, as exponents with which a common scale multiplies tensors."""
+        """Return a basis of the solutions. Each solution is a common scale, given by the exponents with which it
+        multiplies each tensor.
+        """
         unknowns = self.unknowns
         unknowns.settle()
         sizes: dict[int, int] = defaultdict(int)
@@ -168,7 +170,8 @@ class _Equations:
                 yield self.first[value] + k, axis, block
 
     def _rows(self, record: Record, values: Sequence[Value]) -> tuple[list[int], list[Row]]:
-        """Return the unknowns of one operator that must be zero, and the equations between its other unknowns.
+        """Return the unknowns (logarithms of factors) that must be zero for one operator, and the equations between the
+        operator's other unknowns.
 
         The unknowns are numbered tensor by tensor.
         """
@@ -219,7 +222,9 @@ class _Equations:
         return [k for k in range(count) if axis.start <= bounds[k] < stop]
 
     def _along(self, law: Law) -> list[list[tuple[Value, int, int]]]:
-        """Return the blocks that a law relates, as rows with a tensor, an axis and a block for each axis of the law."""
+        """Return the blocks that a law relates. Each row contains a tensor, an axis and a block for each axis of the
+        law.
+        """
         if all(len(axis.dims) == 1 for axis in law.axes):
             ranges = [self._range(axis) for axis in law.axes]
             shapes = {self._shapes(axis, found) for axis, found in zip(law.axes, ranges, strict=True)}
@@ -246,7 +251,9 @@ class _Equations:
 
 @cache
 def _factors(counts: Counts) -> dict[Block, int]:
-    """Return the blocks of a tensor that have factors, each with the number of its unknown."""
+    """Return the blocks of a tensor that have a factor of their own, each with the number of the unknown for this
+    factor.
+    """
     several = [axis for axis, count in enumerate(counts) if count > 1]
     found = [(axis, k) for axis in several for k in range(axis != several[0], counts[axis])]
     return {where: k for k, where in enumerate(found or [(WHOLE, 0)])}
@@ -353,7 +360,9 @@ def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collect
         return sum(name in params for name, _, _ in exponents)
 
     def shorter(exponents: Exponents, others: Sequence[Exponents]) -> Exponents:
-        """Subtract multiples of other families of scales as long as this reduces the number of nonzero exponents."""
+        """Return a family of scales from which multiples of other families are subtracted as long as the number of
+        nonzero exponents decreases.
+        """
         every = (
             {e: x for e in {**exponents, **other} if (x := exponents.get(e, 0) - factor * other.get(e, 0))}
             for other in others

@@ -48,7 +48,7 @@ class PairedAxis:
 
 @dataclass(frozen=True)
 class Turns:
-    """Rotations of pairs of coordinates, where each unit has one pair on every one of the given axes.
+    """Rotations of pairs of coordinates. Each unit has one pair on every axis in `axes`.
 
     Attributes:
         axes: The axes that contain the pairs of coordinates.
@@ -91,8 +91,8 @@ class MatrixPart:
 class Freedom:
     """All transformations that may act on the units of one atom (a factor of an axis).
 
-    A family of scales, signs or shifts lists slots of parameters and slots of watched values. Only the parameters, not
-    the watched values, determine which families exist.
+    Each family of scales, signs or shifts lists the axes (slots) on which it acts, both of parameters and of watched
+    intermediate values. Only the parameters, not the watched values, determine which families exist.
 
     Attributes:
         atom: The atom on which the transformations act.
@@ -104,8 +104,7 @@ class Freedom:
         scales: The families of positive scales.
         signs: The families of signs.
         shifts: The families of half-period shifts.
-        matrices: Matrices that act on some of the slots. The permutation and the families do not act on slots with
-            matrices.
+        matrices: Matrices that act on some of the slots. On these slots, no permutation and no family acts.
         turns: Rotations of pairs of coordinates, if the units of the atom have such pairs.
     """
 

@@ -34,7 +34,9 @@ def solve(slots: Slots) -> list[Freedom]:
 
 
 class _AtomSolver:
-    """The laws of one atom as systems of equations, with an unknown for each of its occurrences (slots) on axes."""
+    """The constraints (laws) on one factor of axes (atom), as systems of equations. Each occurrence of the factor on an
+    axis (slot) has an unknown.
+    """
 
     def __init__(self, atom: Atom, own: list[int], watched: list[int], slots: Slots) -> None:
         self.atom, self.own, self.watched = atom, own, watched
@@ -67,7 +69,9 @@ class _AtomSolver:
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
-        """Return the atoms (factors of axes) on whose index a transformation of the given slots may depend."""
+        """Return the factors of axes (atoms) on whose index a transformation may depend, if it acts on the given axes
+        (slots).
+        """
         touching = {id(tie): tie for slot in slots for tie in self.reading.get(slot, ())}
         there = [self.beside[slot] for slot in slots if slot in self.beside]
         return _common([*there, *_bases(touching.values(), slots)])
@@ -116,7 +120,9 @@ class _AtomSolver:
 
     @staticmethod
     def _by_root(system: MatrixSlots, slots: Iterable[int]) -> dict[int, dict[int, int]]:
-        """Return the axes of parameters ("slots") on which each matrix acts, with the parity (+1 or -1) of each."""
+        """Return, for each matrix, the axes of parameters ("slots") on which it acts: directly (+1) or as its inverse
+        transpose (-1).
+        """
         result: dict[int, dict[int, int]] = defaultdict(dict)
         for slot in slots:
             root, parity = system.find(slot)
@@ -124,8 +130,8 @@ class _AtomSolver:
         return result
 
     def _translations(self) -> tuple[Proportions, list[int]]:
-        """Return the translations of entries along this factor of axes, and the axes in arguments of periodic
-        functions.
+        """Return the translations, which add numbers to entries along this factor of axes. Also return the axes that
+        occur in arguments of periodic functions, such as sin.
         """
         unknowns = Proportions()
         periods: list[int] = []
@@ -152,7 +158,9 @@ class _AtomSolver:
         return unknowns, periods
 
     def _steps(self, translations: Proportions, periods: list[int], slots: Iterable[int]) -> dict[int, Rational]:
-        """Return, for each free translation with half-period steps, the size of one step in units of pi."""
+        """Return the size of one step, in units of pi, for each translation that changes the arguments of periodic
+        functions by half periods.
+        """
         carriers = {translations.find(slot)[0] for slot in slots if translations.value(slot)[1]}
         steps: dict[int, Rational] = {}
         # sin(x + k pi) = (-1)^k sin(x): a step must move the argument of every reader by a multiple of pi.
@@ -168,7 +176,9 @@ class _AtomSolver:
     def _signs(
         self, translations: Proportions, steps: Mapping[int, Rational]
     ) -> tuple[list[Vector], list[ShiftFamily]]:
-        """Return the sign families, and the shift families with the signs that an odd number of steps flips."""
+        """Return the families of signs and the families of half-period shifts. Each family of shifts includes the signs
+        that an odd number of steps flips.
+        """
         # A tag is one more unknown of the sign equations, "the number of steps is odd". In the order of elimination
         # tags are last and therefore free, so each solution with a tag is a shift with the signs that it needs.
         tags = {root: -1 - k for k, root in enumerate(steps)}

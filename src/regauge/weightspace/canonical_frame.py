@@ -21,7 +21,8 @@ from regauge.weightspace.layout.compile import Layout
 
 @dataclass(frozen=True, eq=False)
 class CanonicalFrame:
-    """A function that brings networks of one layout to a canonical form of their scales, signs, shifts and matrices.
+    """A function that brings networks of one architecture to a canonical form of their scales, signs, shifts and
+    matrices.
 
     Attributes:
         symmetry: The symmetry of the networks.
@@ -41,8 +42,8 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """Return a canonical form for the given parts of the symmetry, in few steps; layers must respect all other
-        parts.
+        """Return a canonical form for the given parts of the symmetry. The canonical form takes few steps. Layers must
+        respect all other parts.
         """
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
@@ -84,7 +85,7 @@ class CanonicalFrame:
 
 
 def _sees_signs(step: Step) -> bool:
-    """Return whether a step of the canonical form sums entries whose signs other groups can change."""
+    """Return whether a step of the canonical form depends on sums of entries whose signs other groups can change."""
     if isinstance(step, ShiftStep):
         places: tuple[GroupSite, ...] = (step.place,)
     elif isinstance(step, SignStep):

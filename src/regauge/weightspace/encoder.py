@@ -180,7 +180,7 @@ class Encoder(nn.Module):
         )
 
     def _add_maps(self, k: int, block: Block, layout: Layout, width: int, generator: torch.Generator | None) -> None:
-        """Create the maps from the values of a block to vectors."""
+        """Create the linear maps from the weights in a block to feature vectors."""
         is_pair = len(block.ends) > 1
         gain = 1.0 if is_pair else 1 / math.sqrt(_count_sharing(block, layout))
         waves = {name for wave in (layout.waves or {}).values() for name in (wave.sine, wave.cosine)}
@@ -321,7 +321,7 @@ def _frequency(block: Block, layout: Layout) -> float | None:
 
 
 def _count_sharing(block: Block, layout: Layout) -> int:
-    """Return the number of blocks whose vectors are summed to one vector of each unit, or of the network."""
+    """Return the number of blocks of weights whose vectors are summed to the vector of one unit, or of the network."""
     if not block.ends:
         return len(layout.network_blocks)
     return sum(any(end.units == block.ends[0].units for end in one.ends) for one in layout.unit_blocks)

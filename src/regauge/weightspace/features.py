@@ -14,7 +14,7 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class Odd:
-    """Feature vectors that change their signs together with weights.
+    """Features that change their signs if signs of the symmetry act on the weights.
 
     A `Character` contains, for each axis and each family of signs, the exponent of the sign that multiplies a vector.
 

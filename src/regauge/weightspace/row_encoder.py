@@ -70,9 +70,10 @@ def linear_layers(params: Mapping[str, Tensor]) -> list[tuple[str, str]]:
 def weight_rows(params: Mapping[str, Tensor], layers: Layers) -> Tensor:
     """Return the matrix that the encoder reads, for one network or for each network of a population.
 
-    With `hidden`, as in inr2vec: W and then b of every layer between two hidden layers, stacked vertically, `[..., (L -
-    2) (H + 1), H]` for L linear layers. With `all`, as in hyper-matching: one row (w, b) for every unit of every layer,
-    where rows of the first layer are padded with zeros, `[..., (L - 1) H + out, H + 1]`.
+    With `hidden`, as in inr2vec, the matrix contains every layer between two hidden layers of width H. The rows of W
+    and then b are stacked, `[..., (L - 2) (H + 1), H]` for L linear layers. With `all`, as in hyper-matching, the
+    matrix has one row (w, b) for every unit of every layer, `[..., (L - 1) H + out, H + 1]`. Rows of the first layer
+    are padded with zeros.
 
     Raises:
         ValueError: The network is not an MLP with biases and with hidden layers of equal width.

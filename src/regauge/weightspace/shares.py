@@ -128,8 +128,8 @@ def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tenso
 
 
 class Terms:
-    """Factors that normalize sums of n terms: sums of terms with random signs grow like sqrt(n), and the factors undo
-    this.
+    """Factors that normalize sums of n terms. Sums of terms with random signs grow like sqrt(n), and the factors undo
+    this growth.
 
     If units have weights (shares), all sums are weighted means. The number n is then the number of units in the
     networks for which the layer was made, because other networks may contain copies of units.

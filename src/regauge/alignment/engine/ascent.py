@@ -82,7 +82,7 @@ class Neighborhoods:
 
     @classmethod
     def of(cls, families: Sequence[Family]) -> "Neighborhoods":
-        """Find the dependencies between families.
+        """Find which families of groups influence each other's best elements.
 
         The numbers of axes on which groups act do not count the leading axis of the tensors.
         """

@@ -21,7 +21,7 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 
 @dataclass
 class _Term:
-    """A term of a family's cost, from one axis of a tensor on which the family's outermost group acts.
+    """One summand of a family's cost. It comes from one axis of a tensor on which the family's outermost group acts.
 
     If `is_present`, the term is part of the stored sums; otherwise it is computed anew every time. If only one other
     group permutes the tensor, `neighbor` corrects the stored term when this group changes. If no other group acts on
@@ -38,7 +38,7 @@ class _Term:
 
 
 class FamilyCost:
-    """The cost of one family without nested groups, for every pair.
+    """The cost (linear objective) of one family of groups without nested groups, for every pair of networks.
 
     The cost is computed from second networks to which only the *other* families have been applied. Therefore the best
     element does not depend on the current element of the family. A tensor on which no other family acts is added only
@@ -88,7 +88,9 @@ class FamilyCost:
         return found
 
     def cost(self, rows: Tensor, unknown: Collection[str] = ()) -> Cost:
-        """Return the cost for the selected pairs, averaged over the groups that are still unknown."""
+        """Return the cost for the selected pairs of networks. Tensors are averaged over the groups whose elements are
+        still unknown.
+        """
         networks = self._networks
         every = None if len(rows) == networks.pairs else rows
         extra: dict[Character, Tensor] = {}

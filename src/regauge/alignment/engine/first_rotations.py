@@ -147,7 +147,7 @@ class FirstRotation:
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
     square root of the product of both norms. Without this division, large tensors would dominate, although most of them
-    stay near their initialization. All products together have a fixed weight.
+    stay near their initialization. The weights of all products sum to a fixed number.
 
     Attributes:
         group: The name of the group that rotates.

@@ -102,9 +102,7 @@ class Frame:
         return cls(symmetry, *moved, b, (left, right), buffers, found[0].rigid)
 
     def under(self, symmetry: Symmetry) -> "Frame":
-        """Return this frame (the form in which pairs are compared) for another symmetry with the same scales and
-        matrices.
-        """
+        """Return the same balanced pairs of networks for another symmetry with the same scales and matrices."""
         a, b, given = ({n: t[n] for n in t if n in symmetry.sites} for t in (self.a, self.b, self.given))
         sides = self.sides
         if sides is not None:
@@ -207,7 +205,7 @@ def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " 
 
 
 def _power_sums(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums of second and fourth powers of each pair."""
+    """Return the sums of the second and of the fourth powers of all entries, for each pair of networks."""
     # Torch squares squares several times as fast as it computes fourth powers.
     squares = tensor.double().reshape(len(tensor), -1).square()
     return squares.sum(1).cpu(), squares.square_().sum(1).cpu()

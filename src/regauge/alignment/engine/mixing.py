@@ -121,7 +121,9 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
 
 
 def _turns(site: Site) -> bool:
-    """Return whether a group does more to the entries of a tensor than permute them."""
+    """Return whether a group also scales, flips, shifts or rotates the entries of a tensor, instead of only permuting
+    them.
+    """
     place = site.placement
     return site.group.matrix != "none" or any((*place.sign, *place.parity, *place.shift))
 

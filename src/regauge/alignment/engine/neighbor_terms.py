@@ -10,7 +10,8 @@ from regauge.core.closest import character
 from regauge.core.families import inner_products, unfold
 
 SHARES = (1 / 16, 1 / 4, 1.0)
-"""Limits on the fraction of changed units. Pairs of networks between the same limits are corrected together."""
+"""Bounds that sort pairs of networks by the fraction of units that changed. Pairs between the same two bounds are
+corrected together."""
 
 
 class NeighborTerm:

@@ -42,7 +42,8 @@ from regauge.core.progress import ALONE, Crew, Progress
 from regauge.core.symmetry import Symmetry
 
 Run = Callable[[str, Checkpoint, Checkpoint, Plan, WeightMatching], StreamedResult]
-"""A function that matches two checkpoints in a named stage, and resumes a stage that an earlier run did not finish."""
+"""A function that matches two checkpoints in one stage of the work. If an earlier run did not finish this stage, the
+function resumes it."""
 
 
 @dataclass(frozen=True)

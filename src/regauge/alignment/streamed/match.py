@@ -196,7 +196,9 @@ class _Matching:
         return element
 
     def _is_moved_copy(self, kept: Element, moved: Element) -> bool:
-        """Return whether the second network has transformed statistics of the first network; see `match_frames`."""
+        """Return whether the second network is a copy of the first one whose running statistics were also transformed;
+        see `match_frames`.
+        """
         if self._are_equal(kept):
             return False
 

@@ -125,7 +125,9 @@ class Plan:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A table of the working sets, in which working sets of the same sizes share a row."""
+        """A table of the working sets (tensors that are in memory together). Working sets of the same sizes appear in
+        one row.
+        """
         alike: dict[tuple[int, ...], list[str]] = {}
         for one in self.sets:
             values = sum(self.sizes.numel(name) for name in one.names)

@@ -28,7 +28,7 @@ from regauge.core.symmetry import Symmetry
 
 
 class Total:
-    """The objective of one group, as a sum over parts of the network.
+    """The objective of aligning the units of one group, as a sum over parts of the network.
 
     A part is a working set, or a tensor outside of all working sets. Some sign families of the group act in only one
     part. For given shared signs, each part chooses its own signs for every pair of units. One matrix for each pattern
@@ -67,7 +67,8 @@ class Total:
         self._shifts = [one for own in crew.map(lambda _: self._shifts, range(crew.size)) for one in own]
 
     def closest(self) -> tuple[Value, float]:
-        """Return the best value of the group, relative to its current value, and how much it raises the objective.
+        """Return the best value of the group (permutation, signs or rotation), relative to its current value, and how
+        much it raises the objective.
 
         Signs that belong to one part stay one.
         """
@@ -188,7 +189,8 @@ class Source:
         return self._place(name, self._read(self._a, name, rows), self._state.left), y
 
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, float]:
-        """Return both networks' tensors with this name, and the second one's squared norm before the element acts.
+        """Return the tensors with this name from both networks, and the squared norm of the second tensor before the
+        element acts.
 
         Both tensors are balanced, and the current element has acted on the second one.
 

@@ -15,7 +15,8 @@ from regauge.core.moving.random_draws import Draws, blank
 from regauge.core.symmetry import Symmetry
 
 Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]
-"""Tables whose sum is the original index of each row, each with the axes of the tensor that it covers."""
+"""Small tables whose broadcast sum is the index of each row before the element acts. Each table comes with the axes of
+the tensor that it covers."""
 LONG_ROW = 4
 """Whole rows are gathered if each index of the last permuted axis has at least this number of entries behind it."""
 
@@ -32,13 +33,13 @@ class Term:
     step: int = 0
 
     def of(self, table: Num[Tensor, "models width"]) -> Tensor:
-        """Return the values that the table has for each network: `[models, *shape]`."""
+        """Return the random values of this term for each network, in the shape of the tensor: `[models, *shape]`."""
         if isinstance(self.columns, slice):
             return table[:, self.columns].view(len(table), *self.shape)
         return table.gather(1, self.columns.expand(len(table), -1)).view(len(table), *self.shape)
 
     def spread(self, shape: tuple[int, ...], width: int) -> Int[Tensor, " values"]:
-        """Return, for each entry of a tensor, the column of the table that belongs to it."""
+        """Return, for each entry of a tensor, the column of the table of random values that belongs to the entry."""
         return torch.arange(width)[self.columns].view(self.shape).expand(shape).reshape(-1)
 
 
@@ -101,7 +102,9 @@ class MovedTensor:
 
     @cached_property
     def _counted(self) -> tuple[tuple[tuple[int, ...], Tensor], ...]:
-        """Tables whose sum is the index of each row: one for the axes of each term, and one for the remaining axes."""
+        """Small tables whose broadcast sum is the index of each row. There is one table for the axes of each term, and
+        one for the remaining axes.
+        """
         left, tables = [axis for axis, n in enumerate(self.shape) if n > 1], []
         for shape in dict.fromkeys(term.shape for term in self.moves):
             mine = [axis for axis in left if shape[axis] > 1]

@@ -48,7 +48,8 @@ class ElementRun:
     batches: tuple[tuple[int, int], ...]
 
     def networks(self, some: slice, start: int) -> Iterator[tuple[int, int]]:
-        """Yield, for each batch, the first network on which these elements act, and the number of such networks.
+        """Yield, for each batch, the range of networks on which some elements of the run act: the first network, and
+        the number of networks.
 
         `start` is the index within the run of the first element.
         """
@@ -75,7 +76,9 @@ def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
 
 
 def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
-    """Yield slices of at most `step` elements of each run, with the index of the first element in the run."""
+    """Yield the elements of each run in slices of at most `step` elements. Each slice comes with the index of its first
+    element within the run.
+    """
     for share in shares:
         for start in range(0, share.elements, step):
             stop = min(start + step, share.elements)
@@ -274,8 +277,8 @@ class Draws:
         states: Callable[[Any], Tensor],
         dtype: torch.dtype,
     ) -> tuple[Array, Array, Array] | None:
-        """Return the values of all factors or shifts, for each combination of signs and half periods that a unit can
-        have.
+        """Return a table of the values of all factors (or shifts), for each combination of signs and half periods that
+        a unit can have.
 
         Also return, for each column of the table, the unit of the column and the position of its first value.
         """
@@ -293,7 +296,7 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """Return, for each factor that an element can have, the scales in it and their exponents, in layers.
+        """Return the scales and exponents of which each factor of an element consists, in layers.
 
         Layer k holds the k-th scale of each factor.
         """

@@ -65,9 +65,9 @@ def fold(
 
     Three rewrites remove redundant parameters. The rewrites use the gains and translations of the network's symmetry.
 
-    - A gain is multiplied into the parameters that read its output, by the scales and signs of the symmetry. A folded
-      gain becomes one. If a gain is zero, the parameters that read its output become zero, unless a bias is added after
-      the gain.
+    - A gain is multiplied into the parameters that read its output. This is done by the scales and signs of the
+      symmetry. A folded gain becomes one. If a gain is zero, the parameters that read its output become zero, unless a
+      bias is added after the gain.
     - A bias is moved into a parameter that can absorb it, and the bias becomes zero. The bias of a LayerNorm moves into
       the layers that read it, and the bias of attention values moves into the output projection. The bias of a
       recurrent state moves into the bias of the layer's input. Biases that have no effect, such as a key bias before a

@@ -95,7 +95,7 @@ def _two_steps(
 
 
 def _initial(b: Builder, states: Any, index: int) -> Value:
-    """Return the initial state of one recurrent layer. The usual initial state (zeros) ties no axes."""
+    """Return the initial state of one recurrent layer. Zeros, the usual initial state, do not constrain any axis."""
     if isinstance(states, Value) and states.is_zero:
         return b.use(Value.fixed(states.shape[1:], is_zero=True))
     return as_value(b, b.select(as_value(b, states), 0, index))

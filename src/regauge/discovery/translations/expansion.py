@@ -64,11 +64,11 @@ class Expansion:
         return found
 
     def summed(self, size: int) -> Index:
-        """Return a new index over which a product is summed."""
+        """Return a new summed index, with a name that no other index has."""
         return Index(next(self._names), size) if size > 1 else FIXED
 
     def aligned(self, node: Any, indices: Sequence[Index], *, is_input: bool = False) -> Values:
-        """Return the products of an operand after it is broadcast to a result with the given indices."""
+        """Return the expansion of an operand after the operand is broadcast to a result with the given indices."""
         return self.of(node, indices[len(indices) - len(shape_of(node)) :], is_input=is_input)
 
     def settle(self, products: Values) -> Values:
@@ -102,7 +102,9 @@ class Expansion:
         return product
 
     def _moved(self, node: Node, indices: Sequence[Index], *, is_input: bool) -> Values | None:
-        """Return the products of a rearrangement or selection, given the products of its operand, or None."""
+        """Return the expansion of a node that rearranges or selects entries of its operand. Return None for other
+        nodes.
+        """
         name, source = operator_name(node), given(node)[0]
         if name == "getitem":
             cut, index = given(node)
@@ -143,7 +145,9 @@ class Expansion:
 
 
 def _begun(indices: Sequence[Index], axis: int, start: int) -> tuple[Index, ...]:
-    """Return the indices of a slice, where the index along `axis` begins at a later position."""
+    """Return the indices of an operand, given the indices of a slice of it that begins at position `start` along
+    `axis`.
+    """
     own = indices[axis]
     return (*indices[:axis], own._replace(start=own.start + start), *indices[axis + 1 :])
 

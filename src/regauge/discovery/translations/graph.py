@@ -134,8 +134,8 @@ class Graph:
 
     @cached_property
     def cuts(self) -> dict[int, tuple[tuple[int, int], ...]]:
-        """The parts into which operators cut the last axis of values, by the length of this axis. Each part has a start
-        and a length.
+        """The parts into which operators cut the last axis of values, each as a start and a length. The keys are the
+        lengths of the cut axes.
         """
         found: dict[int, dict[tuple[int, int], None]] = {}
         for node in self.order:

@@ -80,8 +80,8 @@ class Monomial(NamedTuple):
         return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
 
     def repeated(self, summed: Iterable[Index]) -> "Monomial":
-        """Return the product, summed over some indices. For each of these indices that no factor has, the number is
-        multiplied by the index's size.
+        """Return the product, summed over some indices. If no factor has one of these indices, the sum over this index
+        multiplies the product by the number of its positions.
         """
         used = {index.name for one in self.factors for index in one.indices}
         number = self.number
@@ -151,11 +151,11 @@ class Offset:
 
     @property
     def is_nothing(self) -> bool:
-        """Whether the offset is zero everywhere."""
+        """Whether the offset changes no entry."""
         return not any(_has_any(array) for array in self.arrays)
 
     def is_equal(self, other: "Offset") -> bool:
-        """Return whether two offsets are known to be equal."""
+        """Return whether two changes of values (offsets) are known to be equal."""
         if self.labels is not None and other.labels is not None:
             return self.source is other.source and torch.equal(self.labels, other.labels)
         alike = [
@@ -204,7 +204,9 @@ class Offset:
         return replace(self, terms=terms, source=object())
 
     def content(self) -> Hashable | None:
-        """Return a key that is equal for equal offsets, or None if the key would be too large."""
+        """Return a key for comparisons, which is equal for equal offsets. Return None if the arrays of the offset are
+        too large.
+        """
         arrays = [once([array])[0] for array in self.arrays]
         if sum(array.numel() for array in arrays) > LARGEST_CONTENT:
             return None
@@ -256,7 +258,7 @@ def _has_any(array: Tensor) -> bool:
 
 
 def once(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return arrays of one shape without the axes along which all of the arrays are constant."""
+    """Return arrays with length one along all axes along which every array is constant (has stride zero)."""
     shape, strides = arrays[0].shape, zip(*(array.stride() for array in arrays), strict=True)
     repeated = [dim for dim, several in enumerate(strides) if shape[dim] > 1 and not any(several)]
     few = []
@@ -268,13 +270,17 @@ def once(arrays: Sequence[Tensor]) -> list[Tensor]:
 
 
 def paired(first: Tensor, second: Tensor) -> Tensor:
-    """Return labels that differ if either of two label arrays differs, and are zero if both are zero."""
+    """Return an array of labels that combines two arrays: entries get the same label only if they have equal labels in
+    both arrays. The label is zero if both labels are zero.
+    """
     few, more = once([first, second])
     return (few * (int(more.max()) + 1) + more).expand(first.shape)
 
 
 def varied(labels: Tensor, positions: Tensor) -> Tensor:
-    """Return labels that differ if either the old labels or the positions differ. Labels of zero stay zero."""
+    """Return labels such that entries get the same label only if their old labels and their `positions` are equal.
+    Labels of zero stay zero.
+    """
     few, more = once([labels, paired(labels, positions)])
     return torch.where(few == 0, 0, more).expand(labels.shape)
 
@@ -308,7 +314,8 @@ def channels(term: Addend, *dims: int) -> Tensor:
 
 
 def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
-    """Return the steps that compute the vector which a term adds at given entries, and the length of this vector.
+    """Return the linear operations that compute the vector which is added at given entries, and the length of this
+    vector.
 
     Raise `SeenError` if nothing is added at one of the places, or if the entries form no regular pattern.
     """

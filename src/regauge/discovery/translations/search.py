@@ -346,7 +346,9 @@ class _Search:
         return True
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the axes along which the vector must sum to zero because of earlier families, or None on overlaps."""
+        """Return the axes along which the vector of a new family must sum to zero, because an earlier family already
+        adds constants along them. Return None if the entries overlap in another way.
+        """
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
         for other in self.found:
@@ -399,7 +401,8 @@ class _Search:
 
 
 def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> TranslationFamily | None:
-    """Return the family that adds its vector to a parameter which the model multiplies by factors.
+    """Return the translation family that adds its vector to a parameter. The model multiplies this parameter by
+    factors.
 
     The argument `divided` is the compensating change that divides a vector by these factors. The result is the inverse
     relation: the vector is added to this parameter, and the images are multiplied by the factors.

@@ -20,7 +20,7 @@ from regauge.weightspace.shares import Shares, log_weights
 
 Sets = Literal["mean", "attention"]
 Reads = dict[Key, list[tuple[int, ...]]]
-"""For each kind of features, the axes that are kept, once for each time the features are read."""
+"""For each tensor of features, one tuple of axes for each time it is read: the axes that are not pooled."""
 
 
 @dataclass(frozen=True)

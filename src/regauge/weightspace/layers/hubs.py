@@ -17,7 +17,8 @@ NOTHING = Grid((), (), ())
 """The grid without axes, for hubs (common units of tensors) at which all axes are pooled."""
 
 Key = tuple[str, str]
-"""The owner of features: "units", "pairs" or "network", and the name of the set or block."""
+"""The key of a tensor of features: its kind ("units", "pairs" or "network"), and the name of the unit set or of the
+block of weights."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Hub:
 
     Attributes:
         grid: The axes of the hub, or none if all axes are pooled.
-        is_set: Whether the hub is one unit set, to which set layers apply.
+        is_set: Whether the hub is a single unit set, whose units may also exchange features by attention.
         reads: The links through which the hub reads features.
         writes: The links through which the hub writes features.
     """
@@ -53,7 +54,8 @@ class Hub:
 
 @lru_cache(maxsize=256)
 def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tuple[Hub, ...]:
-    """Return the hubs of a layout: every unit set, every combination of sets that some block has, and the network.
+    """Return all hubs for networks of one layout. These are every unit set, every combination of unit sets that indexes
+    some block, and the network as a whole.
 
     Args:
         layout: The layout of the networks.
@@ -138,7 +140,7 @@ def _is_first(axes: tuple[int, ...], found: list[tuple[int, ...]], turns: list[t
 
 
 def count_fans(hubs: tuple[Hub, ...]) -> dict[Key, int]:
-    """Return, for each tensor of features, the number of pooled tensors that are summed in its update."""
+    """Return, for each tensor of features, the number of pooled feature tensors that are summed in its update."""
     fans: dict[Key, int] = {}
     for hub in hubs:
         for link in hub.writes:

@@ -1,4 +1,6 @@
-"""Unit features that signs change: messages between units, updates by messages, and messages to the network."""
+"""Features of units that change their signs together with weights: messages between units, updates by messages, and
+messages to the network.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +20,12 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, Terms, average, weigh
 
 Heard = Mapping[str, Mapping[Character, list[Tensor]]]
-"""For each unit set and each character, the messages with this character."""
+"""For each unit set, the messages to its units, sorted by character (the exponents of the signs that multiply them)."""
 
 
 @dataclass(frozen=True)
 class Turned:
-    """Features of a set's units, after the messages that the units receive were added.
+    """The features of the units of one set after all received messages were added.
 
     Attributes:
         mixed: Linear maps of features and messages, by character (the exponents of the signs that multiply them).
@@ -149,7 +151,7 @@ class OddUnits(nn.Module):
         return Turned(mixed, dict(zip(layout.wave_signs(name), turn(features.odd.waves[name], phases), strict=True)))
 
     def hear_turned(self, turned: "Turned") -> Iterator[Tensor]:
-        """Yield invariant functions of the updated features, as vectors of the hidden width."""
+        """Yield functions of the updated features that no sign changes, as vectors of the hidden width."""
         # Squares entry by entry lose all signs; their mean over characters has one size whatever their number is.
         found = [u.square() for u in (*turned.mixed.values(), *turned.waves.values())]
         if found:
@@ -175,7 +177,9 @@ class OddUnits(nn.Module):
         return replace(features.odd, units=result)
 
     def read(self, odd: Odd, layout: Layout, shares: Shares) -> Tensor | float:
-        """Return messages to the network: sums over units of the products of their values with their features."""
+        """Return messages to the network's vector: sums over units of the unit's values (such as biases) times the
+        unit's features.
+        """
         read = [(name, sign) for name, signs in self.read_signs[layout.key].items() for sign in signs]
         total: Tensor | float = 0.0
         for name, sign in read:

@@ -1,4 +1,4 @@
-"""The inputs of an exchange of features: they are normalized, activated, and pooled over some of their axes."""
+"""Preparation of features for an exchange between tensors: normalization, activation, and pooling over some axes."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ def map_and_pool(
         x: The features, `[models, *sizes, width]`.
         norm: The norm before the activation.
         weight: The weight of the linear map.
-        kept: The axes that are kept, for each pooled result.
+        kept: For each pooled result, the axes that are kept.
         pooling: The kind of pooling.
 
     Returns:
@@ -182,8 +182,8 @@ class _Largest(torch.autograd.Function):
 
 
 class Pools:
-    """Features pooled over some of their axes. Each result is computed once, from the smallest earlier result that
-    allows it.
+    """Features, pooled over some of their axes on request. Each pooled result is computed once, from the smallest
+    earlier result that contains its axes.
 
     Args:
         known: Pooled features, by the axes that were kept.
@@ -233,5 +233,7 @@ class Pools:
 
 
 def _away(source: tuple[int, ...], kept: tuple[int, ...]) -> list[int]:
-    """Return the axes that pooling from `source` to `kept` removes, counted with the model axis."""
+    """Return the axes that disappear if features with the axes `source` are pooled to the axes `kept`, counted with the
+    model axis.
+    """
     return [1 + k for k, axis in enumerate(source) if axis not in kept]

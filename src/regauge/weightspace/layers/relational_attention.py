@@ -65,8 +65,8 @@ class _Tokens:
 
 
 class _Token(nn.Module):
-    """The maps to keys and values for tokens that are not connected by a weight: the unit itself, units around it, the
-    network.
+    """The linear maps from tokens to keys and values, for tokens that no weight connects to the unit: the unit itself,
+    units that contain it, and the network.
     """
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
@@ -182,7 +182,7 @@ class _Layer(nn.Module):
     def _hear_members(
         self, network: Tensor, units: dict[str, Tensor], layout: Layout, shares: Shares
     ) -> Iterator[Tensor]:
-        """Yield the message that the network's vector receives by attention to all units."""
+        """Yield the message to the network's feature vector, which attends to all units."""
         if units:
             everything = torch.cat([self.units.norm(x).flatten(1, -2) for x in units.values()], 1)
             tokens = self.member(_split(self.asked(network), self.heads) * self.scale, everything)
@@ -198,7 +198,7 @@ class _Layer(nn.Module):
     def _attend(
         self, units: dict[str, Tensor], pairs: dict[str, Tensor], network: Tensor, layout: Layout, shares: Shares
     ) -> dict[str, Tensor]:
-        """Return attention messages to every unit, `[models, *sizes, attention]`."""
+        """Return the messages that every unit receives by attention, `[models, *sizes, attention]`."""
         queries = {name: _split(self.query(x), self.heads) * self.scale for name, x in units.items()}
         keys = {name: _split(self.key(x), self.heads) for name, x in units.items()}
         values = {name: self.value(x) for name, x in units.items()}

@@ -16,7 +16,8 @@ from regauge.weightspace.layout.characters import Character, at_end, has_scale, 
 from regauge.weightspace.layout.compile import Layout
 
 Relation = Mapping[Character, float]
-"""Exponents of feature sizes: with these exponents, the product of powers of the sizes does not change with scales."""
+"""One exponent for each kind of feature. With these exponents, no scale changes the product of powers of the features'
+norms."""
 
 
 class Remains(nn.Module):
@@ -135,7 +136,7 @@ def log_size(u: Float[Tensor, "*units width"]) -> tuple[Float[Tensor, "*units 1"
 
 
 def _squash(sizes: Iterable[tuple[float, Tensor, Tensor]]) -> Tensor:
-    """Return a slowly growing function of a weighted sum of logarithms, or zero if a logarithm does not exist."""
+    """Return a slowly growing function of a weighted sum of logarithms, or zero if one of the norms is zero."""
     total: Tensor | float = 0.0
     is_there: Tensor | bool = True
     for power, size, there in sizes:

@@ -71,7 +71,7 @@ class ScaleGMN(Layer):
 
 
 def _keys(message: Message) -> dict[str, tuple[str, ...]]:
-    """Return the names of the maps that compute one kind of message."""
+    """Return the names of the linear maps that compute one kind of message."""
     at = min(message.receiver, ENDS - 1)
     is_plain = not message.is_block_odd and not any(is_odd(one) for _, one in message.sources)
     return {
@@ -164,8 +164,8 @@ class _Layer(nn.Module):
         return features.change(result, pairs, changed, Odd(odd_result, odd_pairs))
 
     def _cross(self, name: str, features: Features, layout: Layout) -> dict[Character, Tensor]:
-        """Return the unit features that can be nonzero, and products of two of them. Features that no scale changes are
-        normalized.
+        """Return the features of units that can be nonzero, and products of two such features. Features that no scale
+        changes are normalized.
         """
         found = self.reach[layout.key]
         known = {s: features.odd.units[name][s] for s in sorted(found.known[name])}
@@ -179,7 +179,7 @@ class _Layer(nn.Module):
         return result
 
     def _turn(self, u: Tensor | None, messages: list[Tensor]) -> Tensor:
-        """Return a linear map of features, if there are any, plus the received messages."""
+        """Return the received messages, plus a linear map of the features if there are any."""
         parts = [*([] if u is None else [self.odd_in(u)]), *([_mean(messages)] if messages else [])]
         return torch.stack(parts).sum(0)
 

@@ -13,13 +13,13 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.shares import Shares, average
 
 Inbox = Mapping[str, list[Tensor]]
-"""For each unit set, the messages that its units receive, with the hidden width."""
+"""For each unit set, the messages that its units receive. Messages have the width of the MLP's hidden layer."""
 
 
 class Update(nn.Module):
     """The update `x + B silu(A norm(x) + messages)` of feature vectors x, where messages have the hidden width.
 
-    Features that the next layer does not read are not updated and have no maps.
+    Features that the next layer does not read are not updated and need no linear maps.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, *, is_read: bool = True) -> None:
@@ -60,7 +60,9 @@ class PairUpdate(Update):
 
 
 class UnitUpdate(Update):
-    """The update of units by messages, by the network's vector, and by the vectors of units around and inside them."""
+    """The update of the feature vectors of units by messages, by the network's vector, and by the vectors of units that
+    contain them or are contained in them.
+    """
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)
@@ -111,7 +113,7 @@ class NetworkUpdate(Update):
         layout: Layout,
         heard: Iterable[Tensor] = (),
     ) -> Tensor:
-        """Return the new vector of each network, which may also receive messages of the hidden width."""
+        """Return the new feature vector of each network. It may also depend on messages of the hidden width."""
         pooled = (average(x, range(1, x.ndim - 1), layout.grids[name], features.shares) for name, x in units.items())
         means = (self.from_units(x) / len(units) for x in pooled)
         made: Tensor = self(features.network, network, chain(means, heard))

@@ -30,8 +30,9 @@ class Layout:
             instead of the tensors.
         fixed: Groups of matrices whose axes count as channels. These groups must be canonicalized before networks are
             read.
-        pieces: The pieces into which tensors are cut, by name.
-        steps: The products that are computed, each of two pieces of tensors or of earlier products.
+        pieces: The parts into which tensors are cut (pieces), by name.
+        steps: The products of tensors that are read instead of the tensors. Each factor is a part of a tensor or an
+            earlier product.
         is_signed: Whether signs act on the values that are read; if not, signs are canonicalized first.
         is_scaled: Whether positive scales act on the values that are read.
         waves: The angles of each unit set whose units have one angle each, or None if half periods are canonicalized.
@@ -113,7 +114,7 @@ class Layout:
         return self._grids[block]
 
     def grid_of(self, block: Block) -> Grid:
-        """Return the axes of a block, which may be a block outside the layout."""
+        """Return the axes of a block. The block need not be part of the layout."""
         groups = tuple(label.group for label in block.labels)
         bases: list[tuple[int, ...]] = [()] * len(groups)
         for end in block.ends:
@@ -272,7 +273,9 @@ def compile_layout(
 
 
 def _with_waves(layout: Layout) -> Layout:
-    """Return the layout in which each angle is replaced by its sine and cosine, if each angle has only one period."""
+    """Return the layout in which sine and cosine replace each angle. This requires that each angle has only one
+    period.
+    """
     if any(is_shifted(block) and find_period(block) is None for block in layout.blocks):
         return layout
     blocks: list[Block] = []

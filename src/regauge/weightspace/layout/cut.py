@@ -1,4 +1,4 @@
-"""The division of tensors into pieces, where the same groups act on all entries of a piece.
+"""The division of tensors into pieces. The same groups act on all entries of a piece.
 
 A piece is a complete grid of units.
 """
@@ -72,7 +72,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Segment:
-    """The indices of one axis on which the same groups act, arranged as `[*units of each group, rest]`."""
+    """Indices of one axis, on all of which the same groups act, arranged as `[*units of each group, rest]`."""
 
     sites: tuple[Site, ...]
     index: Int[Tensor, "*units rest"]
