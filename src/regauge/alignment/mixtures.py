@@ -160,8 +160,8 @@ class Mixture:
     def _terms(self, name: str, mask: int, vertex: Vertex) -> list[Tensor]:
         """Return the coefficients of a tensor on a linear path, as a polynomial in the step size.
 
-        Coefficient j is a sum over all choices of j axes in `mask` on which the hard element acts. On all other axes,
-        the relaxed element acts.
+        Coefficient j is a sum over all choices of j axes in `mask` on which the hard element acts. On all other axes of
+        the tensor, the relaxed element acts.
         """
         means = self._means[name]
         terms = [means[mask], *[torch.zeros_like(means[mask])] * mask.bit_count()]

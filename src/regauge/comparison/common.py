@@ -89,7 +89,7 @@ class Common:
         return part, symmetry.bind(part)
 
     def extend(self, symmetry: Symmetry) -> Symmetry:
-        """Return a symmetry for more units, restricted to the part of the networks that can be compared."""
+        """Return a symmetry that has more units, restricted to the tensors that can be compared."""
         return restrict(symmetry, _with_lengths(self.shapes, symmetry, symmetry.groups))
 
 
@@ -120,10 +120,10 @@ def find_common(
 
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts (an extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units
-    in the two networks, as many units as the smaller number are compared. Tensors that differ in width for another
-    reason are left out. Layers that one network lacks, that is, numbered parts such as `layers.7`, are also left out.
-    The result is also None if one network lacks a tensor outside such layers, or if the symmetry acts on no remaining
-    tensor. If a network lacks such a tensor, the networks have different architectures or are damaged.
+    in the two networks, the smaller number of units is compared. Tensors that differ in width for another reason are
+    left out. Layers that one network lacks, that is, numbered parts such as `layers.7`, are also left out. The result
+    is also None if one network lacks a tensor outside such layers, or if the symmetry acts on no remaining tensor. If a
+    network lacks such a tensor, the networks have different architectures or are damaged.
 
     Args:
         a: The first network. The networks may be on the meta device, or checkpoints of which only the headers are read.

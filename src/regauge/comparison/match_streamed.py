@@ -28,7 +28,7 @@ from regauge.core.task import Task
 def match_streamed(
     job: FileJob, symmetry: Symmetry, *, task: Task | None, references: Sequence[object], progress: Progress
 ) -> Matched:
-    """Align two checkpoints by reading their files repeatedly, and measure the share of A that alignment explains by
+    """Align two checkpoints by reading their files repeatedly. Also measure how much of network A alignment explains by
     chance.
 
     The share by chance is measured with one scrambled copy of network B. Translations and gains are removed from

@@ -112,7 +112,9 @@ class Sample:
         return found | {axis: found[axis][mask] for axis, mask in masks.items()}
 
     def cut(self, read: Read, units: Units) -> Params:
-        """Return the sampled tensors of a network with the given units of each sampled group, in their order."""
+        """Return the sampled tensors of a network, restricted to the given units of each sampled group, in the given
+        order.
+        """
         return {name: read(name, self.indices(name, units)) for name in self.shapes}
 
     def match(self, first: Read, second: Read) -> tuple[Units, int]:
@@ -138,7 +140,9 @@ class Sample:
         return found, least
 
     def _telling(self, name: str, known: Units) -> list[tuple[str, Site, int]]:
-        """Return the placements of a group by which its units can be matched, and the number of entries per unit."""
+        """Return the axes of tensors by which the units of a group can be matched, each with the number of entries that
+        one unit has there.
+        """
         places, group = [], self.symmetry[name]
         for tensor in dict.fromkeys(place.parameter for place in group.placements):
             sites, shape = self.symmetry.sites[tensor], list(self.symmetry.shapes[tensor])

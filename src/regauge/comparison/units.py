@@ -124,7 +124,8 @@ def _is_met(symmetry: Symmetry, name: str, marks: Params, counts: Mapping[str, i
 def _first(is_met: Bool[Tensor, "*bases units"], number: int) -> Units:
     """Return the ascending indices of matched units.
 
-    If the group is repeated within another group and one copy has too few matched units, further units are added.
+    A group that is repeated within another group has several copies. If one copy has too few matched units, further
+    units are added.
     """
     order = is_met.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return order[..., :number].sort(-1).values

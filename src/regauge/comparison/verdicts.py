@@ -67,8 +67,8 @@ larger share."""
 LINE, SIBLINGS = 1.5, 0.25
 """Two thresholds for the lean of a pair, which is the change of the squared norm divided by the squared distance.
 
-If this ratio is at least the first threshold, one network descends from the other. If this ratio is at most the second
-threshold, both networks descend from a third.
+One network descends from the other if this ratio is at least the first threshold. Both networks descend from a third
+network if the ratio is at most the second threshold.
 """
 EVERYTHING = 0.85
 """If scrambled networks explain at least this share, the explained share is not used as evidence."""
@@ -235,7 +235,9 @@ def _upper(sentence: str) -> str:
 
 
 def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verdict, str]:
-    """Return the verdict on an exact match: the given one, or "descended" for networks of different shapes."""
+    """Return the verdict for networks that match exactly: the given verdict, or "descended" if the networks have
+    different shapes.
+    """
     if evidence.is_whole:
         return verdict, reason
     return "descended", f"in what both have in common {reason}; the rest, which only one of them has, was added or cut"

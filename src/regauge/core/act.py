@@ -38,12 +38,12 @@ Shorter rows are gathered entry by entry.
 class Site:
     """A placement on a parameter of known shape: the axis indices on which it acts, and the unit that owns each index.
 
-    A base is a group within which the placement's group is repeated. The field `bases` has one pair (axis, base index)
-    for each base. The base index gives the unit of the base to which each index of the axis belongs. The axis is None
-    if this is the placement's own axis; the base index then has shape `[m]`. If another axis determines the base, the
-    base index has the length of this axis. The field `added` is the constant that the model adds to the parameter
-    before it uses the parameter, or one constant for each index of the axis. Factors multiply the sum of the parameter
-    and the added constant.
+    A base of a group is another group within which the first group is repeated. The field `bases` has one pair (axis,
+    base index) for each base. The base index gives the unit of the base to which each index of the axis belongs. The
+    axis is None if this is the placement's own axis; the base index then has shape `[m]`. If another axis determines
+    the base, the base index has the length of this axis. The field `added` is the constant that the model adds to the
+    parameter before it uses the parameter, or one constant for each index of the axis. Factors multiply the sum of the
+    parameter and the added constant.
     """
 
     group: Group
@@ -412,7 +412,9 @@ def _base_index(
 
 
 def _look_up(site: Site, values: Num[Tensor, "*lead size"]) -> Num[Tensor, "*axes m"]:
-    """Return a group's values `[*batch, *bases, size]` for the positions of an axis, as `[*batch, *other axes, m]`."""
+    """Return values for the positions of an axis, `[*batch, *other axes, m]`, given the values of a group for its
+    units, `[*batch, *bases, size]`.
+    """
     if not site.bases:
         return values if site.is_plain else values.index_select(-1, site.units)
     key: tuple[EllipsisType | Tensor, ...] = (..., *site.base_index, site.units)

@@ -191,7 +191,7 @@ def balance_but(
 ) -> Balance:
     """Balance a network or a population, except the matrices in `rigid`, which stay the identity.
 
-    The symmetry must have all sizes."""
+    All sizes of the symmetry's groups must be known."""
     leads = (tuple(t.shape[: t.ndim - len(symmetry.shapes[n])]) for n, t in params.items() if n in symmetry.sites)
     lead: tuple[int, ...] = next(leads, ())
     element = symmetry.identity(lead)
@@ -264,7 +264,7 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     direction is a vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous
     if no parameter grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. Running
     statistics of trained normalization neither grow nor shrink along such a direction. If balancing keeps buffers
-    unchanged, no buffer needs to contribute.
+    unchanged, no buffer needs to contribute to the norm.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}

@@ -60,13 +60,13 @@ class _Kept:
     signs: tuple[tuple[int, ...], ...]
 
     def place(self, place: Placement) -> Placement:
-        """Return a placement with one exponent for each combination of scales or signs."""
+        """Return a copy of a placement that has one exponent for each allowed combination of scales or signs."""
         scale = tuple(sum(x * y for x, y in zip(row, place.scale, strict=True)) for row in self.scales)
         sign = tuple(sum(x * y for x, y in zip(row, place.sign, strict=True)) % 2 for row in self.signs)
         return replace(place, scale=scale, sign=sign)
 
     def lift(self, value: Value, blank: Value) -> Value:
-        """Return the value of the whole group that corresponds to a value for combinations of its scales and signs."""
+        """Return the value of the whole group, given a value for each allowed combination of its scales and signs."""
         scale, sign = blank.scale, blank.sign
         if scale is not None and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -79,7 +79,7 @@ class _Kept:
         return replace(value, scale=scale, sign=sign)
 
     def lower(self, value: Value) -> Value:
-        """Return the value for combinations of scales and signs that corresponds to a value of the whole group.
+        """Return a value for each allowed combination of scales and signs, given a value of the whole group.
 
         The given value must leave the gains of the group unchanged.
         """
@@ -207,7 +207,9 @@ def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> 
 
 
 def carry_rotation(symmetry: Gained, element: Element, name: str, matrix: Tensor) -> Tensor:
-    """Return the rotation `[*batch, size, size]` of a group after an element without rotations has moved its units."""
+    """Return the rotation `[*batch, size, size]` of a group, expressed in the order and signs that its units have after
+    an element without rotations.
+    """
     linear = without_gains(symmetry, element, symmetry.gains)
     return carry_rows(symmetry, linear, name, carry_rows(symmetry, linear, name, matrix).mT).mT
 

@@ -145,8 +145,8 @@ class Carrier:
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
     """Return where groups act on the home parameter of a translation family.
 
-    If a translation family has a gain, groups do not multiply along the gain's axis, because the gain compensates for
-    factors.
+    Some translation families divide their vector by a gain. Groups then do not multiply along the axis of this gain,
+    because the gain compensates for factors.
     """
     family = symmetry.translation(name)
     sites = symmetry.sites[family.entries.parameter]
@@ -183,12 +183,14 @@ def charted(symmetry: Charted) -> frozenset[str]:
 
 @remembered
 def _needed(symmetry: Charted) -> frozenset[str]:
-    """Return the parameters that translations and gains change or read."""
+    """Return the parameters that change if translations act or gains are set to one, and the parameters from which
+    these changes are computed.
+    """
     return charted(symmetry) | {name for family in symmetry.translations for name in family.coefficients}
 
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
-    """Return networks in which the tensors that translations and gains need have the next wider dtype."""
+    """Return networks in which those tensors that translations and gains change or read have the next wider dtype."""
     needed = _needed(symmetry)
     return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
 

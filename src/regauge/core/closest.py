@@ -23,7 +23,8 @@ For n units, the term lowers the objective by at most 2 n times this weight.
 """
 
 Character = tuple[int, ...]
-"""The exponents (0 or 1) with which each family of signs and each parity of a shift act at a placement."""
+"""Exponents at a placement: for each family of signs, whether its sign multiplies the entries, and for each family of
+shifts, whether an odd shift flips the entries."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,8 @@ class Closest:
 
 
 def character(placement: Placement) -> Character:
-    """Return the character of a placement: the exponents of the signs and half-period parities that multiply its
-    entries.
+    """Return which signs multiply the entries at a placement, and which odd half-period shifts flip them (the
+    character).
     """
     return (*(e % 2 for e in placement.sign), *placement.parity)
 
@@ -204,8 +205,8 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """Return the profit of pairing each two units with their best signs and shifts, or a large loss if their classes
-    differ.
+    """Return the profit of pairing each two units, with the best signs and shifts for this pair. The profit is a large
+    loss if the classes of the two units differ.
     """
     if group.shifts:
         found = _best_profits(group, cost)
@@ -268,10 +269,12 @@ def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor
 
 
 def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the profit of each sign pattern with the best shifts, `[pattern, ...]`, and these shifts by family.
+    """Return, for each pattern of signs, the profit with the best shifts, `[pattern, ...]`. Also return these shifts,
+    for each family.
 
-    For a given sign pattern, the best shift is the nearest integer of the required parity. This is exact unless two
-    families of shifts add to the same entries. Such families are optimized in turn, each while the other is fixed.
+    For given signs, the best shift is the nearest integer that is even (or odd) as the pattern requires. This is exact
+    unless two families of shifts add to the same entries. Such families are optimized in turn, each while the other is
+    fixed.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]
@@ -303,7 +306,9 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
 
 
 def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
-    """Return, for every pattern of signs and parities, the sum of all terms, each multiplied by its sign."""
+    """Return, for every pattern of signs and parities, the sum of all terms, where each term is multiplied by the sign
+    that the pattern gives it.
+    """
     tensors = torch.stack(list(terms.values())).flatten(1)
     characters = torch.tensor(list(terms), dtype=tensors.dtype, device=tensors.device)
     odd = (patterns.to(tensors) @ characters.T) % 2  # small whole numbers, whose products CUDA has for floats alone

@@ -78,7 +78,7 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
 
 
 def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
-    """Return an element from values for some groups of a family.
+    """Return an element of a family of groups, given its values for some of these groups.
 
     If `values` has no value for a group, the element has the identity there.
     """
@@ -283,7 +283,7 @@ def dot(x: Tensor, y: Tensor) -> float:
 
 
 def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units values"]:
-    """Return the flat indices of the entries that each unit owns in a parameter, for every copy of the group.
+    """Return the flat indices of the entries of a parameter that belong to each unit, for every copy of the group.
 
     Units are ordered copy by copy, so the first axis can be reshaped to `[*bases, size]`.
     """
@@ -305,7 +305,7 @@ def unit_index(symmetry: Symmetry, name: str, site: Site) -> Int[Tensor, "units 
 def unit_values(
     symmetry: Symmetry, name: str, site: Site, tensor: Num[Tensor, "..."], lead: int = 0
 ) -> Num[Tensor, "*lead size values"]:
-    """Return the entries that each unit owns in a tensor, for each copy of its group: `[*lead, *bases, size,
+    """Return the entries of a tensor that belong to each unit, for each copy of the group: `[*lead, *bases, size,
     values]`.
     """
     if not site.bases:
@@ -326,7 +326,7 @@ def unit_values(
 def gather(
     tensor: Num[Tensor, "..."], index: Int[Tensor, "units values"], ndim: int
 ) -> Num[Tensor, "*lead units values"]:
-    """Gather the entries that each unit owns, given their flat indices.
+    """Gather the entries that belong to each unit, given their flat indices.
 
     `ndim` is the number of axes of the parameter without leading model axes.
     """
@@ -339,7 +339,9 @@ def scatter(
     values: Num[Tensor, "*lead units values"],
     ndim: int,
 ) -> Num[Tensor, "*shape"]:
-    """Return a tensor with the given values written to the flat indices of the entries that units own."""
+    """Return a tensor after values are written to the entries that belong to units, given the flat indices of these
+    entries.
+    """
     flat = tensor.reshape(*tensor.shape[: tensor.ndim - ndim], -1).clone()
     flat[..., index.to(tensor.device)] = values
     return flat.reshape(tensor.shape)

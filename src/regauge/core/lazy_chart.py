@@ -113,7 +113,8 @@ def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows:
 
 
 class LazyRepresentative(LazyTensors):
-    """The tensors in which a representative differs from its network, in the next wider dtype.
+    """Tensors of a network's representative (translations removed, gains of one), in the next wider dtype: those that
+    differ from the network's own tensors.
 
     Args:
         symmetry: The symmetry. All sizes of groups must be known.
@@ -142,7 +143,8 @@ class LazyRepresentative(LazyTensors):
 
 
 class LazyNetwork(LazyTensors):
-    """The tensors in which a network differs from its representative, in float64.
+    """Tensors of a network that is given by its representative and its coordinates, in float64: those that differ from
+    the representative's tensors.
 
     Args:
         symmetry: The symmetry. All sizes of groups must be known.
@@ -172,8 +174,8 @@ def move_lazily(symmetry: Charted, element: Element, read: Read) -> LazyNetwork:
     Args:
         symmetry: The symmetry. All sizes of groups must be known.
         element: A single element, without a batch.
-        read: A function that reads a tensor of the network. Permutations, signs and scales of the element have already
-            acted on the tensors that `read` returns.
+        read: A function that reads a tensor of the network. The tensors that `read` returns must already be transformed
+            by the permutations, signs and scales of the element.
     """
     behind = LazyRepresentative(symmetry, read)
     coordinates = dict(behind.coordinates)

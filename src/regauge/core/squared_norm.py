@@ -165,9 +165,9 @@ class SquaredNorm:
         The upper bound is a sum of one function for each unit: `sum W exp(e t)` of the step t, with weights W and
         exponents e. This function has a rising and a falling part, and is smallest where the slopes of both parts have
         equal logarithms. The difference of these logarithms changes with t at most at a rate that is the sum of the
-        largest exponents of both parts. A step of the difference divided by this rate therefore never goes too far. An
-        entry that k units scale is bounded by the mean of k terms, each with k times the exponent. If the function of a
-        unit only rises or only falls, the step ends where the slope equals the slope of the linear term.
+        largest exponents of both parts. A step of the difference divided by this rate therefore never goes too far. If
+        k units scale one entry, its square is bounded by the mean of k terms, each with k times the exponent. If the
+        function of a unit only rises or only falls, the step ends where the slope equals the slope of the linear term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0
@@ -201,7 +201,9 @@ class SquaredNorm:
         return steps
 
     def grams(self, group: str) -> tuple[Gram, Gram]:
-        """Return two Gram matrices: of the entries that a group multiplies, and that its inverse multiplies."""
+        """Return two Gram matrices: one of the entries that the group's matrix multiplies, and one of the entries that
+        the inverse multiplies.
+        """
         sums = self._alone[group].copy()
         for sign, values in self._acted_on(group):
             sums[int(sign < 0)] += values @ values.swapaxes(-1, -2)
@@ -253,11 +255,11 @@ class SquaredNorm:
     ) -> None:
         """Take the best step of the matrices of one group, while all scales and other groups are fixed.
 
-        Networks outside of `is_chosen` do not change, nor do those in which the group must stay the identity (is
-        rigid). If the group acts on d axes of one tensor, the step is the d-th root of the best step for one axis,
-        which does not go too far. In singular copies, a subspace may be nonzero in only one of the two Gram matrices.
-        The logarithm of the volume of this subspace then gets a linear term. If the rank of a copy's Gram matrices is
-        uncertain, the group becomes rigid in this network.
+        Networks outside of `is_chosen` do not change. Networks in which the group must stay the identity (is rigid) do
+        not change either. If the group acts on d axes of one tensor, the step is the d-th root of the best step for one
+        axis, which does not go too far. In singular copies, a subspace may be nonzero in only one of the two Gram
+        matrices. The logarithm of the volume of this subspace then gets a linear term. If the rank of a copy's Gram
+        matrices is uncertain, the group becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)

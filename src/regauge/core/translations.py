@@ -179,10 +179,10 @@ class TranslationFamily:
         images: The vectors that are added to other parameters.
         is_stored_only: Whether the function changes if running statistics are recomputed after the vector was added.
             Such a family is used to compare networks, but is never applied to a network that is used afterwards.
-        eps: None for a family that adds vectors; a constant for a family that multiplies by factors. The home of such a
-            family is a variance, and the coordinate is the logarithm of the home plus eps. Vectors that are added to
-            this coordinate are logarithms of factors. The factors multiply the home plus eps, and the entries of the
-            images.
+        eps: None for a family that adds vectors; a constant for a family that multiplies by factors. The home parameter
+            of such a family is a running variance, and the coordinate is the logarithm of this variance plus eps.
+            Vectors that are added to this coordinate are logarithms of factors. The factors multiply the home plus eps,
+            and the entries of the images.
     """
 
     name: str
@@ -276,19 +276,22 @@ class TranslationFamily:
         return values.reshape((*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes)))))
 
     def shorten(self, vector: Tensor, lead: int = 0) -> Tensor:
-        """Return a vector without the entries that its other entries determine, because they sum to zero."""
+        """Return the stored part of a vector whose entries sum to zero along some axes: the last entry along each of
+        these axes is left out.
+        """
         for axis in self.centered:
             vector = vector.narrow(lead + axis, 0, vector.shape[lead + axis] - 1)
         return vector.clone()
 
     def lengthen(self, coordinate: Tensor, lead: int = 0) -> Tensor:
-        """Return the full vector for a coordinate, including the entries that are not stored."""
+        """Return the full vector, given its stored part (coordinate). The missing entries follow from the zero sums."""
         for axis in self.centered:
             coordinate = torch.cat([coordinate, -coordinate.sum(lead + axis, keepdim=True)], lead + axis)
         return coordinate
 
     def add(self, params: Params, coordinate: Tensor, lead: int = 0, sign: float = 1.0) -> Params:
-        """Return networks after adding a coordinate to the home parameter and its images to other parameters.
+        """Return networks after a vector was added to the home parameter, and the vectors that compensate for it to
+        other parameters.
 
         Tensors that change are new tensors.
         """
@@ -300,7 +303,9 @@ class TranslationFamily:
     def additions(
         self, params: Mapping[str, Tensor], coordinate: Tensor, lead: int = 0, sign: float = 1.0
     ) -> list["Addition"]:
-        """Return the vectors that add a coordinate to networks: one for the home parameter, and one for each image."""
+        """Return the vectors that change the coordinate of networks by a given vector: one for the home parameter, and
+        one for each parameter that compensates.
+        """
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)
         inverse = None if gains is None else self._spread(_inverse(gains), lead)
@@ -313,8 +318,8 @@ class TranslationFamily:
         return added
 
     def embed(self, coordinate: Tensor, shape: Sequence[int], lead: int = 0) -> Tensor:
-        """Return a tensor in the shape of the parameter `home` that contains a given coordinate, and zeros
-        elsewhere.
+        """Return a tensor in the shape of the home parameter, which contains a given coordinate at the family's
+        entries, and zeros elsewhere.
         """
         flat = _flat(self.lengthen(coordinate, lead), lead)
         return Addition(self.entries, self.constant, flat).to(flat.new_zeros(*flat.shape[:lead], *shape), lead)

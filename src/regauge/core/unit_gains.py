@@ -100,7 +100,9 @@ class GainScales:
 
     @classmethod
     def of(cls, group: Group, symmetry: Scaled, names: Sequence[str]) -> "GainScales":
-        """Return gains with independent exponents, each with signs that flip it but no earlier gain."""
+        """Return gains that can be set to one independently. Each gain comes with families of signs that flip this gain
+        but no earlier gain.
+        """
         shape = (*(symmetry[base].size for base in group.within), group.size)
         sites: dict[str, Site] = {}
         flips: list[tuple[int, ...]] = []
@@ -143,7 +145,9 @@ class GainScales:
         return replace(value, scale=scale, sign=(value.sign * self._signs(flipped)).to(value.sign))
 
     def _signs(self, flipped: Tensor) -> Tensor:
-        """Return signs of all families that flip gains where the tensor `[..., gains, size]` has the entry -1."""
+        """Return one sign for each family and unit. Together, these signs flip the gains where the tensor `[..., gains,
+        size]` has the entry -1.
+        """
         signs = torch.ones(*flipped.shape[:-2], self.group.signs, flipped.shape[-1], dtype=torch.int8)
         for k, name in enumerate(self.sites):
             left = flipped[..., k, :].to(torch.int8)
@@ -154,7 +158,7 @@ class GainScales:
         return signs
 
     def _by_unit(self, name: str, gain: Tensor, lead: int) -> Tensor:
-        """Return a gain with its entries ordered by unit, `[*lead, *bases, size]`, in float64."""
+        """Return the entries of a gain in the order of the units of its group, `[*lead, *bases, size]`, in float64."""
         site = self.sites[name]
         flat = gain.to("cpu", torch.float64).flatten(lead)
         result = torch.ones(*flat.shape[:-1], *self.shape, dtype=torch.float64)
@@ -174,7 +178,7 @@ def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
 
 
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return families of signs that together flip only the last gain; empty if this is impossible.
+    """Return families of signs that together flip only the last gain. Return no families if this is impossible.
 
     The rows are the exponents of the sign families on each gain.
     """

@@ -116,8 +116,8 @@ class _Equations:
         self.unknowns.fix(*(number for number, _, _ in self._numbers(value)))
 
     def tie_unread(self, value: Value) -> None:
-        """Require that blocks of a parameter that the model never reads have the same factor as a neighboring block. An
-        example are the last rows of a table.
+        """Require that blocks of a parameter that the model never reads have the same factor as a neighboring block.
+        For example, a model may never read the last rows of a table.
         """
         counts = self.counts.get(value, ())
         numbers = _factors(counts)
@@ -164,7 +164,9 @@ class _Equations:
         return 1 + sum(self.counts[value]) - value.ndim
 
     def _numbers(self, value: Value) -> Iterator[tuple[int, int, int]]:
-        """Yield the unknowns of a tensor, each with its axis and block."""
+        """Yield the unknowns of a tensor (logarithms of factors). Each unknown comes with the axis and the block that
+        its factor multiplies.
+        """
         if value in self.first:
             for k, (axis, block) in enumerate(_factors(self.counts[value])):
                 yield self.first[value] + k, axis, block
@@ -289,7 +291,7 @@ def _is_whole(axis: Axis) -> bool:
 
 
 def _solved(rows: Sequence[Row], sizes: Mapping[int, int]) -> dict[int, Row]:
-    """Return the unknowns of equations as combinations of free unknowns.
+    """Solve equations: return each unknown as a linear combination of free unknowns.
 
     Unknowns that represent many tensors stay free. Unknowns that occur in only one equation are eliminated first,
     because this changes no other equation.
@@ -329,7 +331,9 @@ def _solved(rows: Sequence[Row], sizes: Mapping[int, int]) -> dict[int, Row]:
 
 
 def _families(freedoms: Sequence[Freedom]) -> Iterator[Mapping[int, int]]:
-    """Yield the exponents of every factor for single units, and of multiples of the identity among matrices."""
+    """Yield the exponents of every known factor: factors for single units, and multiples of the identity in groups of
+    matrices.
+    """
     for freedom in freedoms:
         yield from (family for family, _ in freedom.scales)
         yield from (part.slots for part in freedom.matrices if part.kind == "linear")
@@ -349,7 +353,9 @@ def _uniform(family: Mapping[int, int], params: Mapping[str, Value], slots: Slot
 
 
 def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collection[str]) -> list[Exponents]:
-    """Return families that are independent of known ones, chosen to affect as few tensors as possible."""
+    """Return families of scales that are linearly independent of known families. The returned families are chosen such
+    that they change few tensors.
+    """
     numbers: dict[tuple[str, int, int], int] = {}
 
     def row(exponents: Exponents) -> Row:
@@ -408,7 +414,9 @@ class _Emitter:
         return Group(name, 1, tuple(places), is_permuted=False, scales=1)
 
     def _placements(self, name: str, exponents: Mapping[tuple[int, int], int]) -> list[Placement]:
-        """Return the placements of a common scale on one tensor: on each axis with several blocks, or on one axis."""
+        """Return the placements of a common scale on one tensor. If axes have several blocks, there is a placement on
+        each of these axes, otherwise on a single axis.
+        """
         value = self.tensors[name]
         whole = exponents.get((WHOLE, 0), 0)
         several = {axis: terms(value.layouts[axis]) for axis in sorted({axis for axis, _ in exponents} - {WHOLE})}

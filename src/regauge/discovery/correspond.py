@@ -55,7 +55,9 @@ def carry_over(
 
 
 def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey, Tensor]:
-    """Return, for each index of the axes on which a group acts, the unit that owns the index, or -1 if none does."""
+    """Return, for each index of the axes on which a group acts, the unit to which the index belongs, or -1 if it
+    belongs to none.
+    """
     result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
         if place.parameter in shapes:
@@ -130,7 +132,8 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 
 
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Return the exponents of two groups' families as matrices `[family, entry]`, for the entries of the first unit.
+    """Return the exponents of the families of two groups as matrices `[family, entry]`. The entries are those of the
+    first unit.
 
     One unit is enough, because each family has the same exponents for all units. Each column belongs to the same entry
     in both matrices.

@@ -123,7 +123,8 @@ class _Emitter:
         return groups + [self._of_pairs(freedom, bases, *families) for bases, families in pairs.items()]
 
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
-        """Return a group of size one that is repeated for every unit, such as one factor for every edge of a layer.
+        """Return a group of size one that is repeated for every unit or pair of units, such as one factor for every
+        weight of a layer.
 
         The units are those of an atom, and of the atoms within which it is repeated.
         """
@@ -158,7 +159,9 @@ class _Emitter:
         return groups
 
     def _turns(self, freedom: Freedom) -> list[Group]:
-        """Return two groups for each kind of coordinate pair: one for pairs and scales, and one for rotations."""
+        """Return two groups for each kind of coordinate pair. One group permutes and scales the pairs, and the other
+        one rotates them.
+        """
         groups = []
         size = freedom.atom.size
         for part in freedom.turns:
@@ -231,13 +234,17 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 
 
 def _can_permute(freedom: Freedom) -> bool:
-    """Return whether the units of an atom can be permuted on some axis on which no matrix acts."""
+    """Return whether a permutation of the units of an atom (a factor of axes) acts on some axis, that is, on an axis
+    without matrices.
+    """
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
 
 
 def merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Merge placements on neighboring blocks of an axis into one if a group acts on them in the same way."""
+    """Merge the placements of a group on neighboring blocks of one axis into one placement, if the group acts on these
+    blocks in the same way.
+    """
     result: list[Placement] = []
     for new in placements:
         joined = _join(result[-1], new) if result else None

@@ -92,8 +92,8 @@ class EqualEntries:
     def _may_tie_across(self, node: Node) -> bool:
         """Return whether two blocks of an axis can have equal sums, means or extrema.
 
-        The node must reduce each block to one entry, and the blocks must lie along the last axis. This also holds if an
-        earlier operator has selected the largest entries of each block. For any other node, the result is True.
+        The node must reduce each block to one entry, and the blocks must lie along the last axis. An operator before it
+        may have selected the largest entries of each block. For any other node, the result is True.
         """
         name = operator_name(node)
         first = node.args[0] if node.args else None
@@ -152,7 +152,9 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
-    """Return the operands that vary along an axis of the result, each with the number of this axis in the operand."""
+    """Return the operands that vary along an axis of the result. Each operand comes with the number of the
+    corresponding axis of its own.
+    """
     full = shape_of(node)
     result: list[tuple[Node, int | None]] = []
     for arg in node.args[:2]:

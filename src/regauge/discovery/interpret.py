@@ -63,7 +63,8 @@ All other operators use positions as plain numbers."""
 
 @dataclass(frozen=True)
 class Summed:
-    """Two tensors whose product is used only in sums over one axis; for a square, both are the same tensor.
+    """Two tensors whose product is used only in sums over one axis. For the square of a tensor, both are the same
+    tensor.
 
     Rotations do not change a sum of squares. Matrices that act inversely on both factors do not change a sum of
     products.
@@ -400,7 +401,9 @@ def _has_zero(tensors: list[Value], numbers: list[int | float]) -> bool:
 
 
 def _as_summed(node: Node, call: Call) -> Summed | None:
-    """Return the factors of a square or product if all of its uses are sums over an axis that all factors have."""
+    """Return the factors of a square or product, if all operators that use the square or product sum it over an axis
+    that every factor has.
+    """
     values = list(call.arguments.values())
     is_square = (call.name == "pow" and len(values) > 1 and values[1] == 2) or call.name == "square"
     if not is_square and call.name not in ("mul", "multiply"):

@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
-"""The largest number of blocks into which two axes are cut if their blocks have incompatible sizes.
+"""Two axes whose blocks have incompatible sizes are cut into smaller blocks of one size. This is the largest number of
+such blocks.
 
 If more blocks are needed, both axes are frozen."""
 
@@ -303,7 +304,7 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 
 
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
-    """Match the outermost atoms of two layouts at one end, if the atom of `a` is larger than the atom of `b`.
+    """Match the first (or the last) atom of `a` with one or several atoms of `b`, if the atom of `a` is the larger one.
 
     Both layouts are shortened in place.
     """
@@ -383,12 +384,13 @@ def _merge_units(a: Layout, b: Layout) -> None:
 
 
 def _bounds(branches: Sequence[Layout]) -> set[int]:
-    """Return the end index of each branch of a direct sum (its last index plus one)."""
+    """Return, for each part of a direct sum, the last index plus one."""
     return set(accumulate(map(size_of, branches)))
 
 
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
-    """Cut two layouts into equal blocks, of the greatest size that divides the sizes of all their blocks.
+    """Cut two layouts into blocks of one size. This size is the greatest common divisor of the sizes of all their
+    blocks.
 
     Layouts are cut in this way only if blocks do not fit into each other otherwise.
     """

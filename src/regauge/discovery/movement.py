@@ -43,7 +43,8 @@ Moved = TypeVar("Moved", Value, Stacked)
 
 
 class Movement:
-    """The state of one pass of discovery: the records, the axes to split in the next pass, and the unspecified orders.
+    """The state of one pass of discovery: the recorded laws of operators, the axes to split in the next pass, and the
+    results whose order is unspecified.
 
     Axes that no record mentions are frozen. Therefore even a rule that omits an axis allows no wrong transformation.
     """
@@ -294,9 +295,9 @@ class Movement:
     def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
         """Repeat an axis as a whole, as `torch.Tensor.repeat` does.
 
-        If `is_inner`, each single index is repeated instead, as `torch.repeat_interleave` does.
+        If `is_inner`, each index is repeated in place instead, as `torch.repeat_interleave` does.
 
-        The copies get a new uniform axis, which is merged with the repeated axis.
+        The copies lie along a new axis, along which the tensor is constant. This axis is merged with the repeated axis.
         """
         new = dim + is_inner
         wide = self.expand(self.unsqueeze(x, new), [*x.shape[:new], count, *x.shape[new:]])

@@ -33,7 +33,7 @@ def read_axes(
 
 
 class _Roles:
-    """Axes of tensors that depend on parameters but not on inputs.
+    """The roles of axes in layers, for tensors that depend on parameters but not on inputs.
 
     Axes that share an index of an operator are joined into one set.
 
@@ -97,7 +97,9 @@ class _Roles:
         return node
 
     def read(self) -> set[Node]:
-        """Return representatives of the sets of axes along which layers read units and which have no other role."""
+        """Return one axis for each set of joined axes along which layers sum over units, if the set has no other
+        role.
+        """
         reads, gives = ({self._top(node) for node in found} for found in (self.reads, self.gives))
         for sides in self.open:
             # As a layer reads a value: a matrix rather than a vector, and the second of two matrices.
@@ -114,5 +116,5 @@ class _Roles:
         return reads - gives
 
     def top(self, value: Value, dim: int) -> Node:
-        """Return the representative of the set of joined axes that contains a given axis."""
+        """Return the axis that represents the set of joined axes to which a given axis belongs."""
         return self._top((value, dim))

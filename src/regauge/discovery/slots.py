@@ -47,13 +47,13 @@ Companion = tuple[Atom, int]
 OWN = -1
 """The number of a companion that belongs to the same operator index as the law.
 
-Numbers from zero on are positions of other laws in the record. Smaller numbers than this one belong to virtual axes,
-from which other axes select indices."""
+Numbers from zero on are positions of other laws in the record. Numbers below this one belong to virtual axes. A virtual
+axis is an axis from which another axis selects indices."""
 
 
 @dataclass
 class Slots:
-    """All slots (single occurrences of atoms on axes), and for each atom the laws that tie its slots.
+    """All slots (single occurrences of axis factors on axes), and for each factor (atom) the laws that tie its slots.
 
     Attributes:
         blocked: The slots on which only permutations may act.
@@ -79,8 +79,8 @@ class SlotPlace:
     block is a part of the axis that is a product of indivisible factors (leaves).
 
     Attributes:
-        others: The sizes and strides of the other leaves of the block.
-        mates: The atoms of the other leaves of the block.
+        others: The sizes and strides of the other indivisible factors of the block.
+        mates: The other indivisible factors of the block, as atoms.
         beside: Atoms whose index is known for every entry to which the slot belongs.
         is_whole: Whether the block covers the whole axis.
         numel_elsewhere: The number of entries of the parameter at each index of the axis.
@@ -98,7 +98,9 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """Return the placement of a group on given units. The arguments `how` describe the action of the group."""
+        """Return the placement at which a group acts on the units of this slot. The arguments `how` describe the
+        action, such as exponents.
+        """
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
 

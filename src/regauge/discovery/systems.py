@@ -31,7 +31,7 @@ def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
 
 
 class Proportions:
-    """A union-find in which each unknown is a multiple of its root.
+    """A union-find structure for linear equations. Each unknown is a multiple of one other unknown, its root.
 
     A root can be fixed to zero, which makes all its multiples zero.
 
@@ -76,14 +76,14 @@ class Proportions:
         self._use(zip(unknowns, coefficients, strict=True))
 
     def settle(self) -> None:
-        """Apply longer equations in which only two unknowns remain after other equations were used."""
+        """Apply those stored equations in which at most two unknowns remain after other equations were used."""
         changed = True
         while changed:
             rows, self.pending = self.pending, []
             changed = sum(self._use(row.items()) for row in rows) > 0
 
     def _use(self, row: Iterable[tuple[int, Rational]]) -> bool:
-        """Apply an equation of at most two unknowns, or store a longer one.
+        """Apply an equation that has at most two unknowns. Store a longer equation for later.
 
         Return whether the equation tied or fixed an unknown.
         """
@@ -105,7 +105,7 @@ class Proportions:
         return len(terms) in (1, 2)
 
     def families(self, unknowns: Sequence[int]) -> list[Vector]:
-        """Return an integer basis of the solutions, restricted to the given unknowns."""
+        """Return a basis of the solutions with integer entries, restricted to the given unknowns."""
         self.settle()
         columns: dict[int, Row] = defaultdict(dict)
         for x in unknowns:
@@ -151,7 +151,7 @@ def null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -
 
 
 def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] = (), modulus: int = 0) -> list[int]:
-    """Return the indices of families that are linearly independent of known families and of one another."""
+    """Return the indices of those families that are linearly independent of known families and of one another."""
     pivots: dict[int, Row] = {}
     result = []
     for k, vector in enumerate([*known, *families]):

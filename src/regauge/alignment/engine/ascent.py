@@ -214,8 +214,8 @@ class Ascent:
         changes; see `first_rotations`.
 
         Args:
-            first: The roots of families that are chosen before all others. The same families also come first in later
-                sweeps.
+            first: The roots of families that are chosen before all others. In later sweeps, the families in `first` are
+                also optimized before all others.
         """
         rows, numbers = torch.arange(self.pairs), {f.root.name: k for k, f in enumerate(self._families)}
         rotated = [self._families[k].root for k in self._costs if self._families[k].root.matrix == "orthogonal"]
@@ -305,7 +305,8 @@ class Ascent:
     def _accept_coupled(
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
-        """Take a full or a shorter step of a group if this step raises the exact objective, which is quadratic here.
+        """Take a full or a shorter step of a group that acts on two axes of one tensor, if the step raises the exact
+        objective. The exact objective is quadratic in such a group.
 
         The cost is the linear model of the objective at the current value. At the maximum of the linear model, the
         exact objective may be lower than before. If a step lowers the exact objective, a shorter step is tried.
@@ -417,7 +418,7 @@ class Ascent:
             self._soil(k, rows)
 
     def _hidden(self, k: int, name: str, unknown: Iterable[int]) -> list[Site]:
-        """Return where groups act on a tensor of family k whose elements are not chosen yet."""
+        """Return the axes of a tensor of family k on which groups without a chosen element act."""
         others = self._around.others[k].get(name, {})
         return [site for number in unknown if number in others for site in others[number]]
 

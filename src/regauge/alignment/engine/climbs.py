@@ -196,7 +196,9 @@ class Pursuit:
         self.changed: set[str] = set()
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace those tensors of the first network that `a` contains."""
+        """Replace some tensors of the first network, toward which the second network is aligned, by the tensors in
+        `a`.
+        """
         self._ascent.aim_at(batch_of_one(a))
 
     def climb(self, max_sweeps: int) -> float:
@@ -249,7 +251,7 @@ def ladder(
     known element.
 
     Args:
-        climbs: For every start, one ascent for each pair. Random starts come last.
+        climbs: For every start, one ascent for each pair. Ascents from random starts come last.
         fallbacks: Further ascents, which are tried in this order. The last one starts at the identity.
         initial: The objective at the identity.
         losses: A function that returns the task loss of each pair for the elements of ascents. If there are losses and

@@ -171,8 +171,8 @@ class FirstRotation:
         self._gained: Tensor | float = 0.0
 
     def add(self, cost: Float64[Tensor, "pair n n"], size: Float64[Tensor, " pair"]) -> None:
-        """Add the term of one tensor, given the inner products of its units in both networks, and the product of both
-        norms.
+        """Add the term of one tensor to the objective, given the inner products between the units of both networks, and
+        the product of the tensor's norms in both networks.
         """
         self._cost = self._cost + cost * torch.where(size > 0, size, 1.0).rsqrt()[:, None, None].to(cost)
         self._reach = self._reach + size.sqrt()

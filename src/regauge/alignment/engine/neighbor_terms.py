@@ -37,8 +37,8 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Return whether the neighboring group only permutes units and flips signs, along a whole axis on which this
-        group does not act.
+        """Return whether a `NeighborTerm` can be used: the neighboring group must only permute units and flip signs,
+        along a whole axis on which this group does not act.
         """
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]

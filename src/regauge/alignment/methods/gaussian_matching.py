@@ -37,8 +37,8 @@ class GaussianMatching(Method):
     | symmetric kl | `KL(g q_b, q_a) + KL(q_a, g q_b)` | that, and the same with the networks exchanged |
 
     Here w is `std_weight`. Minimizing each cost is weight matching with two or four dictionaries: a `JointMatching` of
-    "parameters" and "magnitudes". If a divergence decreases by some amount, the objective increases by the same amount.
-    If W2^2 decreases, the objective increases by half this amount.
+    "parameters" and "magnitudes". If the cost is a divergence and decreases by some amount, the objective increases by
+    the same amount. If W2^2 decreases, the objective increases by half this amount.
 
     `GaussianMatching` departs from the paper. Appendix B of the paper states that the divergence reduces to a distance
     between means, because no other term depends on the permutation. This statement is wrong. The trace term `sum abs(g)

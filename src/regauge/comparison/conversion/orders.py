@@ -31,7 +31,7 @@ class Strided:
 
     @classmethod
     def of(cls, index: Ints, size: int) -> "Strided | None":
-        """Return the strided form of an index into `size` positions, or None if there is no such form."""
+        """Return an index into `size` positions as a `Strided`, or None if the index cannot be written in this form."""
         start, levels = int(index[0]), _levels(index)
         if levels is None:
             return None
@@ -74,7 +74,7 @@ class Strided:
     def write(self, source: str, tail: Sequence[int]) -> str:
         """Return the torch expression that selects given positions from a source, which has further axes `tail`.
 
-        The positions lie along the first axes of the result, which the expression does not merge into one axis.
+        The positions lie along the first axes of the result. The expression does not merge these axes into one.
         """
         text = source
         if len(self.shape) > 1:
@@ -127,8 +127,8 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """Return the number of equal segments in which the sources follow one another in the same way, or None if there is
-    none.
+    """Return the number of equal segments into which a list of sources can be divided such that the sources follow one
+    another in the same way in each segment. Return None if there is no such number.
     """
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]

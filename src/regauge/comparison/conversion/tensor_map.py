@@ -176,7 +176,9 @@ class MadeTensor:
         return text if self.offset == 0 else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset):.9g}"
 
     def _copied(self) -> str | None:
-        """Return the formula for a tensor that is one tensor of A with permuted axes, or None for other tensors."""
+        """Return the formula for a tensor that equals a tensor of A apart from the order of axes. Return None for other
+        tensors.
+        """
         source = self.sources[0]
         if len(self.sources) > 1 or self.inner is not None or (self.owner < 0).any():
             return None
@@ -224,7 +226,7 @@ class MadeTensor:
         return f"torch.stack([{_list(names, shown)}])"
 
     def _parts(self, owner: Ints, index: Ints, tail: Sequence[int], shown: int | None) -> list[str]:
-        """Return the formulas for vectors that are concatenated source by source, or in equal segments."""
+        """Return the formulas for the parts of a concatenation: one part for each source tensor, or equal segments."""
         groups, parts = periods(owner), []
         for place in dict.fromkeys(owner.tolist()):
             source, own = self.sources[place], index[owner == place]

@@ -147,7 +147,8 @@ def _moved_tensor(symmetry: Symmetry, draws: Draws, name: str) -> MovedTensor:
 
 
 def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice, blank: int, step: int = 0) -> Term:
-    """Return, for each unit along an axis, the column of the table that holds its displacement or factor.
+    """Return, for each index of an axis, the column of the table of random values that contains the displacement or
+    factor of its unit.
 
     At indices where the site does not act, this is the column of the identity.
     """

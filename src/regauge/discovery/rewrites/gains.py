@@ -114,7 +114,7 @@ def unit_gains(
 
 
 class _Family:
-    """The gains that one group scales, where it scales them, and the gains that are already one."""
+    """The gains that one group can scale, the axes on which it scales them, and the gains that are already one."""
 
     def __init__(self, group: Group, symmetry: Symmetry, names: Sequence[str]) -> None:
         self._group, self._symmetry = group, symmetry
@@ -205,15 +205,15 @@ class _Family:
         return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
-        """Return families of signs that together flip one gain, but none of the gains that are already fixed; empty if
-        impossible.
+        """Return families of signs that together flip one gain, but none of the gains that are already set to one.
+        Return no families if this is impossible.
         """
         gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]
         families = [dict(enumerate(flips)) for flips in zip(*gains, strict=True)]
         return frozenset(combination(families, {len(fixed): 1}, modulus=2) or ())
 
     def _by_unit(self, name: str, gain: Tensor) -> Tensor:
-        """Return a gain with its entries ordered by unit, `[*bases, size]`."""
+        """Return the entries of a gain in the order of the units of its group, `[*bases, size]`."""
         site = self.sites[name]
         result = torch.ones(self._shape(), dtype=gain.dtype)
         result[(*(index for _, index in site.bases), site.units)] = gain.flatten()[site.positions]

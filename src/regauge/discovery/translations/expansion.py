@@ -32,8 +32,8 @@ Values = list[Monomial]
 
 
 class Expansion:
-    """The expansion of a model's values as sums of products. Each index of a factor belongs to an axis of the value, or
-    the product is summed over this index.
+    """The expansion of a model's values as sums of products of factors. An index of a factor either belongs to an axis
+    of the value or is summed over.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -217,7 +217,7 @@ def _contracted_or_labels(run: Run, node: Node, operands: list[Any], changed: in
 
 
 def _axes_of_product(operands: list[Any], shape: tuple[int, ...]) -> tuple[list[list[str]], list[str]]:
-    """Return names for the axes of the operands and of the result of a product of matrices."""
+    """Return names for the axes of two matrices (or batches of matrices) and of their product."""
     batch = [f"{k}" for k in range(len(shape) - 2)]
     names = [
         [*batch[len(batch) - (len(shape_of(one)) - 2) :], *matrix]
@@ -278,7 +278,7 @@ def through_attention(run: Run, node: Node) -> Any:
 
 
 def through_recurrent(run: Run, node: Node) -> None:
-    """Record the change of a recurrent layer's input biases that compensates for a change of its state biases.
+    """Record which change of the input biases of a recurrent layer compensates for a change of its state biases.
 
     A recurrent layer adds the input bias and the state bias. The exception is the third gate of a GRU, which multiplies
     the state bias by another gate.

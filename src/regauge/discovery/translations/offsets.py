@@ -299,8 +299,8 @@ def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
 
 
 def channels(term: Addend, *dims: int) -> Tensor:
-    """Return, as a flat array, one plus the index of the vector entry that a term adds at each position along some
-    axes.
+    """Return, for each position along some axes, one plus the index of the vector entry that is added there, as a flat
+    array.
 
     Raise `SeenError` if the indices differ along another axis.
     """
@@ -317,7 +317,8 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
     """Return the linear operations that compute the vector which is added at given entries, and the length of this
     vector.
 
-    Raise `SeenError` if nothing is added at one of the places, or if the entries form no regular pattern.
+    Raise `SeenError` if nothing is added at one of the given entries, or if the added vector entries form no regular
+    pattern.
     """
     if bool((places == 0).any()):
         raise SeenError

@@ -155,8 +155,8 @@ class Run:
 
     @property
     def divided(self) -> list[Image]:
-        """The compensating changes of parameters that divide the added vector by a factor, because the model multiplies
-        the parameter by this factor.
+        """The compensating changes in which the added vector is divided by a factor. The model multiplies the changed
+        parameter by this factor.
         """
         return self._met("divided")
 
@@ -298,7 +298,7 @@ class Run:
         return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
-        """Return the parameters that are added to a value and can compensate for an offset of the value. A
+        """Return the parameters that are added to a value and can therefore compensate for a change of the value. A
         concatenation may have one such parameter for each of its parts.
         """
         if not isinstance(node, Node) or node in self.offsets:

@@ -27,10 +27,10 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
     """Return the symmetry with its families of translations, and with the gains that are set to one in representatives,
     which are rescaled networks of the same function.
 
-    Families are found in a fixed order: means of matrices, then single biases, then means of biases. Each family uses
-    its vector to set entries of one parameter, its home parameter, to zero or to mean zero. No later family may change
-    these entries. Therefore home parameters of earlier families cannot compensate for later families. If two families
-    of one parameter overlap, the overlap belongs to the first family.
+    Families are found in a fixed order. First, vectors change the means of matrices, then single biases, then the means
+    of biases. Each family uses its vector to set entries of one parameter, its home parameter, to zero or to mean zero.
+    No later family may change these entries. Therefore home parameters of earlier families cannot compensate for later
+    families. If two families of one parameter overlap, the overlap belongs to the first family.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
@@ -118,7 +118,7 @@ class _Search:
         return self.found
 
     def _statistics(self, kind: Literal["mean", "variance"]) -> Iterator[TranslationFamily]:
-        """Yield families that exchange running means with biases, or variances with gains.
+        """Yield families that change running means together with biases, or running variances together with gains.
 
         Such families keep the function only with the stored running statistics.
         """
@@ -280,8 +280,8 @@ class _Search:
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
-        """Return a family with the changes of parameters that compensate for its vector, and the gain that multiplies
-        the offset.
+        """Return a copy of a family that includes the changes of other parameters that compensate for its vector, and
+        the gain that divides the vector.
 
         Return None if the outputs change, or if the gains do not have the length of the family's constant axis.
         """
@@ -366,8 +366,8 @@ class _Search:
     def _pieces(self, name: str, constant: tuple[int, ...]) -> Iterator[tuple[Entries, Tensor]]:
         """Yield the whole parameter, then parts of an axis on which groups act, such as fused queries, keys and values.
 
-        Each part comes with an array in the shape of the parameter. At each position, the array contains one plus the
-        index of the vector entry that is added there.
+        Each part comes with an array in the shape of the parameter. For each entry of the parameter, the array contains
+        one plus the index of the vector entry that is added to it.
         """
         shape = self.graph.program.shapes[name]
         whole = Entries.whole(name, shape)
@@ -382,7 +382,7 @@ class _Search:
                 yield piece, places.expand(shape)
 
     def _parts(self, name: str, axis: int) -> list[Tensor]:
-        """Return the parts of a parameter's axis on which a group acts, and the parts into which operators cut this
+        """Return parts of a parameter's axis: the parts on which groups act, and the parts into which operators cut the
         axis.
         """
         shape = self.graph.program.shapes[name]

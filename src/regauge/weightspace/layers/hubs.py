@@ -106,8 +106,8 @@ def _kind(key: Key, layout: Layout) -> str:
 
 
 def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple[int, ...]]:
-    """Return all ways to assign axes of features to axes of a hub. If an axis is nested, the axes that contain it are
-    assigned together with it.
+    """Return all ways to assign axes of features to axes of a hub. An axis of nested units is assigned together with
+    the axes of the units that contain them.
 
     If the copies of a split unit count as one unit, diagonals are left out, because they would distinguish the copies.
     """

@@ -134,7 +134,9 @@ class OddUnits(nn.Module):
         return even, odd
 
     def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
-        """Add messages to the features of a unit set. Functions of invariant features later multiply the result."""
+        """Add messages to the features of the units of one set. Functions of invariant features later multiply the
+        result.
+        """
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)
         mixed = {}
@@ -160,8 +162,8 @@ class OddUnits(nn.Module):
     def change(
         self, features: Features, turned: Mapping[str, "Turned"], hidden: Mapping[str, Tensor], layout: Layout
     ) -> Odd:
-        """Return the new features of all units. The inputs are the features plus messages, and the hidden layers of the
-        units' MLPs.
+        """Return the new features of all units. The new features are computed from the features plus messages, and from
+        the hidden layers of the units' MLPs.
         """
         result = {}
         for name, known in features.odd.units.items():

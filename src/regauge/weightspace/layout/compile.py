@@ -252,8 +252,8 @@ def compile_layout(
             whose products are small enough.
         is_signed: Whether features change under signs, because signs are not canonicalized.
         has_shifts: Whether features also change under half-period shifts, because these are not canonicalized. Values
-            to which half periods are added are then read through their sine and cosine. If several half periods are
-            added to one value, the layout has no `waves`, and a canonical form is needed.
+            to which half periods are added are then read through their sine and cosine. If half periods of several
+            kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
         readers: The axes (parameter, axis) along which layers sum over units. If there are such axes, units are
             weighted by shares.
 

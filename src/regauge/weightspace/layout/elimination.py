@@ -24,8 +24,8 @@ class Product:
     """The product of two blocks over one axis of both.
 
     Attributes:
-        left: The name of the first block or piece.
-        right: The name of the second block or piece.
+        left: The name of the first factor, a block or a part of a tensor.
+        right: The name of the second factor, a block or a part of a tensor.
         equation: The `torch.einsum` equation; the model axis comes first.
         turned: For rotations of planes, an axis of the right factor, counted with the model axis; None for all other
             groups. Each pair of entries (x, y) along this axis is also used as (-y, x), because rotations preserve

@@ -287,7 +287,7 @@ class ProbeEncoder(nn.Module):
 
 
 def _sign(reading: ProbeReading, layout: Layout) -> Character:
-    """Return the exponents of the signs that multiply the activations in a reading. All exponents are zero if signs are
+    """Return the exponents of the signs that multiply some activations of units. All exponents are zero if signs are
     canonicalized.
     """
     return at_end(layout.character_of(reading.piece.labels), reading.end)
