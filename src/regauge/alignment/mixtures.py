@@ -81,7 +81,7 @@ class Mixture:
 
     @property
     def excess(self) -> float:
-        """The amount by which half-period shifts increase the expected squared norm of the network."""
+        """The amount by which random half-period shifts increase the network's mean squared norm."""
         return sum(sum(values) for values in self._excess.values())
 
     def start_from_barycenter(self) -> None:

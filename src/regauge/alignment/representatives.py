@@ -181,7 +181,8 @@ def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResu
 def in_coordinates_of(
     symmetry: Symmetry, element: Element, pair: tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 ) -> Element:
-    """Convert an element on representatives to one that maps a network to the first network's coordinates.
+    """Convert an element that acts on representatives (networks without translations and gains) to an element that maps
+    a network to the first network's coordinates.
 
     The converted element rotates only the groups for which the given element has no permutation.
     """
@@ -443,7 +444,8 @@ def _put(part: Element, rows: Tensor, whole: Element) -> Element:
 def write(
     symmetry: Symmetry, element: Element, names: Sequence[str], first: Mapping[str, Tensor], ends: Ends
 ) -> tuple[Element, tuple[str, ...]]:
-    """Convert an element on representatives to one that maps networks to the first networks' coordinates, with notes.
+    """Convert an element that acts on representatives to an element that maps networks to the coordinates of the first
+    networks. Also return notes.
 
     Args:
         symmetry: The symmetry that defines the representatives.

@@ -181,7 +181,9 @@ def find_common(
 
 
 def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
-    """Return a symmetry restricted to tensors of given shapes, without groups that act on none of them."""
+    """Return a symmetry restricted to tensors of given shapes. Groups that act on none of these tensors are left
+    out.
+    """
     groups = [replace(g, placements=tuple(p for p in g.placements if p.parameter in shapes)) for g in symmetry.groups]
     needed = {name for group in groups if group.placements for name in (group.name, *group.within)}
     given = {name: shape for name, shape in symmetry.shapes.items() if name in shapes and 0 not in shape}

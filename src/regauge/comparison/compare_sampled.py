@@ -42,11 +42,12 @@ FEW = 4
 TELLING = 512
 """For the verdict "unrelated", units of a sample must be matched by at least this number of entries per unit."""
 NEAR = 0.95
-"""From this explained share on, all entries are compared, because the networks may be the same in another gauge."""
+"""If the explained share is at least this number, all entries are compared, because one network may be a transformed
+copy of the other."""
 UNMOVED = 0.75
 """If at least this fraction of the distance remains after alignment, the networks are not the same in another gauge."""
 ORDERED = 3.0
-"""From this z-score for the order of units on, all entries are compared."""
+"""If the z-score for the stored order of units is at least this number, all entries are compared."""
 ROTATED = 0.5
 """A residual stream may have been rotated if inner products along axes without a group have a larger correlation than
 this between both networks."""

@@ -39,11 +39,11 @@ class Site:
     """A placement on a parameter of known shape: the axis indices on which it acts, and the unit that owns each index.
 
     A base of a group is another group within which the first group is repeated. The field `bases` has one pair (axis,
-    base index) for each base. The base index gives the unit of the base to which each index of the axis belongs. The
-    axis is None if this is the placement's own axis; the base index then has shape `[m]`. If another axis determines
-    the base, the base index has the length of this axis. The field `added` is the constant that the model adds to the
-    parameter before it uses the parameter, or one constant for each index of the axis. Factors multiply the sum of the
-    parameter and the added constant.
+    base index) for each base. For each index of the axis, the base index gives the unit of the base (the containing
+    group) to which it belongs. The axis is None if this is the placement's own axis; the base index then has shape
+    `[m]`. If another axis determines the base, the base index has the length of this axis. The field `added` is the
+    constant that the model adds to the parameter before it uses the parameter, or one constant for each index of the
+    axis. Factors multiply the sum of the parameter and the added constant.
     """
 
     group: Group
@@ -148,8 +148,8 @@ def span(group: Group, place: Placement) -> tuple[int, int]:
 def overlapping(
     groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[Group, Group, Placement]]:
-    """Yield pairs of groups on one axis of which the first moves entries between units of the second. Each pair comes
-    with the placement of the first group.
+    """Yield pairs of groups that act on one axis, if the first group moves entries between units of the second group.
+    Each pair comes with the placement of the first group.
 
     The actions of two such groups are not independent of each other.
     """
@@ -210,7 +210,7 @@ class ReadValues:
     def replaced(self, name: str, value: Value) -> "ReadValues":
         """Return a copy in which one group of the element has another value.
 
-        Results that do not depend on this group are kept."""
+        Cached results that do not depend on this group are kept."""
         result = ReadValues(self.element.replace(name, value))
         result._known = {group: known for group, known in self._known.items() if group != name}
         if "single" in self.__dict__:

@@ -506,7 +506,8 @@ Make = Callable[[tuple[Group, ...]], Element]
 
 
 class DeferredElement(Element):
-    """An element that is computed as soon as the groups, with their sizes and classes of units, are known.
+    """An element that is computed later, as soon as the groups are known together with their sizes and classes of
+    units.
 
     Sizes and classes of units are known once parameters are given.
     """

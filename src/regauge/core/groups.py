@@ -259,7 +259,9 @@ def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
 
 
 def axes_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a tensor as placements count it: a tensor without axes counts as a vector of one entry."""
+    """Return the shape of a tensor, or the shape `(1,)` for a tensor without axes, which placements treat as a vector
+    of one entry.
+    """
     return tuple(shape) or (1,)
 
 

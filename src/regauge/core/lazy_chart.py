@@ -36,7 +36,8 @@ Read = Callable[[str, Rows], Tensor]
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """The tensors that differ between a network and its representative; see `regauge.core.chart`.
+    """The tensors that differ between a network and its representative (translations removed, gains of one); see
+    `regauge.core.chart`.
 
     Each tensor is computed on request, in a wider dtype.
 

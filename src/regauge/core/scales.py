@@ -23,8 +23,8 @@ class ScaleSite:
     A step t multiplies the squares of the tensor's entries by `exp(exponent * t)`.
 
     The field `shared` is the number of axes along which the direction acts on the tensor. The indices along `axes`
-    determine the unit that owns an entry; the batch axis is not counted. The last of the `axes` is the axis of the
-    site. `index` maps each position on the axis of the site to an entry of the step.
+    determine the unit that owns an entry; the batch axis is not counted. The last of the `axes` is the axis on which
+    the direction acts. `index` maps each position on the axis of the site to an entry of the step.
     """
 
     name: str
@@ -70,7 +70,7 @@ def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Di
 def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
     """Return combinations of a group's scale families that leave every buffer unchanged.
 
-    The returned combinations span all combinations that leave every buffer unchanged.
+    All other combinations that leave every buffer unchanged are linear combinations of the returned ones.
     """
     return null_space(_moving(symmetry, group), group.scales)
 

@@ -32,7 +32,7 @@ Gram = Float64[np.ndarray, "batch copies n n"]
 
 
 class SquaredNorm:
-    """The squared norm of networks after all steps of scales and matrices so far.
+    """The squared norm of networks as a function of scales and matrices, at the current scales and matrices.
 
     Scales and symmetric matrices map a tensor T to `exp(L) T`. The symmetric linear map L depends linearly on the
     logarithms of scales and matrices. Along `exp(t L) T` the squared norm has the slope `2 <T, L T>` and the curvature
@@ -130,7 +130,7 @@ class SquaredNorm:
         return rows[pool].T.reshape(self._batch, copies, 1, -1)
 
     def _measure(self) -> None:
-        """Compute the sum of squares of every row at the current scales and matrices."""
+        """Compute all sums of squares (rows) at the current scales and matrices."""
         self._factors = np.exp(self._fields)
         self._rows = np.empty_like(self._fields)
         self._rows[: len(self._entries)] = self._entries * self._factors[: len(self._entries)]

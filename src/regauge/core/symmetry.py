@@ -324,10 +324,10 @@ class Symmetry:
     def split(self, params: Mapping[str, Tensor]) -> tuple[Params, dict[str, Tensor]]:
         """Split a network into its representative and its coordinates.
 
-        The representative computes the same function as the network. In the representative, the entries of each
-        translation family are zero or centered. A gain of the representative is one if all later layers are linear in
-        this gain. Networks that differ only by translations and gains have the same representative, but different
-        coordinates.
+        The representative computes the same function as the network. In the representative, the parameter entries that
+        a translation family can change are zero, or have mean zero. A gain of the representative is one if all later
+        layers are linear in this gain. Networks that differ only by translations and gains have the same
+        representative, but different coordinates.
 
         Args:
             params: One network, or a population (one leading model axis on every tensor). The tensors are not modified.

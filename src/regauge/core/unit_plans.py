@@ -47,7 +47,9 @@ def map_tensor(
     plans: Mapping[str, UnitPlan],
     readers: Collection[Axis],
 ) -> Tensor:
-    """Convert a tensor of the second network, axis by axis, to the units and the shape of the first network."""
+    """Convert a tensor of the second network to the shape of the first network. Along each axis, the tensor is averaged
+    or distributed over corresponding units.
+    """
     for axis in sorted({site.placement.axis for site, _ in pairs}):
         own = [pair for pair in pairs if pair[0].placement.axis == axis]
         there = uncovered([b for _, b in own], axis, tensor.shape[axis]).to(tensor.device)
@@ -67,7 +69,9 @@ def map_tensor(
 
 
 def sign_character(site: Site) -> SignCharacter:
-    """Return the exponents of sign families along an axis on which a group acts, modulo two."""
+    """Return, for each family of signs, whether its signs multiply the entries along an axis on which a group acts (0
+    or 1).
+    """
     return tuple(exponent % 2 for exponent in site.placement.sign)
 
 

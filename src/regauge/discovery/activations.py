@@ -216,9 +216,9 @@ def activations(
     """Find the intermediate values on which the groups of a symmetry act, and the action of the groups on them.
 
     The module is traced again for the given inputs. Operators tie axes of intermediate values to axes of parameters.
-    Axes of intermediate values then get placements from the same equations as the parameters. If the module is not on
-    the meta device, every value is also checked numerically with a random element. Values that fail the numerical check
-    are excluded.
+    The placements of groups on axes of intermediate values then follow from the same equations as the placements on
+    parameters. If the module is not on the meta device, every value is also checked numerically with a random element.
+    Values that fail the numerical check are excluded.
 
     Args:
         module: The model. The model runs in evaluation mode and is not modified.

@@ -121,8 +121,8 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Return whether the values at the end of the region stay the same if random rotations act on all parameters,
-        but change if the rotations act on only one parameter.
+        """Test random rotations: return whether the values at the end of the region stay the same if the rotations act
+        on all parameters, but change if they act on only one.
         """
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:

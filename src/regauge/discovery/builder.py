@@ -193,7 +193,9 @@ class _Participants(NamedTuple):
 def _participants(
     k: int, shape: Sequence[int], operands: Sequence[tuple[Value, int]], mask: Value | None
 ) -> _Participants:
-    """Return the operand axes that vary along axis `k` of a result with a given shape, by the rules of broadcasting."""
+    """Return the axes of operands that broadcasting aligns with axis `k` of a result of a given shape. Axes along which
+    an operand is constant are left out.
+    """
 
     def own(x: Value) -> Axis | None:
         dim = k - (len(shape) - x.ndim)
@@ -211,8 +213,8 @@ def _participants(
 def _entrywise_law(
     how: Entrywise, found: _Participants, out: Axis, numbers: Sequence[Operand], *, selects: bool
 ) -> Law:
-    """Return the law of one axis of a result, given the operands that vary along this axis and the operands that are
-    numbers.
+    """Return the law of one axis of an operator's result. The law depends on the operands that vary along this axis,
+    and on the operands that are numbers.
     """
     axes = found.axes
     is_plain = found.has_all and (how == "mul" or not any(x != 0 for x in numbers))

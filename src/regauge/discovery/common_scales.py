@@ -253,8 +253,8 @@ class _Equations:
 
 @cache
 def _factors(counts: Counts) -> dict[Block, int]:
-    """Return the blocks of a tensor that have a factor of their own, each with the number of the unknown for this
-    factor.
+    """Return which blocks of a tensor have a factor of their own. The value for each block is the number of the unknown
+    for its factor.
     """
     several = [axis for axis, count in enumerate(counts) if count > 1]
     found = [(axis, k) for axis in several for k in range(axis != several[0], counts[axis])]

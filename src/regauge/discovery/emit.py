@@ -159,8 +159,8 @@ class _Emitter:
         return groups
 
     def _turns(self, freedom: Freedom) -> list[Group]:
-        """Return two groups for each kind of coordinate pair. One group permutes and scales the pairs, and the other
-        one rotates them.
+        """Return two groups for each kind of coordinate pair. The units of the first group are the pairs, which it may
+        scale. The second group rotates each pair.
         """
         groups = []
         size = freedom.atom.size
@@ -234,8 +234,8 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 
 
 def _can_permute(freedom: Freedom) -> bool:
-    """Return whether a permutation of the units of an atom (a factor of axes) acts on some axis, that is, on an axis
-    without matrices.
+    """Return whether the units of an atom (a factor of axes) can be permuted on at least one axis, which requires an
+    axis on which no matrix acts.
     """
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)

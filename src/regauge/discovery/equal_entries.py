@@ -92,8 +92,8 @@ class EqualEntries:
     def _may_tie_across(self, node: Node) -> bool:
         """Return whether two blocks of an axis can have equal sums, means or extrema.
 
-        The node must reduce each block to one entry, and the blocks must lie along the last axis. An operator before it
-        may have selected the largest entries of each block. For any other node, the result is True.
+        The node must reduce each block to one entry, and the blocks must lie along the last axis. Before the node,
+        another operator may have selected the largest entries of each block. For any other node, the result is True.
         """
         name = operator_name(node)
         first = node.args[0] if node.args else None

@@ -381,7 +381,9 @@ class Movement:
 
 
 def _axes(value: Value) -> list[Axis]:
-    """Return all axes of a tensor. If the tensor is a number, return the whole tensor."""
+    """Return each axis of a tensor as an `Axis`. For a number, which has no axes, return one `Axis` that represents the
+    whole tensor.
+    """
     return [value.axis(k) for k in range(value.ndim)] or [value.whole()]
 
 

@@ -24,7 +24,7 @@ class OpenOrder(NamedTuple):
 
 
 def find_sensitive(orders: Iterable[OpenOrder], records: Sequence[Record]) -> frozenset[str]:
-    """Return the nodes with unspecified orders on which a later operator depends.
+    """Return the nodes whose results have an unspecified order, if a later operator depends on this order.
 
     Call this function after all operators have been read, because operators may split axes further.
     """

@@ -214,7 +214,7 @@ class _Writer:
             self._law(law, expanded[k], outside)
 
     def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[Value, frozenset[Companion]]) -> None:
-        """Apply a law to the slots (occurrences of factors) of all of its axes, block by block.
+        """Tie the axis factors of all axes of a law to each other, block by block.
 
         The argument `outside` holds companions from other laws, by tensor.
         """
@@ -317,7 +317,7 @@ def _around(
 
 
 def _aligned(expanded: list[list[SlotBlock]]) -> bool:
-    """Return whether all axes of a law have the same blocks with the same indivisible factors."""
+    """Return whether all axes of one law consist of the same blocks, with the same indivisible factors."""
     shapes = [[(start, large) for start, large, _ in blocks] for blocks in expanded]
     return all(shape == shapes[0] for shape in shapes)
 
@@ -328,7 +328,7 @@ def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
 
 
 def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
-    """Return the atoms (factors of axes) that occur exactly once.
+    """Return the axis factors (atoms) that occur exactly once in a list.
 
     If an atom occurs twice, a transformation could depend on either of two indices.
     """

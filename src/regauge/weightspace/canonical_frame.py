@@ -85,7 +85,7 @@ class CanonicalFrame:
 
 
 def _sees_signs(step: Step) -> bool:
-    """Return whether a step of the canonical form depends on sums of entries whose signs other groups can change."""
+    """Return whether a step of the canonical form sums entries that other groups can multiply by signs."""
     if isinstance(step, ShiftStep):
         places: tuple[GroupSite, ...] = (step.place,)
     elif isinstance(step, SignStep):

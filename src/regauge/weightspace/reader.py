@@ -223,6 +223,6 @@ def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
 
 
 def multiplied_blocks(layer: Layer, layout: Layout, depth: int) -> frozenset[str]:
-    """Return the blocks whose values signs change, and by which a layer multiplies."""
+    """Return the blocks of weights by which a layer multiplies features, if signs act on these weights."""
     found = [] if layer.traits.keeps_pairs else [layer.reaches(layout, k) for k in range(depth)]
     return frozenset(name for one in found if one is not None for name in one.multiplied)

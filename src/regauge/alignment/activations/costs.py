@@ -107,7 +107,7 @@ Statistic = Literal["correlation", "covariance", "product"]
 
 @dataclass(frozen=True)
 class ValuePart:
-    """A part of an intermediate value, with the groups that act on this part together.
+    """A part of an intermediate value, and the groups that act together on this part.
 
     Attributes:
         name: The name of the intermediate value.

@@ -214,8 +214,8 @@ class Ascent:
         changes; see `first_rotations`.
 
         Args:
-            first: The roots of families that are chosen before all others. In later sweeps, the families in `first` are
-                also optimized before all others.
+            first: The names of the outermost groups of those families whose elements are chosen before all others. In
+                later sweeps, the families in `first` are also optimized before all others.
         """
         rows, numbers = torch.arange(self.pairs), {f.root.name: k for k, f in enumerate(self._families)}
         rotated = [self._families[k].root for k in self._costs if self._families[k].root.matrix == "orthogonal"]
@@ -306,7 +306,7 @@ class Ascent:
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
         """Take a full or a shorter step of a group that acts on two axes of one tensor, if the step raises the exact
-        objective. The exact objective is quadratic in such a group.
+        objective. In the element of such a group, the exact objective is quadratic.
 
         The cost is the linear model of the objective at the current value. At the maximum of the linear model, the
         exact objective may be lower than before. If a step lowers the exact objective, a shorter step is tried.
@@ -423,7 +423,9 @@ class Ascent:
         return [site for number in unknown if number in others for site in others[number]]
 
     def _anchored(self, k: int, unknown: Sequence[int]) -> Float64[Tensor, " pair"]:
-        """Return the fraction of a family's tensors that does not depend on families without a chosen element."""
+        """Return how much of a family's tensors, as a fraction, does not depend on other families that have no element
+        yet.
+        """
         near = tuple(other for other in unknown if other in self._around.near[k])
         if (k, near) not in self._shares:
             known, total = torch.zeros_like(self._scale), torch.zeros_like(self._scale)

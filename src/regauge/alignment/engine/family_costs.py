@@ -40,9 +40,9 @@ class _Term:
 class FamilyCost:
     """The cost (linear objective) of one family of groups without nested groups, for every pair of networks.
 
-    The cost is computed from second networks to which only the *other* families have been applied. Therefore the best
-    element does not depend on the current element of the family. A tensor on which no other family acts is added only
-    once, because it never changes.
+    The cost compares the first networks with second networks on which only the elements of the *other* families have
+    acted. Therefore the best element does not depend on the current element of the family. A tensor on which no other
+    family acts is added only once, because it never changes.
     """
 
     def __init__(self, networks: PairedNetworks, family: Family) -> None:

@@ -54,8 +54,8 @@ class Side:
 class TwoSided:
     """Two matrix parts whose product only the rotation changes, because the actions of all other groups cancel in it.
 
-    For each inner index of the first part, `index` contains the inner index of the second part. Indices can repeat,
-    because several heads may share keys and values.
+    The product is summed over an inner index. For each inner index of the first part, `index` contains the
+    corresponding index of the second part. Indices can repeat, because several heads may share keys and values.
     """
 
     first: Side
@@ -69,12 +69,16 @@ class TwoSided:
 
 
 def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
-    """Return where the groups that matching optimizes act on tensors. Groups with only positive scales stay at one."""
+    """Return the axes of tensors on which groups act that matching optimizes. Groups with only positive scales stay at
+    one.
+    """
     return {name: [site for site in local if has_choice(site.group)] for name, local in sites.items()}
 
 
 def find_products(name: str, sites: Sites, shapes: Mapping[str, Sequence[int]]) -> list[TwoSided]:
-    """Return products of tensors with given shapes on which only the named group acts, from both sides."""
+    """Return products of two tensors on which only the named group acts, from both sides, for tensors with given
+    shapes.
+    """
     parts = [part for tensor, local in sites.items() for part in _parts(name, tensor, local, shapes[tensor])]
     pairs = ((one, other) for k, one in enumerate(parts) for other in parts[:k])
     return [found for pair in pairs if (found := _product(*pair) or _product(*pair[::-1])) is not None]

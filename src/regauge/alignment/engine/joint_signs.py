@@ -26,7 +26,7 @@ MOST_UNITS = 64
 MOST_VALUES = 1 << 21
 """The largest number of entries for which all combinations of signs of the smaller group are tried, which is exact."""
 TURNS = 8
-"""The largest number of alternations between the signs of two groups from each start."""
+"""From each start, the signs of two groups are optimized alternately. This is the largest number of alternations."""
 
 Signs = Int8[Tensor, "family row unit"]
 
@@ -35,7 +35,7 @@ Signs = Int8[Tensor, "family row unit"]
 class SignPair:
     """A pair of families whose outermost groups have signs on one axis of a tensor, given by their indices.
 
-    The family with fewer units comes first.
+    The family whose outermost group has fewer units comes first.
     """
 
     first: int

@@ -223,11 +223,12 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
 
 
 def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
-    """Return the blocks `[problem, block, ...]` of both networks, arranged by pairs: `[problem * u * v, ...]`.
+    """Return all pairs of blocks: given the blocks `[problem, block, ...]` of each network, the blocks of both networks
+    as `[problem * u * v, ...]`.
 
-    For large blocks, only the inner products of their rows are needed. These products sum over the axes on which no
-    inner group acts. Inner products replace the first block, and an identity matrix replaces the second: `<A, g B> = <A
-    B^T, g I>`.
+    Instead of large blocks, only the inner products of their rows are needed. These products sum over the axes on which
+    no inner group acts. Inner products replace the first block, and an identity matrix replaces the second: `<A, g B> =
+    <A B^T, g I>`.
 
     Args:
         a: The blocks of the first network.

@@ -89,7 +89,7 @@ class PairedNetworks:
         Args:
             family: The family whose groups take the step.
             rows: The selected pairs of networks.
-            relative: The step, relative to the current values.
+            relative: The element by which the current values are multiplied.
             moved: The tensors of the selected pairs after the step, if they are already known.
         """
         groups = (*family.members, *family.fixed)
@@ -173,8 +173,8 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Cached tensors of a second network, with the values that were applied to them, and how often each value had been
-    set.
+    """Cached tensors of a second network, after some values of groups were applied to them. The cache also holds these
+    values, and how often each of them had been set at that time.
     """
 
     tensors: Tensors

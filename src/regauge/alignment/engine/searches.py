@@ -1,4 +1,6 @@
-"""Simultaneous searches of several families on the CPU, while a device computes the costs of the next families."""
+"""Simultaneous searches for the best elements of several families of groups. The searches run on the CPU, while a
+device computes the costs of the next families.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -28,8 +30,9 @@ def count_searches() -> int:
 def searching(count: int, device: torch.device) -> Iterator[Launch]:
     """Start work in up to `count` threads at a time.
 
-    Exact assignments release the interpreter lock. A thread takes over the device stream and the gradient mode from the
-    thread that starts it, so operations on the device keep their order.
+    Solvers of assignment problems release Python's interpreter lock, so several threads can run at once. A thread takes
+    over the device stream and the gradient mode from the thread that starts it, so operations on the device keep their
+    order.
     """
     has_gradients = torch.is_grad_enabled()
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None

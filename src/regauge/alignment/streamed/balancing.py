@@ -126,7 +126,7 @@ def _is_mixed(symmetry: Symmetry, name: str) -> bool:
 def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
     """Return a smaller tensor: products of entries, summed over axes on which no scales act.
 
-    These products are squares or, if matrices act, the inner products of all columns.
+    The products are squares of entries or, if matrices act on the tensor, the inner products of all pairs of columns.
     """
     axes = summed_axes(symmetry, name)
     if not axes:

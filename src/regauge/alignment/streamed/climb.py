@@ -295,7 +295,7 @@ class StreamedAscent:
         return Total(group, self.plan.shared_signs(group))
 
     def _compose(self, values: Mapping[str, Value]) -> None:
-        """Multiply the current values of some groups by further values."""
+        """Multiply the current element by values of some groups, which act after it."""
         relative = Element(values).fill(self._symmetry.identity())
         self.state.element = self._symmetry.compose(relative, self.state.element)
 

@@ -115,7 +115,8 @@ def plan_job(
 ) -> StreamedJob:
     """Check the checkpoints, and plan how they are read and how much memory is needed, before anything is written.
 
-    If representatives are matched, `chart` is the whole symmetry, and `symmetry` is that of the representatives.
+    If translations and gains are removed before matching, `chart` is the whole symmetry, and `symmetry` is the symmetry
+    of the remaining networks.
 
     Raises:
         ValueError: The checkpoints differ in their tensors, the method needs networks in memory, there is a task, or no

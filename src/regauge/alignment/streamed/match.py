@@ -178,7 +178,9 @@ class _Matching:
         StreamedAscent(source, self.plan, method or self.method, climb, keep, self.passes, label).run()
 
     def _choose(self) -> Element:
-        """Return the element of the best coordinate ascent, after fitting scales if the networks are nearly equal."""
+        """Return the element of the best coordinate ascent. If the networks are nearly equal, the state records that
+        scales must be fitted next.
+        """
         state, symmetry = self.state, self._symmetry
         elements = [climb.found(symmetry) for climb in state.climbs]
         state.fits = FITS

@@ -183,7 +183,7 @@ class Source:
     def pair(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
         """Return the balanced tensors with a given name from both networks.
 
-        The current element has acted on the second tensor.
+        The current element of the ascent has already acted on the second tensor.
         """
         y = move_tensor(self._symmetry, self._total, name, self._read(self._b, name, rows))
         return self._place(name, self._read(self._a, name, rows), self._state.left), y
@@ -242,7 +242,7 @@ class Source:
 
 
 def _move_on(symmetry: Symmetry, values: Mapping[str, Value], element: Element) -> Element:
-    """Return the product of values of some groups (on the left) and an element.
+    """Return the element that first acts like a given element, and then by the given values of some groups.
 
     No other group may be nested in the groups that have values.
     """

@@ -23,7 +23,8 @@ LOOSE = 8.0
 """The largest distance between projections of equal fibers, relative to their root mean square times the precision of
 the format."""
 TIGHT = 4.0
-"""The largest difference of equal entries, relative to the largest entry of their fiber and the format's precision."""
+"""Two entries count as equal up to this difference, in units of the precision of the format times the largest entry of
+their fiber (vector along one axis)."""
 NEIGHBORS = 4
 """The number of candidates for each fiber (the vectors along one axis of a tensor).
 

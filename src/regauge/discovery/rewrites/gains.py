@@ -126,7 +126,9 @@ class _Family:
         self.kept: list[str] = []
 
     def choose(self, params: Mapping[str, Tensor]) -> list[str]:
-        """Return gains that can all be set to one, because their exponents are independent."""
+        """Return gains that can all be set to one at the same time, because the scales multiply them by linearly
+        independent exponents.
+        """
         result: list[str] = []
         for name in self.sites:
             rows = [*result, name]

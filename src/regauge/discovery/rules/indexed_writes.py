@@ -119,8 +119,8 @@ def _put(
 ) -> Value:
     """Return x after entries of a source are written to it.
 
-    `kept` maps axes of x to the corresponding axes of the source. Axes of x outside `kept` are indexed by the
-    positions.
+    `kept` maps axes of x to the corresponding axes of the source. The positions index all axes of x that are not in
+    `kept`.
     """
     reason = f"{b.op}: positions are addressed by index"
     for value in (x, source, *positions):

@@ -195,8 +195,8 @@ def _is_read_by_this_sum(run: Run, node: Any) -> bool:
 
 
 def _image(run: Run, term: Addend, options: Values) -> Image:
-    """Return the change of a parameter that compensates for a term. The model must multiply the parameter and the
-    vector of the term by the same values.
+    """Return the change of a parameter that compensates for one added vector (term). The model must multiply the
+    parameter and the vector of the term by the same values.
     """
     mine = [one for one in term.product.factors if one.kind == "parameter"]
     rest = [one for one in term.product.factors if one.kind != "parameter"]

@@ -302,7 +302,7 @@ def channels(term: Addend, *dims: int) -> Tensor:
     """Return, for each position along some axes, one plus the index of the vector entry that is added there, as a flat
     array.
 
-    Raise `SeenError` if the indices differ along another axis.
+    Raise `SeenError` if the vector entries also vary along another axis.
     """
     places, own = term.places, {dim % term.places.ndim for dim in dims}
     for k in range(places.ndim):

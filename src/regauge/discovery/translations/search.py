@@ -283,7 +283,8 @@ class _Search:
         """Return a copy of a family that includes the changes of other parameters that compensate for its vector, and
         the gain that divides the vector.
 
-        Return None if the outputs change, or if the gains do not have the length of the family's constant axis.
+        Return None if the vector changes the outputs, or if the gains do not have the length of the family's constant
+        axis.
         """
         start = Addend((), math.prod(family.vector_shape), places)
         found = follow(self.graph, start, family.entries.parameter, takers)

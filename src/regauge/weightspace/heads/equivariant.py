@@ -20,7 +20,7 @@ from regauge.weightspace.layout.writer import WrittenValues
 from regauge.weightspace.shares import divide_by, read_weights, weigh
 
 RANK = 4
-"""The number of further directions in which tensors are changed along axes on which matrices act."""
+"""The number of terms `b_i` times the mean of `c_j v_j` in the change of a tensor, along axes on which matrices act."""
 
 
 @dataclass(frozen=True)

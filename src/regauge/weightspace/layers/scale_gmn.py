@@ -31,8 +31,8 @@ class ScaleGMN(Layer):
 
     If a group has several families of signs, its units have features `u` for every product of families that occurs.
     Products of two features `u` give further features. Maps of features that signs change have no biases. Products are
-    summed over units only if the signs of these units cancel. Each sign is its own inverse, so forward and backward
-    messages use the same products.
+    summed over units only if the signs of these units cancel in each product. Each sign is its own inverse, so forward
+    and backward messages use the same products.
 
     Positive scales can be treated in the same way, as published. `i(u)` then consists of the direction of `u`, and of
     logarithms of ratios of sizes that no scale changes. Backward messages begin at the outputs, and use features that

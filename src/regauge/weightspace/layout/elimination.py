@@ -48,7 +48,8 @@ class Product:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The removal of one axis of a block: values or squares are summed along it, or it is merged with the channels.
+    """A step that removes one axis of a block: values or squares are summed along the axis, or the axis is merged with
+    the channels.
 
     Attributes:
         source: The name of a block or piece.

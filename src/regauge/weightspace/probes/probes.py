@@ -200,7 +200,7 @@ class ProbeEncoder(nn.Module):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All arguments of the module, in order."""
+        """All arguments with which the module is called, in their order."""
         known = {**self.learned, **self.plain}
         return {
             name: known[name] if name in known else self.get_buffer(f"given_{name}") for name in self.probes.arguments
