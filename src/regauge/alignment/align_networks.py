@@ -182,9 +182,9 @@ def align_pairs(
 ) -> Results:
     """Align each network of a population to its partner in another population.
 
-    Pair k consists of network k of the first population and network k of the second. If the first network is a single
-    one, it is the partner of every second network. Each pair gets the same result as from `align`. Some methods, such
-    as `WeightMatching`, work on tensors with a leading pair axis. Such methods match all pairs at once, which for small
+    Pair k consists of network k of the first population and network k of the second. If a single first network is
+    given, every second network is aligned to it. Each pair gets the same result as from `align`. Some methods, such as
+    `WeightMatching`, work on tensors with a leading pair axis. Such methods match all pairs at once, which for small
     networks is many times faster than a loop. All other methods process one pair after the other.
 
     Args:

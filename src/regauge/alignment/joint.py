@@ -96,7 +96,8 @@ class JointView:
 
 
 def require_dictionaries(method: object, roles: Sequence[Role], network: object, what: str) -> Dictionaries:
-    """Return a network as the tuple of dictionaries that a method takes, or as one dictionary if there are no roles.
+    """Return a network in the form that a method takes: a tuple of dictionaries, or a single dictionary if there are no
+    roles.
 
     Raises:
         TypeError: The network is not of the type that the method takes.
@@ -121,8 +122,8 @@ def require_dictionaries(method: object, roles: Sequence[Role], network: object,
 def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) -> Symmetry:
     """Return the symmetry as it acts on a dictionary with the given role, which may lack some names.
 
-    Elements of the whole symmetry can act with the returned symmetry. Parts of an element that the returned symmetry
-    lacks do not act on the dictionary.
+    Elements of the whole symmetry can be applied with the returned symmetry. Parts of an element that the returned
+    symmetry lacks do not change the dictionary.
     """
     groups = symmetry.groups
     if role == "magnitudes":

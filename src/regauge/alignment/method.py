@@ -268,7 +268,9 @@ class Candidates:
         return reached
 
     def result(self, is_converged: Tensor | bool | None = None) -> Results:
-        """Return the best elements, the objective after each offer as history, and notes on pairs without a gain."""
+        """Return the result with the best elements. Its history is the objective after each offered element, and its
+        notes include the number of pairs that did not improve.
+        """
         notes = [note for k in set(self._kept.tolist()) for note in self._notes[k]]
         if self._offers and bool(self._is_start.any()):
             same, pairs = int(self._is_start.sum()), len(self._is_start)

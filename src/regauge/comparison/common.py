@@ -206,7 +206,7 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
 
 
 def _with_lengths(shapes: Shapes, symmetry: Symmetry, groups: Iterable[Group]) -> dict[str, Shape]:
-    """Return shapes in which axes of the given groups get the lengths that a symmetry has for them."""
+    """Return shapes of tensors in which the axes of the given groups have the lengths that they have in a symmetry."""
     result = dict(shapes)
     for place in (place for group in groups for place in group.placements):
         if shapes.get(place.parameter):

@@ -33,7 +33,7 @@ class Depths:
     single: Mapping[str, str] = field(default_factory=dict)
 
     def as_stored(self, note: str) -> str:
-        """Return a message in which blocks without a counterpart have their original names."""
+        """Return a message in which blocks that have no counterpart in the other network have their original names."""
         for new, old in self.single.items():
             note = note.replace(f"'{new}", f"'{old}")
         return note

@@ -230,7 +230,7 @@ def _averages(squares: Float64[Tensor, "models units"]) -> Features:
 
 
 def _gram_norm(values: Float64[Tensor, "models *copies units values"]) -> Features:
-    """Return the norm of the Gram matrices of units, as `_gram_root` computes it."""
+    """Return the norm of the Gram matrices of a tensor's units; see `_gram_root`."""
     tall = values.mT if values.shape[-2] > values.shape[-1] else values
     return _gram_root(tall @ tall.mT)
 

@@ -20,12 +20,12 @@ from regauge.core.symmetry import Symmetry
 from regauge.pruning import cut_symmetry
 
 UNITS = 256
-"""The number of units of each group in a sample.
+"""The number of units of each group that are sampled.
 
 At least twice the size of the largest matrix group is sampled, which is enough to determine the matrices.
 """
 LAYERS = 4
-"""The number of sampled layers of a stack."""
+"""The number of layers that are sampled from a stack of equal layers."""
 ENTRIES = 2048
 """The number of sampled entries along an axis on which no group acts, such as the token axis."""
 TOLD = 8
@@ -120,10 +120,10 @@ class Sample:
     def match(self, first: Read, second: Read) -> tuple[Units, int]:
         """Find the units of the second network that are most similar to those of the first, group by group.
 
-        A group is matched by tensors whose other axes have no groups or only groups that are already matched. The first
-        matched group, such as a residual stream, is matched by tensors on which no other group acts. Each sampled unit
-        may match any unit of the second network, so two sampled units may match the same one. For unrelated networks,
-        the explained share is therefore larger than with a permutation of all units.
+        The units of a group are compared in tensors on whose other axes no groups act, or only groups that are already
+        matched. The first matched group, such as a residual stream, is matched by tensors on which no other group acts.
+        Each sampled unit may match any unit of the second network, so two sampled units may match the same one. For
+        unrelated networks, the explained share is therefore larger than with a permutation of all units.
 
         Returns:
             The units, and the smallest number of entries per unit with which any group was matched.

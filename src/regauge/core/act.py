@@ -81,7 +81,9 @@ class Site:
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
-        """The axes that determine which copy and which unit own an entry. The axis of the placement comes last."""
+        """The axes whose indices determine to which copy of the group and to which unit an entry belongs. The axis of
+        the placement comes last.
+        """
         return (*sorted({axis for axis, _ in self.bases if axis is not None}), self.placement.axis)
 
     @cached_property

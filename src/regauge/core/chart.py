@@ -124,7 +124,7 @@ class Carrier:
         self._read = ReadValues(without_gains(symmetry, element, symmetry.gains))
 
     def carry(self, name: str, coordinate: Tensor) -> Tensor:
-        """Return the coordinate that a translation family has after the element has acted."""
+        """Return the coordinate of a network for one translation family after the element has acted on the network."""
         family = self._symmetry.translation(name)
         home = family.entries.parameter
         if home not in self._symmetry.sites:

@@ -31,7 +31,7 @@ shifts, whether an odd shift flips the entries."""
 class ShiftCost:
     """The objective for a tensor to which each step of a shift adds a constant c, such as the bias of sine units.
 
-    Suppose that a unit has m entries b at this site, and that they are compared with entries a. After k steps of the
+    Suppose that a unit has m entries b in this tensor, and that they are compared with entries a. After k steps of the
     shift, the objective is `-|a - (chi b + k c)|^2 / 2`, where chi is the sign of the unit. Without the terms that do
     not depend on k, the objective is `k c (sum a - chi sum b) - m (k c)^2 / 2`. The field `amounts` holds the added
     constant c for each family of shifts. The fields `target` and `source` hold the sums of a and b, `[..., n]`.

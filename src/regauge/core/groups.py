@@ -324,7 +324,8 @@ def forbid_between_classes(
 
 
 def class_sums(group: Group, tensor: Num[Tensor, "..."], axis: int, units: Int[Tensor, " units"]) -> Num[Tensor, "..."]:
-    """Return, for each class of units, the sum over its units divided by the square root of their number.
+    """Return, for each class of exchangeable units, the sum of their entries divided by the square root of the number
+    of these units.
 
     `units` gives, for each index of the axis, the unit that owns the index.
     """

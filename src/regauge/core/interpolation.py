@@ -149,7 +149,9 @@ class ExplainedSums:
             self._products[k] += dot(centered, other)
 
     def tensor(self, name: str, shape: Sequence[int]) -> ExplainedTensor:
-        """Return the explained shares and the squared distances of a tensor, computed from sums over its chunks."""
+        """Return how much of a tensor is explained, and its squared distances, computed from sums over chunks of the
+        tensor.
+        """
         is_constant = self._own <= CONSTANT_TENSOR * self._first or self._others[0] <= CONSTANT_TENSOR * self._second[0]
         before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
         return ExplainedTensor(name, tuple(shape), before, after, self._own, (*self._gaps, self._first))  # type: ignore[arg-type]

@@ -23,8 +23,8 @@ class ScaleSite:
     A step t multiplies the squares of the tensor's entries by `exp(exponent * t)`.
 
     The field `shared` is the number of axes along which the direction acts on the tensor. The indices along `axes`
-    determine the unit that owns an entry; the batch axis is not counted. The last of the `axes` is the axis on which
-    the direction acts. `index` maps each position on the axis of the site to an entry of the step.
+    determine the unit to which an entry belongs. The batch axis is not counted. The last of the `axes` is the axis on
+    which the direction acts. `index` maps each position on the axis of the site to an entry of the step.
     """
 
     name: str

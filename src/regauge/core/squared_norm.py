@@ -184,8 +184,8 @@ class SquaredNorm:
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """Scale filters to norm one, up to a constant, and return the steps. These are the filters that only one
-        normalizer scales.
+        """Scale filters to norm one, up to a constant, and return the steps. Only filters that a single normalizer
+        scales are changed in this way.
 
         A normalizer is a direction of scales that changes buffers, for example the scale of a filter before batch
         normalization.

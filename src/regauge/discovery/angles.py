@@ -69,7 +69,7 @@ class _Trial:
         self.taken: set[tuple[str, int, int]] = set()
 
     def angles(self, freedom: Freedom) -> int:
-        """Return the number of rotation angles that there would be if the pairs of coordinates could be rotated."""
+        """Return how many rotation angles a factor of axes would have if its pairs of coordinates could be rotated."""
         families = (math.prod(base.size for base in bases) for _, bases in freedom.signs)
         return freedom.atom.size * max(families, default=0)
 
@@ -170,8 +170,8 @@ def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequenc
 
 
 def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence[Group]) -> Hashable:
-    """Return a key that is equal for equal placements of axes and groups on different parameters, because numbers
-    replace their names.
+    """Return a key for placements of axes and groups on parameters. In the key, numbers replace names, so equal
+    placements on other parameters have equal keys.
     """
     numbers = {name: k for k, name in enumerate(names)}
     own = tuple((numbers[p.name], p.axis, p.start, p.stride, p.distance, p.others) for p in axes)

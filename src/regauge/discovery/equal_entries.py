@@ -90,7 +90,7 @@ class EqualEntries:
         return True
 
     def _may_tie_across(self, node: Node) -> bool:
-        """Return whether two blocks of an axis can have equal sums, means or extrema.
+        """Return whether the sums (or means, maxima, minima) of two blocks of one axis can be equal.
 
         The node must reduce each block to one entry, and the blocks must lie along the last axis. Before the node,
         another operator may have selected the largest entries of each block. For any other node, the result is True.
@@ -168,7 +168,9 @@ def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
 
 
 def _before(node: Node, dim: int | None) -> int | None:
-    """Return the operand axis that becomes axis `dim` of a view or transposition, or None if no single axis does."""
+    """Return the axis of the operand that a view or transposition turns into axis `dim` of the result, or None if
+    several axes are involved.
+    """
     old, new, name = shape_of(node.args[0]), shape_of(node), operator_name(node)
     if dim is None:
         return None

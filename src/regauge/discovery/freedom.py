@@ -186,7 +186,8 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop the factor of a single unit if a larger group can multiply the same parameters by a common factor.
+    """Drop the factor of a group with a single unit, if a larger group can multiply the same parameters by a common
+    factor.
 
     The larger group can do so if the same factor for all of its units has the same effect as the factor of the single
     unit.

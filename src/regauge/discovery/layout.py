@@ -353,7 +353,9 @@ def _merge(a: Atom, b: Atom, reason: str) -> bool:
 
 
 def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
-    """Tie a direct sum to another layout of the same size by cutting both at all block boundaries of either one."""
+    """Tie a direct sum (a concatenation) to another layout of the same size. Both are first cut at all block boundaries
+    of either one.
+    """
     assert total.branches is not None
     bounds = _bounds(total.branches)
     full = expand(layout)

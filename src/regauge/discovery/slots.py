@@ -269,7 +269,9 @@ class _Writer:
         return all(slot in read for slot in found if slot >= 0)
 
     def _places(self, name: str, value: Value, read: set[int]) -> dict[int, SlotPlace]:
-        """Return the positions of slots (occurrences of atoms on axes) in a tensor that an operator reads."""
+        """Return where the slots (occurrences of atoms on axes) of a tensor lie. If no operator reads the tensor,
+        return no slots.
+        """
         result: dict[int, SlotPlace] = {}
         if not any((value, dim) in self.blocks for dim in range(value.ndim)):
             return result  # No operator reads it.

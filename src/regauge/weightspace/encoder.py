@@ -222,7 +222,9 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def standardize(self, values: Mapping[str, Tensor], layout: Layout) -> None:
-        """Set the mean and deviation of every block to those of its values over networks and positions."""
+        """Set the mean and deviation by which the values of each block are standardized. They are computed over
+        networks and positions.
+        """
         for k, block in enumerate(layout.blocks):
             found = self._even(k, values[block.name].double())
             if not found.numel():

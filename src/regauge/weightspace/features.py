@@ -112,7 +112,7 @@ def others(end: End, block: Block) -> tuple[int, ...]:
 
 
 def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Tensor, "models *sizes width"]:
-    """Permute the axes of vectors from their order in a block to their order in the unit set."""
+    """Permute the axes of vectors: in a block, the axes of a unit set can have another order than in the set itself."""
     order = sorted(end.axes)
     place = [order.index(axis) for axis in end.axes]
     if place == list(range(len(place))):

@@ -24,8 +24,8 @@ class Reader:
     """The part of a net that reads networks of one architecture; `number` is the index of its parameters in the net.
 
     If there are probes, `probed` evaluates the networks on them. If `is_translated`, the reader first removes
-    translations and gains (`Symmetry.split`). If statistics are read, `plain` canonicalizes everything except
-    permutations.
+    translations and gains (`Symmetry.split`). If a `LinearReader` reads statistics, `plain` is a second reader, which
+    canonicalizes everything except permutations.
     """
 
     layout: Layout

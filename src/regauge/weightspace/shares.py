@@ -110,8 +110,8 @@ def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
 
 
 def weigh(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tensor:
-    """Return vectors times the shares of units along some axes (counted with the model axis), whose sum is a weighted
-    mean.
+    """Return vectors times the weights (shares) of units along some axes, counted with the model axis. The sum of the
+    result over these axes is a weighted mean.
     """
     for axis in axes:
         share = shares.get(grid.groups[axis - 1])  # Without shares all units count alike: 1 / n each.

@@ -84,7 +84,7 @@ class Neighborhoods:
     def of(cls, families: Sequence[Family]) -> "Neighborhoods":
         """Find which families of groups influence each other's best elements.
 
-        The numbers of axes on which groups act do not count the leading axis of the tensors.
+        Axes on which groups act are numbered without the leading axis of the tensors.
         """
         coupled = tuple(bool(coupled_tensors(family)) for family in families)
         neighbors = tuple(

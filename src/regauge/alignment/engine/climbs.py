@@ -184,8 +184,8 @@ class Pursuit:
 
     Every ascent begins at the end of the previous ascent, with the dual variables (potentials) of its assignments. An
     ascent searches only groups that act on changed tensors of the first network. The tensors are the compared tensors,
-    without a leading axis of pairs. `start` may be any element. `changed` contains the names of the second network's
-    tensors that the last ascent changed.
+    without a leading axis of pairs. The initial element `start` may be any element. `changed` contains the names of the
+    second network's tensors that the last ascent changed.
     """
 
     def __init__(self, symmetry: Symmetry, a: Tensors, b: Tensors, start: Element, tolerance: float = 1e-9) -> None:

@@ -23,9 +23,9 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 class _Term:
     """One summand of a family's cost. It comes from one axis of a tensor on which the family's outermost group acts.
 
-    If `is_present`, the term is part of the stored sums; otherwise it is computed anew every time. If only one other
-    group permutes the tensor, `neighbor` corrects the stored term when this group changes. If no other group acts on
-    the tensor, the term may have a quadratic part, `shift`.
+    If `is_present`, the term is part of the stored sums. Without `is_present`, the term is computed anew every time. If
+    only one other group permutes the tensor, `neighbor` corrects the stored term when this group changes. If no other
+    group acts on the tensor, the term may have a quadratic part, `shift`.
     """
 
     name: str

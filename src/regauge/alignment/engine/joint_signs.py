@@ -1,4 +1,5 @@
-"""Signs of two groups whose units share the entries of one axis, such as heads and rotary pairs within heads.
+"""The best signs of two groups that multiply the same entries along one axis, such as heads and rotary pairs within
+heads.
 
 The entry of head h and pair j is multiplied by the signs `s_h t_j`. All signs s together determine the best signs t,
 and all signs t determine the best signs s. A simple alternation between s and t would end in a local optimum, because
@@ -120,7 +121,9 @@ class SignPair:
         return terms
 
     def _second(self, terms: Mapping[tuple[Character, Character], Tensor], s: Signs, share: Tensor) -> Signs:
-        """Return the second group's best signs `[family, start, row, unit]`, given some signs of the first group."""
+        """Return the best signs of the second group, `[family, start, row, unit]`, for given signs of the first
+        group.
+        """
         costs: dict[Character, Tensor] = {}
         for (left, right), term in terms.items():
             weight = share * _factor(left, s) if any(left) else _factor(left, s)
@@ -162,7 +165,7 @@ def find_sign_pairs(families: Sequence[Family]) -> list[SignPair]:
 
 
 def _meet(one: Family, other: Family) -> bool:
-    """Return whether the outermost groups of two families multiply the same entries of an axis by signs."""
+    """Return whether two families multiply the same entries of an axis by signs of their outermost groups."""
     for name in one.sites.keys() & other.sites.keys():
         left, right = (
             [s for s in f.sites[name] if s.group.name == f.root.name and any(s.placement.sign)] for f in (one, other)

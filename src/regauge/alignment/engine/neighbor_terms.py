@@ -160,7 +160,7 @@ class NeighborTerm:
         return taken
 
     def _unfold(self, taken: Tensor) -> Float[Tensor, "row target rest"]:
-        """Return selected entries, arranged by the unit of the group."""
+        """Return the selected entries of a tensor, with those of each unit of the group in one row."""
         return unfold(taken, self._own, 1) if len(self._perm) == 1 else taken.flatten(1, 2).mT
 
     def _take_single(self, tensor: Tensor, perm: Tensor | None, factor: Tensor | None) -> Tensor:

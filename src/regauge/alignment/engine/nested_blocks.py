@@ -114,7 +114,9 @@ SIGN_FAMILIES = 4
 
 @dataclass(frozen=True)
 class _Inner:
-    """The best values of inner groups for each pair of blocks, and their gain over the identity, `[problem, u, v]`."""
+    """The best values of the groups inside blocks for each pair of blocks, and how much better they are than the
+    identity, `[problem, u, v]`.
+    """
 
     gain: Tensor
     values: dict[str, Value]
@@ -124,8 +126,7 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     """Return the best element of a family while all other groups are fixed.
 
     Args:
-        family: The family of groups. The numbers of axes on which its groups act do not count the leading axis of the
-            tensors.
+        family: The family of groups. Axes on which its groups act are numbered without the leading axis of the tensors.
         a: The first networks, `[problem, ...]`.
         b: The second networks, after the fixed groups have been applied.
 
@@ -260,8 +261,8 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
 
 
 def is_compressed(pairs: int, rows: int, rest: int) -> bool:
-    """Return whether inner products of rows replace blocks (with `rows` times `rest` entries), because they are
-    smaller.
+    """Return whether inner products of rows are used in place of blocks. They are used if they are smaller than the
+    blocks, which have `rows` times `rest` entries.
     """
     return rest > rows and pairs * rows * rest > COMPRESSED
 

@@ -32,8 +32,8 @@ class PairedNetworks:
     are on the CPU.
 
     Args:
-        families: The families of groups to optimize. The numbers of axes on which the groups act do not count the
-            leading axis of the tensors.
+        families: The families of groups to optimize. Axes on which the groups act are numbered without the leading axis
+            of the tensors.
         a: The first networks, `[pair, ...]`.
         b: The second networks.
         start: A batch of initial elements without positive scales. Default: the identity.
@@ -173,8 +173,8 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """Cached tensors of a second network, after some values of groups were applied to them. The cache also holds these
-    values, and how often each of them had been set at that time.
+    """A cache of tensors of a second network on which the current values of groups have acted. The cache also holds
+    these values, and how often each of them had been set at that time.
     """
 
     tensors: Tensors

@@ -181,7 +181,7 @@ class GroupFit:
         self._sums[key] = self._sums[key] + term.cpu() if key in self._sums else term.cpu()
 
     def step(self) -> tuple[Value, PerPair]:
-        """Return the step, and the decrease of the squared distance that it predicts to first order; reset all sums."""
+        """Return the step, and the predicted decrease of the squared distance (to first order). Reset all sums."""
         sums, self._sums = self._sums, {}
         right = sums["right"]
         if self.group.matrix == "linear":

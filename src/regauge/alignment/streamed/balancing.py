@@ -1,7 +1,7 @@
 """Balancing of networks on disk, and fitting of the scales of nearly equal networks, in independent parts.
 
-Tensors whose scales depend on one another form a part and are read one after another. Memory holds only sums of these
-tensors over the axes on which no scales act.
+Tensors whose scales depend on one another form one part. The tensors of a part are read one after another. Memory holds
+only sums of these tensors over the axes on which no scales act.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -145,10 +145,12 @@ def _reduce(checkpoint: Checkpoint, symmetry: Symmetry, name: str) -> Tensor:
 
 
 def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> tuple[Tensor, Tensor]:
-    """Return the tensor with a given name from both networks, as a batch of one pair, made smaller if possible.
+    """Return the tensor with a given name from both networks, as a batch of one pair. If possible, smaller tensors that
+    give the same fit are returned instead.
 
-    If axes can be summed, smaller tensors replace the stored ones. The smaller tensors have the same sums of squares
-    and products (or, if matrices act, the same products of all columns), and so give the same fit.
+    If axes can be summed, smaller tensors replace the stored ones. The smaller tensors give the same fit, because they
+    have the same sums of squares and products. If matrices act on the tensors, the smaller tensors have the same
+    products of all columns.
     """
     dtype = work_dtype(a.stored[name].dtype, b.stored[name].dtype)
     axes, sums = summed_axes(symmetry, name), _Sums(symmetry, name)
@@ -172,8 +174,8 @@ def _read_pair(a: Checkpoint, b: Checkpoint, symmetry: Symmetry, name: str) -> t
 class _Sums:
     """Sums of products of several tensors over axes that can be summed, in float64, accumulated over chunks of rows.
 
-    Each tensor is multiplied by itself and by all later tensors, entry by entry. If matrices act, one matrix contains
-    the products of all columns of all tensors.
+    The products are those of each tensor with itself and with all later tensors, entry by entry. If matrices act, one
+    matrix contains the products of all columns of all tensors.
     """
 
     def __init__(self, symmetry: Symmetry, name: str) -> None:

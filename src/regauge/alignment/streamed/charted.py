@@ -94,7 +94,7 @@ class ChartPlans:
 
 
 def _as_given(method: WeightMatching) -> WeightMatching:
-    """Return the method for matching near copies in the coordinates in which they are stored."""
+    """Return the method that matches near copies as they are stored, without removing translations and gains."""
     return WeightMatching(scales=method.scales)
 
 

@@ -87,7 +87,7 @@ class StreamedAscent:
     def _anchor(self) -> Element:
         """Choose initial values of groups whose tensors do not fit in memory together, and return the element.
 
-        The group whose tensors depend least on unknown groups comes first.
+        Initial values are chosen first for the group whose tensors depend least on groups without a value.
         """
         inside = {g.name for one in self.plan.sets for family in one.families for g in family.members}
         waiting = list(self.plan.spread)

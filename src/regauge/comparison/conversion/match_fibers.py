@@ -101,8 +101,8 @@ class GivenTensors:
         return max(self._precision, torch.finfo(tensor.dtype).eps)
 
     def owners(self, length: int, kind: str) -> tuple[Owners, KDTree]:
-        """Return the fibers (vectors along one axis) of one length and their search tree, for ordered, unordered or
-        scaled features.
+        """Return all fibers (vectors along one axis) of one length, and a search tree for them. The arguments choose
+        the features by which fibers are found: ordered or unordered, scaled or not.
         """
         if (length, kind) not in self._owners:
             read = self.marks[length].items()

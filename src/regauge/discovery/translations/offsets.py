@@ -130,8 +130,8 @@ class Offset:
             equal labels change by equal amounts, and entries with label zero do not change.
         is_masked: Whether a mask has excluded some entries from a softmax. The offset does not change these entries, so
             it is harmless only if a softmax follows.
-        source: An object that is shared by all offsets whose labels can be compared. In such offsets, equal labels mean
-            equal amounts.
+        source: An object that is shared by all offsets whose labels can be compared. In such offsets, entries with
+            equal labels change by equal amounts.
     """
 
     terms: tuple[Addend, ...] = ()
@@ -172,8 +172,8 @@ class Offset:
         return all(is_constant(array, dim) for array in self.arrays for dim in dims)
 
     def move(self, function: Callable[[Tensor], Any]) -> Any:
-        """Return the offset after an operator that only rearranges entries. If the operator has several results, return
-        one offset for each of them.
+        """Return the offset after an operator that only rearranges entries. If the operator has several results, the
+        change of each result is returned as an offset of its own.
         """
         if self.has_products:
             return Offset(labels=self.as_labels(), is_masked=self.is_masked).move(function)
@@ -221,8 +221,8 @@ class Offset:
         )
 
     def known(self) -> tuple[Addend, ...]:
-        """Return the added vectors (terms) of the offset. Raise `SeenError` if the added amounts depend on the inputs
-        or on a mask.
+        """Return the vectors that are added to the value (terms). Raise `SeenError` if the added amounts depend on the
+        inputs or on a mask.
         """
         if self.labels is not None or self.is_masked or self.has_products:
             raise SeenError

@@ -347,7 +347,9 @@ class Run:
         return []
 
     def _piece(self, node: Node) -> list[Taker]:
-        """Return the parameters that are added to one part of a value, if an operator cuts the value into parts."""
+        """Return the parameters that are added to a value, restricted to one of the parts into which an operator cuts
+        the value.
+        """
         cut, index = given(node)
         if operator_name(cut) not in PIECES or not self.graph.is_read_once(cut) or cut in self.graph.ends:
             return []

@@ -62,7 +62,9 @@ class Invariant:
 
 
 class _Pool(nn.Module):
-    """The mean and maximum features of every unit set and block of pairs, mapped separately and summed."""
+    """The mean and the maximum of the features of every unit set and of every block of weights. Each of them has a
+    separate linear map, and the results are summed.
+    """
 
     def __init__(self, count: int, width: int, outputs: int, generator: torch.Generator | None) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ def _products(
 
 
 def _messages(layout: Layout, block: Block, known: Mapping[str, frozenset[Character]], has_even: bool) -> list[Message]:
-    """Return every kind of message within a block that respects signs and scales."""
+    """Return every kind of message that can be sent through a block of weights and that respects signs and scales."""
     own = layout.character(block)
     grades = ([blank(own)] if has_even else []) + ([own] if is_odd(own) else [])
     found = []

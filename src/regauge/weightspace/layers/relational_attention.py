@@ -100,11 +100,13 @@ class _Connection(nn.Module):
         self.logit = Dense(width, heads, generator=generator)
 
     def pull(self, dense: Dense, x: Tensor) -> Tensor:
-        """Map `[..., heads, head width]` to `[..., heads, width]`."""
+        """Apply the transposed linear map to features of each head: `[..., heads, head width]` becomes `[..., heads,
+        width]`.
+        """
         return torch.einsum("...hd,chd->...hc", x, _split(dense.weight.T, self.heads))
 
     def push(self, pooled: Tensor) -> Tensor:
-        """Map `[..., heads, width]` to `[..., heads, head width]`."""
+        """Apply a linear map to features of each head: `[..., heads, width]` becomes `[..., heads, head width]`."""
         return torch.einsum("...hc,chd->...hd", pooled, _split(self.addend.weight.T, self.heads))
 
 

@@ -113,7 +113,9 @@ class NetworkUpdate(Update):
         layout: Layout,
         heard: Iterable[Tensor] = (),
     ) -> Tensor:
-        """Return the new feature vector of each network. It may also depend on messages of the hidden width."""
+        """Return the new feature vector of each network. The new vector may also depend on messages, which have the
+        width of the hidden layer.
+        """
         pooled = (average(x, range(1, x.ndim - 1), layout.grids[name], features.shares) for name, x in units.items())
         means = (self.from_units(x) / len(units) for x in pooled)
         made: Tensor = self(features.network, network, chain(means, heard))

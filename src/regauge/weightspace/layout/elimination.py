@@ -52,7 +52,7 @@ class Reduction:
     the channels.
 
     Attributes:
-        source: The name of a block or piece.
+        source: The name of the block, or of the part of a tensor, whose axis is removed.
         axis: The axis, counted with the model axis.
         how: The operation on the axis.
     """

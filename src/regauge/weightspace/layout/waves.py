@@ -16,7 +16,7 @@ class Turn:
     """The sine or cosine of a block of angles.
 
     Attributes:
-        source: The name of a block or piece.
+        source: The name of the block, or of the part of a tensor, that contains the angles.
         frequency: The frequency in radians per unit of the values.
         is_sine: Whether this block contains the sine of the angles, instead of the cosine.
     """
