@@ -198,7 +198,9 @@ def layer_of(name: str) -> str | None:
 
 
 def _choose_layers(shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[str], tuple[int, int]]:
-    """Return the tensors of evenly spaced layers and outside of layers, and the numbers of chosen and all layers."""
+    """Return the tensors of evenly spaced layers, and all tensors outside of layers. Also return the numbers of chosen
+    layers and of all layers.
+    """
     stacks: dict[str, dict[str, None]] = {}
     for name in shapes:
         layer = layer_of(name)

@@ -233,11 +233,11 @@ class _Made:
     """The networks that were made of others without training: pruned networks and averages.
 
     Attributes:
-        parents: For each of them, the weights of the networks of which it was made.
+        parents: For each network made without training, the weights of the networks of which it was made.
         cuts: For each pruned network, the network that was pruned.
         offsets: The steps from these networks to their pruned copies, as weighted sums of networks.
         sources: For each network, the weights of the trained networks of which it was made, perhaps in several steps.
-        origins: For each made network, the networks among its sources.
+        origins: For each network made without training, the networks among its sources.
     """
 
     def __init__(self, parents: Mapping[int, Mapping[int, float]], originals: Sequence[int]) -> None:
@@ -256,8 +256,8 @@ class _Made:
         return int(self.sources[k].argmax())
 
     def as_a_walk(self, kept: list[int], above: Mapping[int, int]) -> np.ndarray:
-        """Return the networks after each made network, with its descendants, is shifted to the network from which it
-        was made.
+        """Return the networks after shifts: each pruned or averaged network is shifted, with its descendants, to the
+        network from which it was made.
 
         Each result is given as a weighted sum of networks.
 

@@ -114,8 +114,8 @@ def _add(several: Mapping[str, list[Addition]], name: str, tensor: Tensor, rows:
 
 
 class LazyRepresentative(LazyTensors):
-    """Tensors of a network's representative (translations removed, gains of one), in the next wider dtype: those that
-    differ from the network's own tensors.
+    """The tensors of a network's representative (translations removed, gains of one) that differ from the network's own
+    tensors, in the next wider dtype.
 
     Args:
         symmetry: The symmetry. All sizes of groups must be known.
@@ -144,8 +144,8 @@ class LazyRepresentative(LazyTensors):
 
 
 class LazyNetwork(LazyTensors):
-    """Tensors of a network that is given by its representative and its coordinates, in float64: those that differ from
-    the representative's tensors.
+    """The tensors of a network that differ from those of its representative, computed from the representative and the
+    coordinates, in float64.
 
     Args:
         symmetry: The symmetry. All sizes of groups must be known.

@@ -210,8 +210,8 @@ class SquaredNorm:
         return sums[0], sums[1]
 
     def _acted_on(self, group: str) -> Iterator[tuple[int, Array]]:
-        """Yield the entries on which a group acts together with scales or other groups. The number -1 means that the
-        inverse of the group's matrix acts.
+        """Yield those entries on which scales or other groups act in addition to the given group. The number -1 means
+        that the inverse of the group's matrix acts.
         """
         for pool, values in zip(self.plan.pools, self._pools, strict=True):
             if pool.group == group:
@@ -241,7 +241,7 @@ class SquaredNorm:
                     values[:, index] = both[sign] @ values[:, index]
 
     def _shift(self, incidence: Incidence, step: Array) -> None:
-        """Multiply entries by the exponentials of a step of scales."""
+        """Change the scales by a step in their logarithms: multiply the entries by the exponentials."""
         fields = incidence.rows @ step.T
         self._fields += fields
         roots = np.exp(fields / 2)

@@ -57,7 +57,7 @@ class Entries:
 
     @property
     def once(self) -> "Entries":
-        """The array without axes along which its entries are repeated."""
+        """The array without those axes along which it repeats the same entries."""
         own = [(n, stride) for n, stride in zip(self.sizes, self.strides, strict=True) if stride]
         return replace(self, sizes=tuple(n for n, _ in own), strides=tuple(stride for _, stride in own))
 

@@ -73,7 +73,7 @@ class _Part:
         return self.shape, tuple(map(key, self.groups, self.whole))
 
     def failures(self) -> dict[str, str]:
-        """Return the groups that fail the test when they act together with the preceding groups."""
+        """Return the groups for which the test fails if they act together with the preceding groups."""
         failed: dict[str, str] = {}
         if self._try(range(len(self.groups))) is None:
             return failed

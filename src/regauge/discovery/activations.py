@@ -273,7 +273,9 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Return the groups, without the values on which some group acts in a way that placements cannot describe."""
+    """Return the groups without placements on some values: those on which a group acts in a way that no placement can
+    describe.
+    """
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:
@@ -336,7 +338,7 @@ def _dependent(program: Program) -> set[Node]:
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
     """Return the values that layers read, traced back through copies.
 
-    For a group that acts on none of these values, return all values on which it acts.
+    If a group acts on none of the values that layers read, all values on which it acts are returned.
     """
     names = placed.shapes
     found: dict[str, None] = {}

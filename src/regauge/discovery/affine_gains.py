@@ -173,7 +173,7 @@ def _factor(node: Node) -> float | None:
 
 
 def _layer_behind(node: Node) -> tuple[Node | None, float]:
-    """Return the layer that computes a value, and the number by which the outputs of the layer are multiplied."""
+    """Return the layer with a bias that computes a value up to a factor (or None), and this factor."""
     factor = 1.0
     while node.op == "call_function":
         name, number = operator_name(node), _factor(node)
@@ -187,7 +187,9 @@ def _layer_behind(node: Node) -> tuple[Node | None, float]:
 
 
 def _taken_up(layer: Node, sums: Mapping[Node, Number]) -> Tensor | None:
-    """Return the constant to add to each entry of a layer's bias, or None if the uses of an entry differ."""
+    """Return the constant that must be added to each entry of a layer's bias, or None if different uses of an entry
+    need different constants.
+    """
     shape, axis = shape_of(layer), LAYERS[operator_name(layer)]
     if not shape or not 0 < torch.Size(shape).numel() <= MOST_OUTPUTS:
         return None

@@ -44,7 +44,9 @@ class Constants:
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
-        """Return the first node that applies the same operator to the same constants; it represents all such nodes."""
+        """Return the first node that applies the same operator to the same constants. This node represents all such
+        nodes.
+        """
         if node not in self._names:
             same = node
             if node.op == "call_function":
@@ -144,8 +146,8 @@ def like(value: Any) -> tuple[object, ...]:
 
 
 def comparable(value: Any, told: Callable[[Node], Hashable] = id) -> Hashable:
-    """Return an operator's arguments as a hashable key, in which the result of the function `told` replaces
-    each node.
+    """Return the arguments of an operator as a hashable key. In the key, each node is replaced by the result of the
+    function `told`.
     """
     if isinstance(value, Node):
         return ("node", told(value))

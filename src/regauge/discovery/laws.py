@@ -166,13 +166,13 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """Return the law of a copy. Every transformation commutes with a copy."""
+    """Return the constraint (law) of a copy. Every transformation commutes with a copy."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 
 
 def linear(*axes: Axis) -> Law:
-    """Return the law of an axis that a linear operator keeps.
+    """Return the constraint (law) of an axis that a linear operator keeps.
 
     All transformations except translations commute with a linear operator.
     """
@@ -181,14 +181,14 @@ def linear(*axes: Axis) -> Law:
 
 
 def added(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of an axis along which all summands of a sum vary."""
+    """Return the constraint (law) of an axis along which all summands of a sum vary."""
     rows = _equal(len(axes) + 1)
     shift = ((*(1.0 for _ in axes), -1.0),)
     return Law((*axes, out), rows, rows, _alike(len(axes) + 1), shift=shift)
 
 
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the law of an axis along which one summand of a sum does not vary.
+    """Return the constraint (law) of an axis along which one summand of a sum does not vary.
 
     Only permutations and translations of such an axis commute with the sum.
     """
@@ -196,7 +196,7 @@ def offset(axes: Sequence[Axis], out: Axis) -> Law:
 
 
 def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
-    """Return the law of an axis along which the factor of a product does not vary.
+    """Return the constraint (law) of an axis along which the factor of a product does not vary.
 
     The argument `factor` is a number if the factor is known, and None otherwise.
     """
@@ -205,18 +205,18 @@ def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
 
 
 def masked(mask: Axis, *axes: Axis) -> Law:
-    """Return the law of an axis of a selection (`where`) along which the mask varies."""
+    """Return the constraint (law) of an axis of a selection (`where`) along which the mask varies."""
     rows = ((1, *(0 for _ in axes)), *((0, *row) for row in _equal(len(axes))))
     return Law((mask, *axes), rows, rows)
 
 
 def zero(axis: Axis) -> Law:
-    """Return the law of zeros. Every transformation except a translation leaves zeros unchanged."""
+    """Return the constraint (law) of zeros. Every transformation except a translation leaves zeros unchanged."""
     return Law((axis,), (), (), ((0, 0, 1),))
 
 
 def fixed(*axes: Axis, mixes: bool = False) -> Law:
-    """Return the law of an axis that can only be permuted.
+    """Return the constraint (law) of an axis that can only be permuted.
 
     With `mixes`, the operator treats all positions along the axis jointly.
     """
@@ -224,17 +224,21 @@ def fixed(*axes: Axis, mixes: bool = False) -> Law:
 
 
 def mixed(*axes: Axis) -> Law:
-    """Return the law of an axis that can only be permuted, because the operator treats all its positions jointly."""
+    """Return the constraint (law) of an axis that can only be permuted, because the operator treats all its positions
+    jointly.
+    """
     return fixed(*axes, mixes=True)
 
 
 def shared(*axes: Axis) -> Law:
-    """Return the law of axes that can only be permuted, where all copies of an axis share one permutation."""
+    """Return the constraint (law) of axes that can only be permuted, where all copies of an axis share one
+    permutation.
+    """
     return Law(axes, is_shared=True)
 
 
 def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
-    """Return the law of a function of each entry, given one equation for scales and one for signs.
+    """Return the constraint (law) of a function of each entry, given one equation for scales and one for signs.
 
     Each equation relates the transformation of the input to the transformation of the result. The equation `(1, -2)`
     means `log(scale of x) - 2 log(scale of the result) = 0`. If an equation is None, no scale (or no sign) commutes
@@ -248,27 +252,29 @@ def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
 
 
 def positive(*axes: Axis) -> Law:
-    """Return the law of a positively homogeneous function (ReLU, maximum): scales commute with it, signs do not."""
+    """Return the constraint (law) of a positively homogeneous function (ReLU, maximum): scales commute with it, signs
+    do not.
+    """
     return Law(axes, _equal(len(axes)), None)
 
 
 def odd(*axes: Axis, mixes: bool = False) -> Law:
-    """Return the law of an odd function (tanh): signs commute with it, scales do not."""
+    """Return the constraint (law) of an odd function (tanh): signs commute with it, scales do not."""
     return Law(axes, None, _equal(len(axes)), is_mixing=mixes)
 
 
 def even(x: Axis) -> Law:
-    """Return the law of a function that depends only on the magnitudes along this axis."""
+    """Return the constraint (law) of a function that depends only on the magnitudes along this axis."""
     return Law((x,), None, ())
 
 
 def power(exponent: int, *, is_even: bool) -> LawOf:
-    """Return the law of |x| ** exponent, with or without the sign of x."""
+    """Return the constraint (law) of |x| ** exponent, with or without the sign of x."""
     return entrywise((exponent, -1), (0, 1) if is_even else (1, 1))
 
 
 def contracted(x: Axis, y: Axis) -> Law:
-    """Return the law of an index over which a product of two tensors is summed.
+    """Return the constraint (law) of an index over which a product of two tensors is summed.
 
     The transformations of the two tensors must be inverse to each other.
     """
@@ -276,7 +282,9 @@ def contracted(x: Axis, y: Axis) -> Law:
 
 
 def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] | None = None) -> Law:
-    """Return the law of an entrywise product. If the product has no output axis, it is summed over this index."""
+    """Return the constraint (law) of an entrywise product. If the product has no output axis, it is summed over this
+    index.
+    """
     exponents = list(exponents or [1] * len(factors))
     axes = (*factors, *([out] if out else []))
     row = (*exponents, *([-1] if out else []))
@@ -284,7 +292,7 @@ def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] 
 
 
 def normed(*axes: Axis) -> Law:
-    """Return the law of a function that depends only on the 2-norm over this axis.
+    """Return the constraint (law) of a function that depends only on the 2-norm over this axis.
 
     Rotations do not change a function of the 2-norm.
     """
@@ -293,7 +301,8 @@ def normed(*axes: Axis) -> Law:
 
 
 def centered(*axes: Axis) -> Law:
-    """Return the law of a function that depends only on the norm of deviations from the mean over this axis.
+    """Return the constraint (law) of a function that depends only on the norm of deviations from the mean over this
+    axis.
 
     Rotations that keep the vector of ones change neither the mean nor the norm of deviations from the mean.
     """
@@ -301,7 +310,7 @@ def centered(*axes: Axis) -> Law:
 
 
 def periodic(x: Axis, out: Axis, period: Literal["odd", "even"]) -> Law:
-    """Return the law of sin (odd) or cos (even). A shift by pi flips the sign of the output."""
+    """Return the constraint (law) of sin (odd) or cos (even). A shift by pi flips the sign of the output."""
     return Law((x, out), None, ((0, 1),) if period == "even" else ((1, 1),), period=period)
 
 
@@ -314,8 +323,9 @@ def _equal(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 compared = entrywise((0, 1), None)
-"""The law of results that positive scales do not change, such as comparisons with zero and argmax positions."""
+"""The constraint (law) of results that positive scales do not change, such as comparisons with zero and argmax
+positions."""
 magnitude = power(1, is_even=True)
-"""The law of |x|."""
+"""The constraint (law) of |x|."""
 squared = power(2, is_even=True)
-"""The law of x ** 2."""
+"""The constraint (law) of x ** 2."""

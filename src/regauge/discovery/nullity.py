@@ -33,7 +33,8 @@ PER_INPUT = 24
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """The layers in which weights or inputs may span fewer dimensions than the layer has inputs."""
 ROUNDING = 1e-13
-"""Influences of parameter entries below this fraction of the largest influence may be due to rounding."""
+"""If a parameter entry influences the outputs by less than this fraction of the largest influence, the influence may be
+due to rounding."""
 STEP = 1e-3
 """The step size along a one-parameter subgroup, whose tangent is computed by fourth-order differences."""
 STRENGTHS = (0.3, 0.3, 3.0)
@@ -320,9 +321,9 @@ class _Directions:
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """Return the number of null directions that are not in the null space of another Jacobian, up to rounding.
+        """Return how many null directions another Jacobian does not map to zero, up to rounding.
 
-        Two null directions count as one if they differ by a vector of the explained subspace. The other Jacobian may
+        Null directions that differ only by a vector of the explained subspace are counted once. The other Jacobian may
         also be nonzero on the explained subspace.
         """
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()

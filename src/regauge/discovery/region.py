@@ -79,7 +79,9 @@ class Region:
         )
 
     def draw(self, generator: torch.Generator) -> None:
-        """Choose a random tensor or the true constant for every tensor that the region reads from outside."""
+        """For every tensor that the region reads from outside, choose a value: the true value if it is constant, or
+        random numbers.
+        """
         for node, name in zip(self._starts, self.names, strict=True):
             shape = tuple(node.meta["val"].shape)
             x = _read_by(node) if self._axes[name] == 0 else None

@@ -283,7 +283,9 @@ class Ascent:
         return torch.maximum(at(self._scale, rows) * self._tolerance, at(self._rounding, rows) * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search the best step of a family; return a function that takes the step for all pairs that gain."""
+        """Search the best step of a family. Return a function that takes this step in all pairs of networks whose
+        objective rises.
+        """
         cost, current, slack = self._costs[k].cost(rows), self._value(k, rows), self._least(rows, SLACK)
 
         def search() -> tuple[Value, Tensor]:
@@ -325,7 +327,9 @@ class Ascent:
             is_open &= ~self._accept(k, rows, value, gain, least)
 
     def _accept(self, k: int, rows: Rows, value: Value, gain: Tensor, least: Tensor) -> Bool[Tensor, " row"]:
-        """Set the value of a family for the pairs of networks in which it gains enough. Return these pairs."""
+        """Set a family to a new element in all pairs of networks in which the objective rises enough. Return these
+        pairs.
+        """
         better = gain > least
         if bool(better.all()):
             self._write(k, rows, value)
@@ -339,7 +343,9 @@ class Ascent:
         return self.networks.objectives(self.networks.moved(family.sites, rows), rows)
 
     def _improve_nested(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search a step of a family with nested groups; return a function that takes it for all pairs that gain."""
+        """Search a step of a family with nested groups. Return a function that takes this step in all pairs of networks
+        whose objective rises.
+        """
         family = self._families[k]
         a = {name: at(self.networks.a[name], rows) for name in family.sites}
         b = self.networks.moved(family.sites, rows)
@@ -394,7 +400,9 @@ class Ascent:
         return complete(family, {group.name: step[group.name] for group in family.members}, step.batch)
 
     def _choose(self, k: int, rows: Rows, unknown: Sequence[int]) -> None:
-        """Set a family to its best value while other families are unknown, even if the objective decreases."""
+        """Choose the best element of a family while other families have no element yet, even if the objective
+        decreases.
+        """
         family = self._families[k]
         hidden = {name: self._hidden(k, name, unknown) for name in family.sites}
         if k in self._costs:

@@ -34,8 +34,8 @@ LEAST = 1e-9
 
 @dataclass(frozen=True)
 class Side:
-    """Part of a matrix: the axis on which a rotation acts, some indices along the other axis, and the groups that act
-    there.
+    """Part of a matrix. The fields are the axis on which a rotation acts, some indices along the other axis, and the
+    groups that act on the other axis.
     """
 
     name: str
@@ -199,7 +199,7 @@ class FirstRotation:
         self._gained = self._gained + weight * dots(a, b)
 
     def step(self) -> bool:
-        """Step to the rotation that maximizes the linearized objective.
+        """Replace the current rotation by the one that maximizes the linearized objective.
 
         Return whether the previous step had raised the objective.
         """

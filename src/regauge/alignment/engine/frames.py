@@ -164,7 +164,9 @@ class Frame:
         return a, b
 
     def lead_back(self, climbs: Climbs, *, is_from_original: bool = False) -> Climbs:
-        """Convert coordinate ascents that began at `b` or at `original()` to ascents between the networks as given."""
+        """Convert the results of coordinate ascents between balanced networks, which began at `b` or at `original()`,
+        to results for the given networks.
+        """
         if self.sides is None:
             return climbs
         left, right = self.sides

@@ -74,7 +74,7 @@ class NeighborTerm:
         put(self._factor, rows, factor)
 
     def _add_changes(self, sums: Tensor, rows: Tensor, perm: Tensor, factor: Tensor) -> None:
-        """Correct the cost of every pair; the time is proportional to the number of changed units."""
+        """Correct the cost of every pair of networks. The time is proportional to the number of changed units."""
         changed = (perm != at(self._perm, rows)) | (factor != at(self._factor, rows))
         if len(sums) == 1:
             units = changed[0].nonzero().T
@@ -93,7 +93,9 @@ class NeighborTerm:
                 self._correct(sums, rows[here], most, perm[here], factor[here])
 
     def _add_whole(self, sums: Float[Tensor, "pair target source"]) -> None:
-        """Add the whole term of a single pair, computed from its current second tensor."""
+        """For a single pair of networks, compute the whole term from the current tensor of the second network, and add
+        it.
+        """
         group, b = self._own.group, self._networks.moved([self._name])[self._name]
         product = inner_products(group, unfold(self._a, self._own, 1), unfold(b, self._own, 1))
         if self._networks.writes[group.name]:

@@ -24,7 +24,7 @@ PerPair = Float64[Tensor, " pair"]
 
 
 class PairedNetworks:
-    """Both networks of each pair, and one element for each pair.
+    """Pairs of networks, and for each pair the current element that acts on the second network.
 
     The transformed tensors of the second networks are computed on access.
 
@@ -103,8 +103,8 @@ class PairedNetworks:
     def moved(self, names: Iterable[str] | None = None, rows: Tensor | None = None) -> dict[str, Tensor]:
         """Return tensors of the second networks after the current element was applied.
 
-        For a single pair, the tensors are cached, and the next call updates them in place. If all groups are at the
-        identity, the given tensors themselves are returned, without a copy.
+        For a single pair, the tensors are cached, and the next call updates them in place. If the current element is
+        the identity, the given tensors themselves are returned, without a copy.
         """
         names = self.sites if names is None else names
         if self.pairs > 1:
@@ -141,10 +141,9 @@ class PairedNetworks:
         self._kept |= dict.fromkeys(tensors, now)
 
     def moved_by(self, name: str, sites: Sequence[Site], rows: Tensor | None = None) -> Tensor:
-        """Return a tensor of the second networks, transformed by the current values only on the axes that `sites`
-        lists.
+        """Return a tensor of the second networks after the current element has acted on the axes in `sites` only.
 
-        If all groups are at the identity, the given tensor itself is returned, without a copy.
+        If the current element is the identity, the given tensor itself is returned, without a copy.
         """
         tensor = at(self.b[name], rows)
         sites = [site for site in sites if any(self.writes.get(group, 1) for group in _names(site))]
@@ -229,8 +228,8 @@ def unit_factors(site: Site, value: Value, count: int) -> Int8[Tensor, "pair uni
 def act_on(
     groups: Collection[Group], sites: Mapping[str, Sequence[Site]], element: Element, tensors: Tensors
 ) -> dict[str, Tensor]:
-    """Apply a batch of elements to tensors `[pair, ...]`, only on the axes that `sites` lists, and return the
-    results.
+    """Apply a batch of elements to tensors `[pair, ...]`, and return the results. The elements act only on the axes in
+    `sites`.
     """
     local = {name: list(own) for name, own in sites.items()}
     ndims = {name: tensors[name].ndim - 1 for name in sites}

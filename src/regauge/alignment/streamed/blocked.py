@@ -76,7 +76,7 @@ class BlockedClimb:
         return bool(self._families[j].sites.keys() & self._families[k].sites.keys())
 
     def _improve(self, family: Family, unknown: Collection[str] = (), *, is_first: bool = False) -> bool:
-        """Set a family to its best value if this gains enough or is the first value.
+        """Set a family of groups to its best value if the objective rises enough, or if the family had no value before.
 
         Return whether the family was set.
         """

@@ -31,9 +31,9 @@ class Total:
     """The objective of aligning the units of one group, as a sum over parts of the network.
 
     A part is a working set, or a tensor outside of all working sets. Some sign families of the group act in only one
-    part. For given shared signs, each part chooses its own signs for every pair of units. One matrix for each pattern
-    of shared signs is therefore enough. Let s be the shared signs of a unit, t the signs that only one part has, and C
-    the inner products of this part. For given shared signs s, the matrix is
+    part. Once the shared signs of a pair of units are given, each part of the network chooses its own signs for this
+    pair. One matrix for each pattern of shared signs is therefore enough. Let s be the shared signs of a unit, t the
+    signs that only one part has, and C the inner products of this part. For given shared signs s, the matrix is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
@@ -154,7 +154,7 @@ class Source:
 
     @property
     def scale(self) -> float:
-        """The sum of `|a| |b|` over the tensors that were loaded."""
+        """The sum of the products `|a| |b|` of both networks' norms, over all tensors that were loaded."""
         return sum(scale for scale, _ in self.terms)
 
     @property
@@ -164,7 +164,9 @@ class Source:
 
     @property
     def place(self) -> tuple[Element, Element]:
-        """Two elements: the one in the state, and the one that acts on the second network, which also balances it."""
+        """Two elements: the element in the stored state, and the element that acts on the second network. The latter
+        also balances the network.
+        """
         return self._state.element, self._total
 
     def go_to(self, place: tuple[Element, Element]) -> None:

@@ -139,7 +139,7 @@ class _Family:
         return result
 
     def unit(self, chosen: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the scales and signs that set all chosen gains to one."""
+        """Return the scales and signs of the group that set all chosen gains to one."""
         gains = [self._by_unit(name, values[name]) for name in chosen]
         rows = torch.tensor([self.sites[name].placement.scale for name in chosen], dtype=torch.float64)
         logs = torch.stack([gain.abs().log() for gain in gains], -2)  # [*bases, gains, size]
@@ -156,7 +156,9 @@ class _Family:
         return found
 
     def fold(self, name: str, params: Params) -> Params | None:
-        """Return the network with this gain set to one and earlier gains unchanged, or None if this is impossible."""
+        """Return the network after one more gain is set to one, while gains that are already one stay unchanged. Return
+        None if this is impossible.
+        """
         gain = self._by_unit(name, params[name])
         rows = torch.tensor([self.sites[n].placement.scale for n in (*self.kept, name)], dtype=torch.float64)
         direction = torch.linalg.pinv(rows)[:, -1]

@@ -75,7 +75,9 @@ class Monomial(NamedTuple):
 
     @property
     def key(self) -> "Monomial":
-        """The product with summed indices numbered in the order of their first occurrence."""
+        """A form of the product for comparisons, in which summed indices are numbered in the order of their first
+        occurrence.
+        """
         names = dict.fromkeys(index.name for one in self.factors for index in one.indices if index.name > 0)
         return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
 

@@ -1,4 +1,6 @@
-"""The propagation of an offset through a traced model, and the parameters that can compensate for it."""
+"""The propagation of a change of values (offset) through a traced model, and the parameters that can compensate for
+it.
+"""
 
 import heapq
 import math
@@ -84,7 +86,7 @@ name of a parameter. Results that were cached after this event do not apply if t
 
 
 class Onward(NamedTuple):
-    """The cached effects of an offset from a node to the outputs: what compensates for it, and whether an output may
+    """The cached effects of the change of a node's value: which parameters compensate for it, and whether an output may
     change.
 
     The effects are cached, because vectors that are added to parameters of different layers often cause equal offsets
@@ -97,7 +99,7 @@ class Onward(NamedTuple):
 
 
 class Run:
-    """The propagation of an offset of the parameter `home` through the model.
+    """The propagation of a change (offset) of the parameter `home` through the model.
 
     Rules define how operators act on the offset. With `is_eager`, the first parameter that can compensate for the
     offset does so. Without it, no parameter that is added to a value compensates, and `is_missed` records whether one

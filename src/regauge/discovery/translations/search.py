@@ -297,13 +297,17 @@ class _Search:
         return replace(family, images=images, gain=next(iter(passed), None))
 
     def _accept_all(self) -> None:
-        """Accept the candidates that do not change entries that earlier families set to zero or centered."""
+        """Accept candidates for translation families, except those that change parameter entries that earlier families
+        set to zero or centered.
+        """
         for candidate in self.candidates:
             self._accept(*candidate)
         self.candidates.clear()
 
     def _accept(self, family: TranslationFamily, places: Tensor) -> None:
-        """Accept a family if it does not change entries that accepted families set to zero or centered."""
+        """Accept a translation family if it changes no parameter entries that accepted families set to zero or
+        centered.
+        """
         centered = self._centered(family.entries, family.constant)
         if centered is None or not self._is_kept_by_groups(family):
             return
@@ -405,8 +409,9 @@ def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> T
     """Return the translation family that adds its vector to a parameter. The model multiplies this parameter by
     factors.
 
-    The argument `divided` is the compensating change that divides a vector by these factors. The result is the inverse
-    relation: the vector is added to this parameter, and the images are multiplied by the factors.
+    The argument `divided` is a compensating change in which a vector is divided by these factors. In the result, the
+    roles are exchanged: a vector is added to the changed parameter, and the other changes are multiplied by the
+    factors.
     """
     steps, number = list[ImageStep](), 1.0
     for step in divided.steps:

@@ -85,7 +85,7 @@ class ForEnds(nn.ModuleList):
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
-        """Apply the module of one end of a block (a unit set that it connects) to vectors."""
+        """Apply to vectors the module that belongs to one unit set of a block (one of its ends)."""
         made: Tensor = self[self.number(end)](x)
         return made
 

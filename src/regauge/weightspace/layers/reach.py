@@ -2,10 +2,10 @@
 
 Layers have no maps for features that are always zero.
 
-The exponents with which signs and scales multiply a value or feature are called its character. Units have one such
-feature for every character of their values (`Layout.unit_signs`). In the input of the first layer, a feature is nonzero
-only if values of single units, such as biases, have its character. Further features become nonzero by messages, or as
-products of two features. Messages are sums of features of other units times features of weights.
+The exponents with which signs and scales multiply a value or feature are called its character. Units have one feature
+vector for every character that their values have (`Layout.unit_signs`). In the input of the first layer, a feature is
+nonzero only if values of single units, such as biases, have its character. Further features become nonzero by messages,
+or as products of two features. Messages are sums of features of other units times features of weights.
 """
 
 from collections.abc import Collection, Mapping

@@ -26,11 +26,11 @@ class RelationalAttention(Layer):
 
         logit = q_x k_y + (A e) k_y + q_x (B e) + c e,      message = (M e) * v_y + V e
 
-    The softmax is over everything to which x attends, in several heads. Before the attention, `e <- e + MLP(e, x, y)`.
-    After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only existing connections
-    are computed, in dense blocks. A weight of zero also counts as a connection. In the paper, units attend to all units
-    instead. The term `c e` replaces the paper's product of `A e` and `B e`. Norms come before the layers (pre-norm),
-    because deep nets then keep information about the inputs.
+    The softmax runs over everything to which x attends, separately in each of several heads. Before the attention, `e
+    <- e + MLP(e, x, y)`. After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only
+    existing connections are computed, in dense blocks. A weight of zero also counts as a connection. In the paper,
+    units attend to all units instead. The term `c e` replaces the paper's product of `A e` and `B e`. Norms come before
+    the layers (pre-norm), because deep nets then keep information about the inputs.
 
     Attributes:
         heads: The number of attention heads.

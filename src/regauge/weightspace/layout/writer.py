@@ -1,4 +1,4 @@
-"""The conversion of new values of blocks back to tensors."""
+"""The conversion of new values for units and pairs of units back to tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class WrittenValues:
         return mean.permute(0, *(1 + order.index(k) for k in self.bases), *range(1 + len(order), mean.ndim))
 
     def unpool(self, pooled: Float[Tensor, "models *bases size rank changes"]) -> Tensor:
-        """Insert the axes that `pool` averaged, with length one: `[models, *units, size, rank, changes, 1]`."""
+        """Restore the axes over which `pool` averaged, with length one: `[models, *units, size, rank, changes, 1]`."""
         order = sorted(range(len(self.bases)), key=lambda k: self.bases[k])
         rest = range(1 + len(order), pooled.ndim)
         moved = pooled.permute(0, *(1 + k for k in order), *rest)
