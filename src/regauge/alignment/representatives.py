@@ -234,9 +234,9 @@ class RotationChoice(Generic[Known]):
             symmetry: The whole symmetry.
             networks: The representatives, whose gains are read.
             rotate: The caller's choice: "auto", "always" or "never".
-            explain: A function that matches the networks by permutations. For the balanced networks, this function
-                returns the result of the match, and squared norms and inner products of the tensors of rotatable
-                groups.
+            explain: A function that matches the networks by permutations. This function returns the result of the
+                match. For the balanced networks, it also returns squared norms and inner products of the tensors on
+                which rotatable groups act.
         """
         names = symmetry.rotatable
         a, b = (zero_gains(symmetry, one, names) for one in networks)
@@ -394,8 +394,8 @@ def _take_over_statistics(
 ) -> tuple[Element, Params]:
     """Return elements that also transform stored statistics if the second network of a pair is a copy.
 
-    For a network that is not a copy, recomputed statistics would undo part of such a transformation. `there` contains
-    the representatives and coordinates of the transformed second networks.
+    For a network that is not a copy, recomputed statistics would undo part of such a transformation. The argument
+    `there` contains the representatives and the coordinates of the second networks after the elements have acted.
     """
     symmetry = problem.symmetry
     (first, wanted), (second, own) = symmetry.split(problem.a), there

@@ -348,8 +348,8 @@ def _fits(symmetry: Symmetry, shapes: Shapes) -> bool:
 
 
 def _tell(shapes: Shapes, symmetry: Symmetry, known: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Yield each group with its number of units, computed from the length of an axis whose other groups are already
-    counted.
+    """Yield each group with its number of units. The number is computed from the length of an axis, once all other
+    groups on this axis are counted.
 
     The number is 0 if no number of units fits the length of the axis.
     """

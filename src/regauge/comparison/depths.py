@@ -87,7 +87,9 @@ def match_depths(
 
 
 def _stacks(params: Mapping[str, Tensor]) -> dict[str, Blocks]:
-    """Return the tensors of each stack of blocks, by prefix, block number, and rest of the name."""
+    """Return the tensors of each stack of blocks. The keys are the prefix of the stack, then the block number, then the
+    rest of the tensor's name.
+    """
     found: dict[str, Blocks] = {}
     for name, tensor in params.items():
         for part in numbered_parts(name)[:1]:

@@ -1,9 +1,10 @@
 """The action of an element on parameters: entries are permuted, multiplied, rotated and shifted.
 
-A permutation takes each entry from a source. The index of the source is the entry's own index plus one displacement for
-each placement. Therefore a single gather, whose index is a broadcast sum of displacements, applies all permutations to
-a parameter. If the displacements along one axis do not depend on the index along another axis, the entries can also be
-gathered axis by axis. Gathering axis by axis needs no index tensor as large as the parameter.
+A permutation takes each entry from a source. For each placement on the parameter, a displacement is added to the
+entry's own index. The result is the index of the source. Therefore a single gather, whose index is a broadcast sum of
+displacements, applies all permutations to a parameter. If the displacements along one axis do not depend on the index
+along another axis, the entries can also be gathered axis by axis. Gathering axis by axis needs no index tensor as large
+as the parameter.
 """
 
 import math
@@ -75,7 +76,7 @@ class Site:
 
     @cached_property
     def by_copies(self) -> Int[Tensor, "copies n"]:
-        """The positions on the axis that the units of each copy of the group own."""
+        """For each copy of the group, the positions on the axis that belong to its units."""
         order = self.units.argsort(stable=True)
         return self.positions[order].reshape(self.group.size, -1).T
 
@@ -392,7 +393,8 @@ def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int)
 def _base_index(
     base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
 ) -> tuple[int | None, Tensor]:
-    """Return the axis that determines the index of a base (a group around a nested group), and the index.
+    """Return the axis that determines to which unit of a base (a containing group) an entry belongs, and this unit for
+    each index of the axis.
 
     The axis is None if the axis of the placement itself determines the index.
     """
@@ -494,7 +496,9 @@ def _gather(
     shape: tuple[int, ...],
     batch: int,
 ) -> Shaped[Tensor, "*shape"]:
-    """Gather each entry of a tensor from its source. Each displacement acts along the last of its axes."""
+    """Gather each entry of a tensor from its source. Each displacement is the number of positions from an entry to its
+    source, along the last of the axes that it depends on.
+    """
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
     # Axis by axis moves outer axes before nested ones, but does not order nested axes that depend on one another.
     is_chained = any(depends.get(other) for others in depends.values() for other in others)

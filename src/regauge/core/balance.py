@@ -137,8 +137,8 @@ def balance_alike(
     """Balance several networks that are to be compared.
 
     If the matrix of a group cannot be determined in one of the networks, it stays the identity in all of them. The
-    arguments of `balance_alike` may also be populations. Networks with the same index in different populations are then
-    compared with one another.
+    arguments of `balance_alike` may also be populations. In this case, networks with the same index in different
+    populations are compared with one another.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)

@@ -323,7 +323,7 @@ def _patterns(bits: int) -> Int64[Tensor, "pattern bit"]:
 
 
 def _picked(cost: Cost, perm: Int64[Tensor, "*lead target"]) -> Cost:
-    """Return the costs of only the pairs `(i, perm[i])`, as `[..., n, 1]`."""
+    """Return the costs of the pairs `(i, perm[i])` only, `[..., n, 1]`, from the costs of all pairs of units."""
     matrices = {key: matrix.gather(-1, perm.unsqueeze(-1).to(matrix.device)) for key, matrix in cost.matrices.items()}
     return Cost(matrices, tuple(replace(s, source=s.source.gather(-1, perm.to(s.source.device))) for s in cost.shifts))
 

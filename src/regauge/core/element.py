@@ -409,7 +409,9 @@ def _neutral(part: str, like: Tensor) -> Tensor:
 
 
 class _Pull:
-    """A gather that takes entries of one element's value by the permutations of another element, for the same group."""
+    """A gather for the product of two elements: it permutes the value that one element has for a group by the
+    permutation that the other element has for this group.
+    """
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:
         by_name = {g.name: g for g in groups}

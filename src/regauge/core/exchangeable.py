@@ -75,7 +75,8 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 
 
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """Return, for each unit, numbers that no exchange of other units changes: its entries on the diagonal of all axes.
+    """Return the diagonal entries of each unit, whose indices on all axes belong to this unit. Exchanges of other units
+    do not change these entries.
 
     Units with different diagonal entries cannot be exchanged. Therefore most pairs of units do not have to be compared
     by `_is_kept`.

@@ -188,7 +188,9 @@ def inner_products(
 
 
 def shift_cost(site: Site, a: Tensor, b: Tensor) -> ShiftCost | None:
-    """Return the quadratic term that shifts of one tensor add to the objective, or None if no shift adds anything."""
+    """Return the quadratic term in the objective that half-period shifts of one tensor cause, or None if no shift
+    changes the tensor.
+    """
     amounts = site.placement.shift
     if not any(amounts):
         return None

@@ -50,7 +50,7 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
 
 
 def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram | None:
-    """Return the balancing matrix for Gram matrices of any rank, or None if a rank is in doubt."""
+    """Return the balancing matrix for Gram matrices of any rank, or None if a rank is uncertain because of rounding."""
     left, right = (_root(gram, zero, certain) for gram in (forward, inverse))
     if left is None or right is None:
         return None

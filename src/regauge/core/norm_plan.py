@@ -1,4 +1,6 @@
-"""A plan for computing the squared norm of networks: parameters, sorted by the scales and matrices that act."""
+"""A plan for computing the squared norm of networks. Parameters are sorted by the scales and matrices that act on
+them.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -256,10 +256,10 @@ class SquaredNorm:
         """Take the best step of the matrices of one group, while all scales and other groups are fixed.
 
         Networks outside of `is_chosen` do not change. Networks in which the group must stay the identity (is rigid) do
-        not change either. If the group acts on d axes of one tensor, the step is the d-th root of the best step for one
-        axis, which does not go too far. In singular copies, a subspace may be nonzero in only one of the two Gram
-        matrices. The logarithm of the volume of this subspace then gets a linear term. If the rank of a copy's Gram
-        matrices is uncertain, the group becomes rigid in this network.
+        not change either. If the group acts on d axes of one tensor, the step is the d-th root of the best step for a
+        single axis. This shorter step does not go too far. In singular copies, a subspace may be nonzero in only one of
+        the two Gram matrices. The logarithm of the volume of this subspace then gets a linear term. If the rank of a
+        copy's Gram matrices is uncertain, the group becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)

@@ -271,7 +271,9 @@ class TranslationFamily:
         return self.gain.of(params[self.gain.parameter], lead).to(params[self.entries.parameter])
 
     def _spread(self, values: Tensor, lead: int) -> Tensor:
-        """Return values reshaped to vary only along the constant axis, `[*lead, 1, ..., n, ..., 1]`."""
+        """Return values with one entry for each index of the constant axis, reshaped to broadcast over all other axes:
+        `[*lead, 1, ..., n, ..., 1]`.
+        """
         (axis,) = self.constant
         return values.reshape((*values.shape[:lead], *(-1 if k == axis else 1 for k in range(len(self.entries.sizes)))))
 

@@ -57,7 +57,7 @@ class _Part:
     whole: tuple[Group, ...]
 
     def geometry(self) -> Hashable:
-        """Return a key of groups, placements and shape without names.
+        """Return a key of the groups, their placements and the parameter's shape, in which no names occur.
 
         If the keys of two parameters are equal, the groups act on both in the same way.
         """

@@ -216,8 +216,8 @@ def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
 def _neighbors(
     slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Return pairs of coordinates that differ along a factor of size two of the axis: adjacent entries, or complex
-    numbers.
+    """Return the pairs of coordinates that differ only in the index of a factor of size two. Such pairs are adjacent
+    entries, or real and imaginary parts.
     """
     result = []
     for slot in slots:
@@ -229,7 +229,9 @@ def _neighbors(
 
 
 def _halves(slots: Sequence[int], places: Mapping[int, SlotPlace]) -> list[PairedAxis]:
-    """Return pairs of coordinates made of two equal blocks of one axis. If the blocks do not match, return no pairs."""
+    """Return pairs that consist of one coordinate from each of two equal blocks of an axis. If the blocks do not match,
+    return no pairs.
+    """
     by_axis: dict[tuple[str, int], list[int]] = {}
     for slot in slots:
         by_axis.setdefault((places[slot].name, places[slot].axis), []).append(slot)

@@ -82,11 +82,11 @@ class Value:
         return len(self.shape)
 
     def axis(self, dim: int) -> "Axis":
-        """Return one axis of the tensor in the form that laws use."""
+        """Return one axis of the tensor as an `Axis`, the form in which laws refer to axes."""
         return Axis(self, (dim,))
 
     def whole(self) -> "Axis":
-        """Return the whole tensor in the form that laws use, for one factor of all its entries."""
+        """Return the whole tensor as an `Axis` without axes, for laws about one factor of all its entries."""
         return Axis(self, ())
 
     @classmethod

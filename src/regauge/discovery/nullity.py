@@ -508,7 +508,7 @@ def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, 
 def _subgroups(bound: Symmetry, group: Group) -> list[Element] | None:
     """Return elements along each one-parameter subgroup of a group, one batch for each step size in `STEPS`.
 
-    If the group has no continuous elements, the result is None.
+    The result is None if the group has no scales, rotations or matrices, and therefore no continuous elements.
     """
     value = bound.identity()[group.name]
     field = "matrix" if value.matrix is not None else "scale"

@@ -55,7 +55,8 @@ class Region:
         self.params: dict[str, Tensor] = {}
 
     def shape(self) -> Hashable:
-        """Return a key of the region's operators, shapes and constants. Regions with equal keys need only one test.
+        """Return a key that describes the operators, shapes and constants of the region. Regions with equal keys need
+        only one test.
 
         For example, the corresponding layers of a deep model have equal keys.
         """

@@ -214,7 +214,7 @@ class _Writer:
             self._law(law, expanded[k], outside)
 
     def _law(self, law: Law, expanded: list[list[SlotBlock]], outside: Mapping[Value, frozenset[Companion]]) -> None:
-        """Tie the axis factors of all axes of a law to each other, block by block.
+        """Apply a law to all of its axes: tie the factors of these axes to each other, block by block.
 
         The argument `outside` holds companions from other laws, by tensor.
         """

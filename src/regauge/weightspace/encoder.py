@@ -330,8 +330,8 @@ def _count_sharing(block: Block, layout: Layout) -> int:
 
 
 def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
-    """Return a linear map from the values of a pair of units to one number; with one value, it is initialized as the
-    identity.
+    """Return a linear map from the values of a pair of units to one number. If there is a single value, the map is
+    initialized as the identity.
     """
     dense = Dense(channels, 1, is_biased=False, generator=generator)
     if channels == 1:

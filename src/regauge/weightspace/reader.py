@@ -100,8 +100,8 @@ class Reader:
         return divide(values, self.layout, shares), shares
 
     def canonicalize(self, population: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], Element | None]:
-        """Return the canonical networks, and the element that maps representatives to canonical networks, or None for
-        the identity.
+        """Return the networks in canonical form, and the element that maps the networks (after translations are
+        removed) to this form, or None for the identity.
 
         Masks and integer structure tensors become floating-point tensors in canonical networks.
         """

@@ -90,7 +90,9 @@ def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict
 
 
 def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
-    """Return values divided by weights of their leading axes, or zero where weights are zero."""
+    """Return values divided by weights. The weights have the leading axes of the values. The result is zero where a
+    weight is zero.
+    """
     if weights is None:
         return x
     weights = weights.reshape(*weights.shape, *([1] * (x.ndim - weights.ndim)))

@@ -306,7 +306,8 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
     """Divide the sites (places where groups act) of an activation tensor into parts.
 
-    Two sites belong to one part if they share positions on an axis, or if one group is repeated within the other.
+    Two sites belong to the same part if they have positions of an axis in common, or if the group of one is repeated
+    within the group of the other.
     """
 
     def is_linked(x: Site, y: Site) -> bool:

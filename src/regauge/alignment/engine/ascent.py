@@ -150,7 +150,8 @@ class Ascent:
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """For the given pairs of networks, search every family once whose neighbors have changed.
+        """For the given pairs of networks, search the best element of every family whose neighboring families have
+        changed, each once.
 
         Return the pairs that changed.
 
@@ -308,7 +309,7 @@ class Ascent:
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
         """Take a full or a shorter step of a group that acts on two axes of one tensor, if the step raises the exact
-        objective. In the element of such a group, the exact objective is quadratic.
+        objective. The exact objective is a quadratic function of the element of such a group.
 
         The cost is the linear model of the objective at the current value. At the maximum of the linear model, the
         exact objective may be lower than before. If a step lowers the exact objective, a shorter step is tried.

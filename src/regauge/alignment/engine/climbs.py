@@ -55,7 +55,7 @@ class Climbs:
     moved: Mapping[str, Tensor] = field(default_factory=dict)
 
     def at(self, rows: Tensor) -> "Climbs":
-        """Return the coordinate ascents of the selected pairs."""
+        """Return the results of the coordinate ascents for the selected pairs of networks."""
         if len(rows) == len(self.objective):
             return self
         return Climbs(
@@ -80,7 +80,7 @@ class Climbs:
         )
 
     def lift(self, offset: Tensor) -> "Climbs":
-        """Return a copy in which a number is added to the objectives in each pair's results."""
+        """Return a copy in which all objectives of a pair are increased by a number, with one number for each pair."""
         return replace(self, objective=self.objective + offset, history=self.history + offset)
 
 

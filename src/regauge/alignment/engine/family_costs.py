@@ -62,7 +62,8 @@ class FamilyCost:
         self._dtype = functools.reduce(torch.promote_types, {networks.a[term.name].dtype for term in self._terms})
 
     def aim_at(self, names: Collection[str]) -> None:
-        """Mark the sums that use the named tensors of the first networks, which are then computed again.
+        """Mark the stored sums that use the named tensors of the first networks as outdated. The next search computes
+        these sums again.
 
         The potentials (dual variables) of the assignments are kept.
         """

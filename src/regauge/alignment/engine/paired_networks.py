@@ -182,7 +182,7 @@ class _Kept:
 
 
 def _names(site: Site) -> tuple[str, ...]:
-    """Return the groups that determine how a site (an axis of a tensor on which a group acts) is transformed."""
+    """Return the names of the groups that determine how an axis of a tensor (a site) is transformed."""
     return (site.group.name, *site.group.within)
 
 

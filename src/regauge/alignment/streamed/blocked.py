@@ -113,7 +113,7 @@ class BlockedClimb:
         permutation.
 
         The products of signs ("characters") that multiply the tensors are independent. With the best signs, each
-        product of signs therefore contributes the absolute value of its sum.
+        product of signs therefore contributes the absolute value of the inner products that it multiplies.
         """
         terms: dict[Character, list[tuple[str, Site]]] = {}
         for name, local in family.own_sites.items():
@@ -133,7 +133,9 @@ class BlockedClimb:
         return total, reached
 
     def _add_products(self, total: Tensor, name: str, site: Site) -> None:
-        """Add the inner products of all pairs of units along an axis of a tensor, in chunks of units."""
+        """Compute the inner products of all pairs of units along an axis of a tensor, and add them to the profits, in
+        chunks of units.
+        """
         step = max(1, CHUNK // (4 * len(total)))
         for x, y in self._pairs(name):
             left, right = unfold(x, site), unfold(y, site).to(total.dtype)

@@ -85,7 +85,8 @@ class StreamedAscent:
         self.keep()
 
     def _anchor(self) -> Element:
-        """Choose initial values of groups whose tensors do not fit in memory together, and return the element.
+        """Choose initial values for the groups whose tensors do not fit in memory together. Return the resulting
+        element.
 
         Initial values are chosen first for the group whose tensors depend least on groups without a value.
         """
@@ -110,7 +111,7 @@ class StreamedAscent:
         """Choose the initial rotation of a group that acts on several working sets. Use tensors and products of tensors
         that no other group changes.
 
-        Return whether the group has such a rotation.
+        Return whether an initial rotation was chosen.
         """
         group, parts = self._symmetry[name], [names for names, _ in self.plan.parts(name)]
         if group.matrix != "orthogonal":

@@ -110,7 +110,7 @@ def part_cost(
 ) -> Cost:
     """Return the cost of a group, summed over the tensors in `sites`.
 
-    The function `load` returns these tensors for both networks.
+    The function `load` returns such a tensor for both networks.
 
     Tensors are averaged over all groups that are still unknown. If the group itself is unknown, tensors are averaged
     over its action on all other axes.

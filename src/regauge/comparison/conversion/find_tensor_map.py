@@ -78,7 +78,9 @@ def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int,
 
 
 def find_reordered(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
-    """Return a message about tensors of B with the entries of A in another order; empty if there are none."""
+    """Return a message about tensors of B that contain the entries of a tensor of A in another order. The message is
+    empty if there are no such tensors.
+    """
     names = [
         name
         for name in a

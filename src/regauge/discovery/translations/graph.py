@@ -35,7 +35,8 @@ BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2,
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
 """Operators that add a parameter to each channel, and the argument position of this parameter."""
 CELLS = dict.fromkeys(words("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"), 4)
-"""Single steps of recurrent layers, each with the argument position of the input's bias."""
+"""Operators that compute a single step of a recurrent layer, each with the argument position of the bias that belongs
+to the input."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
 
     Families are found in a fixed order. First, vectors change the means of matrices, then single biases, then the means
     of biases. Each family uses its vector to set entries of one parameter, its home parameter, to zero or to mean zero.
-    No later family may change these entries. Therefore home parameters of earlier families cannot compensate for later
-    families. If two families of one parameter overlap, the overlap belongs to the first family.
+    No later family may change the entries that an earlier family has set in this way. Therefore home parameters of
+    earlier families cannot compensate for later families. If two families of one parameter overlap, the overlap belongs
+    to the first family.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))

@@ -29,7 +29,7 @@ def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts:
 
 
 def blank(character: Character) -> Character:
-    """Return exponents of zero on the same axes, as for values that no sign or scale changes."""
+    """Return the character of values that no sign or scale changes: all exponents are zero, on the same axes."""
     return tuple(tuple(type(exponent)(0) for exponent in exponents) for exponents in character)
 
 

@@ -254,8 +254,8 @@ def compile_layout(
         has_shifts: Whether features also change under half-period shifts, because these are not canonicalized. Values
             to which half periods are added are then read through their sine and cosine. If half periods of several
             kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
-        readers: The axes (parameter, axis) along which layers sum over units. If there are such axes, units are
-            weighted by shares.
+        readers: The axes (parameter, axis) along which layers sum over units. If there are such axes, units have
+            weights (shares) in all means.
 
     Raises:
         ValueError: A size is not known, the units of a group own different numbers of values, or `has_shifts` is set
