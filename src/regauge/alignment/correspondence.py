@@ -237,7 +237,7 @@ class _Problem:
     def objective(self, plans: Mapping[str, UnitPlan], group: str | None = None) -> float:
         """Return the inner product of both networks plus the entropies of the plans.
 
-        If a group is given, return only the terms that depend on its plan.
+        If a group is given, return only those terms of the objective that depend on this group's plan.
         """
         inner = sum(self._inner_product(name, plans) for name in (self._a if group is None else self._touched[group]))
         soft = [name for name in (plans if group is None else [group]) if self._softness[name]]

@@ -101,7 +101,9 @@ def _universe(
         tensors = [move_by(symmetry, factors.item(k), network) for k, network in enumerate(given)]
 
     def as_first(names: Iterable[str]) -> list[Tensors]:
-        """Return tensors of all networks after the element that balances the first network has acted on each."""
+        """Return tensors of all networks with the scales of the first network: the element that balances the first
+        network has acted on each network.
+        """
         own: list[Tensors] = [{name: network[name] for name in names} for network in given]
         if not has_balance(symmetry):
             return own

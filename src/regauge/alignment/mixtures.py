@@ -34,7 +34,7 @@ Vertex = Mapping[str, Element]
 
 @dataclass(frozen=True)
 class _Draw:
-    """The axes of one tensor on which the same random element of a family of groups acts."""
+    """Axes of one tensor on which the same random element acts, an element of one family of groups."""
 
     family: Family
     sites: list[Site]

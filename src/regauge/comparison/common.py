@@ -81,7 +81,9 @@ class Common:
         return {name: params[name][corner(shape)] for name, shape in self.shapes.items() if name in params}
 
     def part_of(self, network: Mapping[str, Tensor], k: int) -> tuple[Params, Symmetry]:
-        """Return the comparable part of network k with all units of its groups, and the symmetry that acts on it."""
+        """Return the part of network k that can be compared, with all units of its groups, and the symmetry that acts
+        on this part.
+        """
         assert self.widths is not None
         symmetry = self.extend(self.widths.sides[k])
         shapes = {**self.shapes, **symmetry.shapes}

@@ -204,7 +204,8 @@ def _weights(key: str, tensor: Tensor, orbits: Mapping[int, Tensor]) -> Tensor:
 def _probe(tensor: Tensor, name: str, moved: Collection[int]) -> Features:
     """Contract a tensor with fixed vectors along the axes on which no group acts.
 
-    Return norms over the remaining axes, or the contracted entries themselves if no axes remain.
+    Return the norms of the contracted tensors over the remaining axes. If no axes remain, return the contracted
+    entries.
     """
     is_contracted = False
     for axis in reversed(range(tensor.ndim - 1)):

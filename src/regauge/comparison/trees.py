@@ -16,7 +16,7 @@ CERTAIN = 0.95
 RESAMPLES = 100
 """The number of samples of weights for which a tree is built."""
 DROPPED = 6
-"""The number of networks of which each sample leaves out one."""
+"""Each sample leaves out some networks: the number of networks divided by this number, rounded down."""
 ORTHOGONAL = 0.5
 """The root is an ancestor of its neighbors only if the squared norm of some neighbor is larger, by at least this
 fraction of the squared distance. If a training step is orthogonal to the weights, the squared norm grows by the whole
@@ -184,7 +184,9 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
                 votes[child] += found.get(child) == parent
 
     def name_of(parent: int, child: int) -> str:
-        """Return the name of the parent, or of a copy of it that has as many entries as the child."""
+        """Return the name of the parent. If the parent does not have as many entries as the child, but a copy of the
+        parent does, return the name of this copy.
+        """
         alike = [j for j, k in enumerate(originals) if k == parent and points.sizes[j] == points.sizes[child]]
         return points.names[parent if parent in alike or not alike else alike[0]]
 

@@ -181,7 +181,8 @@ def overlapping(
 
 @dataclass(frozen=True)
 class Moves:
-    """The change that an element makes to one parameter, stored as tables over only some axes of the parameter.
+    """The change of one parameter by an element, stored as small tables. Each table depends on the indices along only
+    some axes of the parameter.
 
     Each table of displacements, factors or shifts acts along the last of its axes. A displacement is the index of an
     entry's source along an axis, minus the index of the entry itself. An element first multiplies entries by factors
@@ -351,8 +352,8 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Return whether unit i of every group owns only index i of an axis, no other group acts there, and the model adds
-    no constant.
+    """Return whether a parameter is a simple case: for every group, unit i has only index i of an axis, no other group
+    acts on this axis, and the model adds no constant.
 
     This is the case for most parameters.
     """

@@ -22,10 +22,10 @@ from regauge.core.squared_norm import Array, Limits, SquaredNorm, Steps
 from regauge.core.symmetry import Symmetry
 
 EXACT = 1e-12, (1e-13, 1e-11)
-"""Tolerances in double precision. The first is for logarithms of factors. The other two are limits: eigenvalues below
+"""Tolerances in double precision. The first one is for logarithms of factors. The other two are limits: eigenvalues below
 the lower limit count as zero, and those above the upper limit as nonzero."""
 ROUNDED = 1e-7, (1e-11, 1e-6)
-"""Tolerances in lower precision. The first is for logarithms of factors. The other two are limits: eigenvalues below
+"""Tolerances in lower precision. The first one is for logarithms of factors. The other two are limits: eigenvalues below
 the lower limit count as zero, and those above the upper limit as nonzero."""
 LARGEST_LOGARITHM = 30.0
 """The largest logarithm of a factor. If the logarithm of a factor would exceed this limit, the sum of squares is
@@ -259,10 +259,10 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     """Return the symmetry in which gains of frozen normalization are treated as parameters.
 
     A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
-    limit while the gain grows. Such gains must therefore contribute to the norm. Which buffers contribute depends only
-    on the exponents of the scales, not on the entries of the buffers: those that grow along a dangerous direction. A
-    direction is a vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous
-    if no parameter grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. Running
+    limit while the gain grows. Such gains must therefore contribute to the norm. Exactly those buffers contribute that
+    grow along a dangerous direction. This depends only on the exponents of the scales, not on the entries of the
+    buffers. A direction is a vector t that holds the logarithm of a factor for each family of scales. A direction t is
+    dangerous if no parameter grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. Running
     statistics of trained normalization neither grow nor shrink along such a direction. If balancing keeps buffers
     unchanged, no buffer needs to contribute to the norm.
     """
@@ -361,8 +361,8 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a short direction of scales along which no sum of squares (row) grows, and most rows shrink by at least
-    one.
+    """Return a short direction of scales along which no sum of squares (row) grows. Along this direction, as many rows
+    as possible shrink by at least one.
 
     If no row can shrink without another row growing, return zero.
     """

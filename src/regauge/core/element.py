@@ -409,8 +409,8 @@ def _neutral(part: str, like: Tensor) -> Tensor:
 
 
 class _Pull:
-    """A gather for the product of two elements: it permutes the value that one element has for a group by the
-    permutation that the other element has for this group.
+    """A gather that is used in products of two elements. It permutes the value of one element for a group by the other
+    element's permutation for this group.
     """
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:

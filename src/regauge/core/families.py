@@ -80,7 +80,7 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
 def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
     """Return an element of a family of groups, given its values for some of these groups.
 
-    If `values` has no value for a group, the element has the identity there.
+    If `values` has no value for a group, the element does not change what this group acts on.
     """
     blank = _element.identity((*family.members, *family.fixed), tuple(batch))
     return Element(values, blank.batch).fill(blank)

@@ -206,7 +206,7 @@ def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
 
 
 class _Rows:
-    """A growing list of rows, that is, of sums of squares of entries that scales multiply by a common factor.
+    """A growing list of sums of squares (rows). All entries in one sum are multiplied by the same scales.
 
     Each row is one entry of a tensor of sums, and has an index along each axis over which the tensor was not summed.
     """

@@ -53,7 +53,7 @@ class Direction:
 
 @remembered
 def directions(symmetry: Symmetry, buffers: Literal["move", "keep"]) -> tuple[Direction, ...]:
-    """Return the directions of scales for every group, which are families of scales or combinations of them.
+    """Return the directions of scales for every group. A direction is a family of scales, or a combination of families.
 
     If buffers must not change, return only combinations that leave buffers unchanged.
     """
@@ -130,8 +130,8 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
 
 
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Add and subtract the combinations in a basis until no sum or difference of two of them affects fewer axes of
-    tensors.
+    """Replace combinations in a basis by sums or differences of two combinations, as long as this reduces the number of
+    axes of tensors that they scale.
 
     If a scale multiplies only one tensor, such as a filter before a normalization, the norm has no minimum. A linear
     term in the logarithm of the scale gives the norm a minimum. This term requires a combination that scales only this

@@ -476,7 +476,7 @@ class Symmetry:
 
     @cached_property
     def on_sums(self) -> "Symmetry":
-        """Return this symmetry in a linear form, which acts on `sums(params)` and on changes of parameters."""
+        """Return this symmetry in a form that acts linearly: on `sums(params)`, and on changes of parameters."""
         return replace(self, added={}) if self.added else self
 
     @cached_property

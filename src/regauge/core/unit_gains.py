@@ -72,7 +72,7 @@ def unit_element(symmetry: Scaled, params: Mapping[str, Tensor], names: tuple[st
 def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) -> Element:
     """Return the element without the effect of its scales and signs on the named gains.
 
-    The returned element acts on networks whose gains are one.
+    The returned element acts on networks with gains of one, which stay one.
     """
     for one in gain_scales(symmetry, names):
         element = element.replace(one.group.name, one.project(element[one.group.name]))

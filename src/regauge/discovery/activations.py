@@ -273,9 +273,7 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Return the groups without placements on some values: those on which a group acts in a way that no placement can
-    describe.
-    """
+    """Return the groups. Values on which a group acts in a way that no placement can describe are left out."""
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:

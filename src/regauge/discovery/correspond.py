@@ -21,8 +21,8 @@ AxisKey = tuple[str, int]
 def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return the groups of a symmetry with placements on the intermediate values on which discovered groups have
-    placements.
+    """Return the groups of a symmetry with further placements: those on intermediate values on which corresponding
+    discovered groups act.
 
     A group corresponds to the discovered group that has the same units on the same parameters. The families of the
     group are expressed as combinations of the discovered families. The same combinations then describe how the families

@@ -152,8 +152,8 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
-    """Return the operands that vary along an axis of the result. Each operand comes with the number of the
-    corresponding axis of its own.
+    """Return the operands that vary along an axis of the result. Each operand comes with the number that this axis has
+    in the operand itself.
     """
     full = shape_of(node)
     result: list[tuple[Node, int | None]] = []

@@ -126,8 +126,8 @@ for signs."""
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases (atoms within whose units others are repeated) that are not in `freedoms`, have matrices, or would
-    contain each other.
+    """Remove bases, which are atoms within whose units other atoms are repeated. Bases are removed if they are not in
+    `freedoms`, have matrices, or would contain each other.
 
     If each of two atoms would be repeated within the other, only the second remains repeated within the first.
     """

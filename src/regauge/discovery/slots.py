@@ -1,4 +1,5 @@
-"""Expansion of the constraints of operators (laws) into ties between slots, the single occurrences of factors of axes.
+"""Expansion of the constraints of operators (laws) into ties between slots. A slot is a single occurrence of an axis
+factor.
 
 An atom is a factor of an axis that also occurs in a parameter. An axis consists of one or several blocks, and each
 block is a product of indivisible atoms (leaves). A slot is one occurrence of an atom: in one block, on one axis of one
@@ -241,8 +242,8 @@ class _Writer:
             self.slots.ties[atom].append(tie)
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
-        """Apply a law to the factors of size one in one block of each of its axes. If the axes have different factors
-        of size one, allow only permutations for all of these factors.
+        """Apply a law to the factors of size one, in one block of each axis of the law. If the axes have different
+        factors of size one, allow only permutations for all of these factors.
         """
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))

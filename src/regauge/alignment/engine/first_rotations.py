@@ -182,7 +182,9 @@ class FirstRotation:
         self._reach = self._reach + size.sqrt()
 
     def start(self) -> bool:
-        """Choose the rotation that is best for the terms of single tensors, and return whether there are such terms."""
+        """Choose the rotation that is best for the terms of single tensors. Return whether the objective has such
+        terms.
+        """
         if not (isinstance(self._cost, Tensor) and isinstance(self._reach, Tensor) and bool((self._reach > 0).all())):
             return False
         self.matrix = self.best = self._solve(self._cost)

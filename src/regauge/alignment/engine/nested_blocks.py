@@ -1,9 +1,9 @@
 """Matching of nested groups: first all pairs of blocks are matched, and then an assignment pairs the blocks.
 
 A block permutation with groups inside the blocks (attention heads, experts, normalization groups) is solved on two
-levels. First, for each pair of blocks (u, v), the best inner elements are found. These inner elements bring block v of
-the second network closest to block u of the first. Second, the objectives of the inner elements are the profits of an
-assignment between blocks. If no inner groups share a tensor, the inner problems are solved exactly. If all inner
+levels. First, for each pair of blocks (u, v), the best inner elements are found. The best inner elements bring block v
+of the second network closest to block u of the first. Second, the objectives of the inner elements are the profits of
+an assignment between blocks. If no inner groups share a tensor, the inner problems are solved exactly. If all inner
 problems are solved exactly, the whole solution is exact. If inner groups share tensors, coordinate ascent from two
 initial elements solves each pair of blocks. For deeper nesting, both levels are repeated within each pair of blocks.
 

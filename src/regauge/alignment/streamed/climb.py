@@ -151,7 +151,7 @@ class StreamedAscent:
         self.source.refresh()
 
     def _climb(self) -> bool:
-        """Sweep until no step raises the objective. Return whether the ascent ended in this way."""
+        """Sweep until no step raises the objective. Return whether the ascent ended for this reason."""
         state, rounds = self.state, self.plan.rounds
         while len(state.history) < self.method.max_sweeps:
             totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}

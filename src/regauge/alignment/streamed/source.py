@@ -170,11 +170,11 @@ class Source:
         return self._state.element, self._total
 
     def go_to(self, place: tuple[Element, Element]) -> None:
-        """Return to elements that `place` returned earlier."""
+        """Set the current elements to two elements that `place` returned earlier."""
         self._state.element, self._total = place
 
     def compose(self, values: Mapping[str, Value]) -> None:
-        """Multiply the current element by values of some groups, without reading the values of all others."""
+        """Multiply the current element by values of some groups. The values of all other groups are not read."""
         element, total = self.place
         self.go_to((_move_on(self._symmetry, values, element), _move_on(self._symmetry, values, total)))
 

@@ -75,7 +75,7 @@ class MovedTensor:
     ) -> None:
         """Write to `out`, for each row, the index of the row from which it is taken.
 
-        The tables `unmoved` may cover more networks than `table`.
+        The argument `unmoved` may contain more networks than the argument `table`.
         """
         totals = []
         for shape, total in unmoved:

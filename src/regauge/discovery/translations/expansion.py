@@ -158,7 +158,7 @@ def _without(factors: Sequence[Multiplicand], one: Multiplicand) -> tuple[Multip
 
 
 def _times(several: Sequence[Values], summed: Sequence[Index] = ()) -> Values:
-    """Return the product of several expansions, summed over some indices."""
+    """Multiply several expansions, and sum the product over some indices."""
     found = [Monomial(1.0, ())]
     for values in several:
         if len(found) * len(values) > MOST_PRODUCTS:
@@ -345,7 +345,7 @@ RULES: dict[str, Any] = {
 
 
 def _ratio(one: Values, other: Values) -> float | None:
-    """Return the number by which one sum of products is a multiple of another, or None if it is no multiple."""
+    """Return the ratio of two sums of products, or None if the first sum is not a number times the second sum."""
     if len(one) != len(other) or not one:
         return None
     rest, ratios = list(other), []

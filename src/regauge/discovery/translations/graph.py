@@ -174,7 +174,9 @@ class Graph:
 
     @cached_property
     def joined(self) -> tuple[tuple[int, ...], ...]:
-        """The lengths of concatenated values along the concatenation axis."""
+        """For each concatenation in the model, the lengths of the concatenated values along the axis of the
+        concatenation.
+        """
         nodes = [node for node in self.order if node.op == "call_function" and operator_name(node) == "cat"]
         found = set[tuple[int, ...]]()
         for node in nodes:

@@ -82,8 +82,8 @@ class Monomial(NamedTuple):
         return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
 
     def repeated(self, summed: Iterable[Index]) -> "Monomial":
-        """Return the product, summed over some indices. If no factor has one of these indices, the sum over this index
-        multiplies the product by the number of its positions.
+        """Return the sum of the product over some indices. If no factor has one of these indices, the sum over this
+        index multiplies the product by the number of its positions.
         """
         used = {index.name for one in self.factors for index in one.indices}
         number = self.number
@@ -233,7 +233,7 @@ class Offset:
     def as_labels(self) -> Tensor:
         """Return labels that replace the terms.
 
-        Two entries get the same label if all terms add the same vector entry to both.
+        Two entries of the value get the same label if every term adds the same entry of its vector to both.
         """
         if self.labels is not None:
             return self.labels

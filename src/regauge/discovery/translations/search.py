@@ -411,7 +411,7 @@ def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> T
     factors.
 
     The argument `divided` is a compensating change in which a vector is divided by these factors. In the result, the
-    roles are exchanged: a vector is added to the changed parameter, and the other changes are multiplied by the
+    vector is instead added to the parameter that `divided` changes, and all other changes are multiplied by the
     factors.
     """
     steps, number = list[ImageStep](), 1.0

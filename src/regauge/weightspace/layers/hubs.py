@@ -61,8 +61,8 @@ def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tup
         layout: The layout of the networks.
         targets: The kinds of features that are written, named as in `weightspace.layers`.
         is_local: Whether a tensor's features read only features of tensors with which it has units in common. In local
-            layers, the pooled features of a block are written only to this block, and network features are exchanged
-            with unit features.
+            layers, the pooled features of a block are written only to this block. The network's features are exchanged
+            only with the features of units.
     """
     grids: dict[Key, Grid] = {("units", name): grid for name, grid in layout.grids.items()}
     sets = tuple(grids.values())

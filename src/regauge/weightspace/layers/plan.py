@@ -57,8 +57,8 @@ class LayerPlan:
     def for_ends(
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
-        """Return one linear map for each unit set that a block connects (each end). With `are_read`, return maps only
-        for the ends that are read.
+        """Return one linear map for each unit set that a block connects (each end). With `are_read`, only the blocks
+        are considered whose vectors the next layer or the head reads.
         """
         ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))

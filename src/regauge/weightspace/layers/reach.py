@@ -18,7 +18,7 @@ from regauge.weightspace.layout.characters import Character, add, blank, find_so
 from regauge.weightspace.layout.compile import Layout
 
 Known = Mapping[str, Collection[Character]]
-"""For each unit set, the characters of the features that can be nonzero."""
+"""For each unit set, the characters (exponents of signs and scales) of the features that can be nonzero."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Reach:
 
     @property
     def multiplied(self) -> frozenset[str]:
-        """The names of the blocks whose features signs or scales change, and by which messages are multiplied."""
+        """The names of the blocks whose features are factors of messages, if signs or scales change these features."""
         return frozenset(name for name, found in self.messages.items() if any(one.is_block_odd for one in found))
 
 

@@ -61,7 +61,9 @@ class UnitSizes(nn.Module):
             self.into = plan.dense(1, hidden, is_biased=False)
 
     def hear(self, name: str, turned: Mapping[Character, Tensor], layout: Layout) -> Iterator[Tensor]:
-        """Yield messages to the units of a set, computed from invariant ratios of the norms of their features."""
+        """Yield messages to the units of a set. They are computed from ratios of the norms of the units' features,
+        which no scale changes.
+        """
         for relation in self.relations[layout.key][name]:
             sizes = [(power, *log_size(turned[one])) for one, power in relation.items()]
             yield self.into(_squash(sizes))

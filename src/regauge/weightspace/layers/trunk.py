@@ -98,7 +98,7 @@ class UnitUpdate(Update):
 
 
 class NetworkUpdate(Update):
-    """The update of the network's vector by the mean of each unit set."""
+    """The update of the network's vector by the mean feature vectors of all unit sets."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden, is_read="network" in plan.reads)

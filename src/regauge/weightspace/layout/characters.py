@@ -64,8 +64,8 @@ def at_end(character: Character, end: End) -> Character:
 
 
 def multiply(character: Character, factors: Iterable[tuple[End, Character]]) -> Character:
-    """Return the exponents of signs and scales of a product: features of a block times features of units that the block
-    connects.
+    """Return the exponents of signs and scales of the product of a block's features and the features of units that the
+    block connects.
     """
     total = [*character]
     for end, factor in factors:

@@ -147,8 +147,8 @@ class Layout:
 
     @cached_property
     def own_signs(self) -> dict[str, frozenset[Character]]:
-        """The characters (exponents of signs) of values that belong to single units, such as biases, or of their
-        angles.
+        """The exponents of signs (characters) that occur among values of single units, such as biases, or among the
+        units' angles.
         """
         found = {name: set[Character]() for name in self.units}
         for block in self.unit_blocks:

@@ -13,10 +13,11 @@ from regauge.core.groups import Group
 from regauge.weightspace.layout.blocks import Block, Label
 
 Bases = tuple[tuple[int, ...], ...]
-"""For each label of a block, the labels of the groups within which it is repeated."""
+"""For each axis (label) of a block, the axes of the units within which its units are repeated."""
 Known = Mapping[str, tuple[Block, Bases]]
 MOST_PRODUCTS = 16
-"""The largest size of products, relative to their inputs, for which a group is eliminated."""
+"""A group of matrices is eliminated only if the products have at most this number of times as many entries as their
+inputs."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ Step = Product | Reduction
 def eliminate(
     group: Group, blocks: Known, *, most: int | None
 ) -> tuple[dict[str, tuple[Block, Bases]], dict[str, Step]] | None:
-    """Return blocks without the axes of a matrix group, and the steps that compute these from the given blocks.
+    """Return blocks without the axes on which a group of matrices acts, and the steps that compute these blocks from
+    the given blocks.
 
     For a group of invertible matrices, some values are multiplied by a matrix and others by its inverse. The products
     of the values of both kinds determine the orbit. For rotations, the norms of blocks and the products of all pairs of

@@ -55,7 +55,7 @@ def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
 
 @dataclass(frozen=True, eq=False)
 class ProbeReading:
-    """A piece of an intermediate value, read as features of one unit set.
+    """A part of an intermediate value (piece) from which features of the units of one set are computed.
 
     Attributes:
         value: The name of the intermediate value.
