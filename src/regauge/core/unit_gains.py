@@ -180,7 +180,7 @@ def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return families of signs that together flip only the last gain. Return no families if this is impossible.
 
-    The rows are the exponents of the sign families on each gain.
+    Each of `rows` contains the exponents with which the families of signs act on one gain.
     """
     system: dict[int, tuple[int, int]] = {}  # by its pivot: the families of an equation as bits, and its right side
     for number, row in enumerate(rows):

@@ -132,8 +132,8 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 
 
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Return the exponents of the families of two groups as matrices `[family, entry]`. The entries are those of the
-    first unit.
+    """Return the exponents of the families of two groups as matrices `[family, entry]`. The entries are those that
+    belong to the first unit of each group.
 
     One unit is enough, because each family has the same exponents for all units. Each column belongs to the same entry
     in both matrices.

@@ -393,8 +393,8 @@ def _collect(
 
 
 def _classes(sites: Sequence[Site], size: int) -> tuple[Tensor, Tensor]:
-    """Return the class of each index of a joint axis (one class for each copy of a matrix), and a mask of indices with
-    a group.
+    """Return the class of each index of a joint axis, and a mask of the indices on which a group acts. All indices that
+    one copy of a matrix mixes form one class.
     """
     classes, is_covered = torch.arange(size), torch.zeros(size, dtype=torch.bool)
     for site in sites:

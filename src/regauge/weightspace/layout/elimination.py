@@ -81,9 +81,10 @@ def eliminate(
     the given blocks.
 
     For a group of invertible matrices, some values are multiplied by a matrix and others by its inverse. The products
-    of the values of both kinds determine the orbit. For rotations, the norms of blocks and the products of all pairs of
-    blocks determine the orbit. The result is None if products do not determine the orbit, or if the products have more
-    than `most` times as many entries. A group for which the result is None needs a canonical form.
+    of values that the matrix multiplies with values that its inverse multiplies determine the orbit. For rotations, the
+    norms of blocks and the products of all pairs of blocks determine the orbit. The result is None if products do not
+    determine the orbit, or if the products have more than `most` times as many entries. A group for which the result is
+    None needs a canonical form.
     """
     places = {
         name: [k for k, label in enumerate(block.labels) if label.group == group.name]
