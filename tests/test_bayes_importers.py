@@ -323,7 +323,7 @@ def test_samples_and_their_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="same architecture"):
         from_samples([samples[0], random_params(mlp(3, 5, 2), 0)])
     broken = {**samples[0], "layers.0.bias": torch.full((4,), torch.nan, dtype=torch.float64)}
-    with pytest.raises(ValueError, match=r"'layers.0.bias' of sample 1 holds 4 values"):
+    with pytest.raises(ValueError, match=r"'layers.0.bias' of sample 1 holds NaN or Inf in 4 of 4 entries"):
         from_samples([samples[0], broken])
     with pytest.raises(FileNotFoundError):
         from_samples([tmp_path / "three.pt"])

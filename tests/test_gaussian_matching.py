@@ -333,7 +333,9 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"of the first network holds 6 negative numbers"):
         rg.align((mean, negative), pair, symmetry, method=JointMatching(("parameters", "magnitudes")))
     nan = {**std, "0.weight": std["0.weight"] * float("nan")}
-    with pytest.raises(ValueError, match=r"'0.weight' of entry 1 of the stack of the first network holds 6 values"):
+    with pytest.raises(
+        ValueError, match=r"'0.weight' of entry 1 of the stack of the first network holds NaN or Inf in 6 of 6 entries"
+    ):
         rg.align((mean, nan), pair, symmetry, method=GaussianMatching())
     other = {**std, "fc": torch.ones(2)}
     with pytest.raises(ValueError, match=r"'fc' has shape \(2,\) in entry 1 .* no tensor of that name"):
