@@ -447,6 +447,14 @@ def test_a_network_with_more_tokens_hangs_on_the_copy_that_has_them() -> None:
     assert hung(grow_tree(replace(points, sizes=[3000] * 4)))["tuned"] == "a"
 
 
+def test_siblings_of_a_missing_base_do_not_hang_on_a_copy_of_one_of_them() -> None:
+    values = walked(5, {1: 0, 2: 0})[1:]
+    values *= 30 / values.norm(dim=1, keepdim=True)  # Trained for equally long.
+    points = points_of(torch.cat([values, values]), ["a", "b", "extended a", "cut b"])
+    tree = grow_tree(replace(points, sizes=[3000, 3100, 3100, 3000]))
+    assert hung(tree) == {"a": "ancestor 1", "b": "ancestor 1", "extended a": "a", "cut b": "b"}
+
+
 def convolutions(*widths: int) -> rg.Params:
     """A network of another architecture, with tensors of the same names."""
     return {name: tensor.unsqueeze(-1) for name, tensor in drawn(mlp_symmetry(*widths), 0).items()}

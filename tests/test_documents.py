@@ -207,8 +207,19 @@ def test_the_page_on_comparison_agrees_with_the_pairs_of_known_history(script: S
 def test_the_page_on_comparison_agrees_with_its_families(script: Script) -> None:
     study = script("benchmarks/lineage_family")
     text = (RECORDS / "lineage-family.jsonl").read_text("utf-8")
-    lines = study.table([json.loads(line) for line in text.splitlines()])
-    assert "\n".join(lines) in text_of("measurements/comparison.md")
+    rows = [json.loads(line) for line in text.splitlines()]
+    page = text_of("measurements/comparison.md")
+    assert "\n".join(study.table(rows)) in page
+    families = [row for row in rows if row["what"] == "family"]
+    right, parents, certain, wrong, control = (
+        sum(row[name] for row in families) for name in ("right", "parents", "certain", "wrong", "control")
+    )
+    words = " ".join(page.split())
+    assert f"{right} of {parents} networks are connected with their parent" in words
+    assert (wrong, f"none of the {certain} certain branches is wrong" in words) == (0, True)
+    assert f"The control has {control} of the true branches" in words
+    shares = [[*row["shares"].values()] for row in rows if row["what"] == "merge"]
+    assert all(abs(x - y) < 0.005 for own in shares for x, y in zip(own, study.SHARES, strict=True))
 
 
 def test_the_page_on_comparison_agrees_with_its_hard_negatives(script: Script) -> None:

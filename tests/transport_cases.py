@@ -70,7 +70,7 @@ CASES: dict[str, Make] = {
 
 
 SYMMETRIES: dict[tuple[str, int], rg.Symmetry] = {}
-"""What was found for a case and a seed, for all tests of a process."""
+"""The symmetry of each case and seed, which is found once in a process."""
 
 
 class Networks:

@@ -88,10 +88,8 @@ def find_averages(
         return _average(child, others, near.numpy(), is_told=bool(told)) if len(others) > 1 else None
 
     rest = [name for name in names if name in related or name in parents]
-    while rest:  # The clearest one first: a parent, too, lies between others and the average that it is part of.
-        seen = [one for one in map(look, rest) if one is not None]
-        if not seen:
-            break
+    # The clearest one first: a parent, too, lies between others and the average that it is part of.
+    while seen := [one for one in map(look, rest) if one is not None]:
         _, best = min(seen, key=lambda one: (not one[1].is_told, one[0]))
         found[best.child] = best
         rest.remove(best.child)

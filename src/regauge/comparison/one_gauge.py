@@ -1,5 +1,6 @@
 """Related networks, all aligned to common coordinates (one gauge), and inner products of their weights."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -20,6 +21,8 @@ from regauge.core.balance import balance, has_balance
 from regauge.core.behind_gains import zero_gains
 from regauge.core.params import VALUES, Params
 from regauge.core.symmetry import Symmetry
+
+Shape = tuple[int, ...]
 
 SAMPLED = 1 << 18
 """The number of entries of each network from which inner products are computed. Smaller networks are used whole."""
@@ -57,12 +60,11 @@ def in_one_gauge(
         symmetry: The symmetry of a pair of the networks.
         distances: The absolute distances between the balanced networks of all pairs.
     """
-    networks = [read(name) for name in names]
-    sizes = [sum(tensor.numel() for tensor in network.values()) for network in networks]
-    shapes = _common_shapes(networks, symmetry)
+    own = [{n: tuple(tensor.shape) for n, tensor in read(name).items()} for name in names]
+    shapes = _common_shapes(own, symmetry)
     if shapes is None:
         return None
-    del networks
+    sizes = [sum(map(math.prod, one.values())) for one in own]
 
     def cut(name: str) -> Params:
         return {n: t[tuple(map(slice, shapes[n]))] for n, t in read(name).items()}
@@ -131,15 +133,15 @@ def _in_gauge_of(
     return Points(names, products, torch.tensor(tensors), _find_pruned(points), rounding, points.shape[1], sizes)
 
 
-def _common_shapes(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> dict[str, tuple[int, ...]] | None:
+def _common_shapes(networks: Sequence[Mapping[str, Shape]], symmetry: Symmetry) -> dict[str, Shape] | None:
     """Return the shapes that all networks have in common, or None if they differ in names or along axes of groups."""
     moved = {(place.parameter, place.axis) for group in symmetry.groups for place in group.placements}
-    shapes = {name: tuple(tensor.shape) for name, tensor in networks[0].items()}
+    shapes = dict(networks[0])
     for network in networks:
-        if {*network} != {*shapes} or any(network[n].ndim != len(shape) for n, shape in shapes.items()):
+        if {*network} != {*shapes} or any(len(network[n]) != len(shape) for n, shape in shapes.items()):
             return None
         for name, shape in shapes.items():
-            here = network[name].shape
+            here = network[name]
             if any(here[axis] != n and (name, axis) in moved for axis, n in enumerate(shape)):
                 return None
             shapes[name] = tuple(map(min, shape, here))

@@ -1,7 +1,7 @@
 """Trees of networks: the parent of each network, and the lengths and certainty of the branches between them."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -182,16 +182,8 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
             if child in kept and {*np.flatnonzero(made.sources[parent]).tolist()} <= {*kept}:
                 seen[child] += 1
                 votes[child] += found.get(child) == parent
-
-    def name_of(parent: int, child: int) -> str:
-        """Return the name of the parent. If the parent does not have as many entries as the child, but a copy of the
-        parent does, return the name of this copy.
-        """
-        alike = [j for j, k in enumerate(originals) if k == parent and points.sizes[j] == points.sizes[child]]
-        return points.names[parent if parent in alike or not alike else alike[0]]
-
     branches = [
-        Branch(name_of(p, c), points.names[c], float(squares[p, c]), votes[c] / max(1, seen[c]))
+        Branch(points.names[p], points.names[c], float(squares[p, c]), votes[c] / max(1, seen[c]))
         for c, p in parents.items()
     ]
     branches += [
@@ -202,11 +194,17 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     for child, shares in made.parents.items():
         parent = max(shares, key=lambda k: shares[k])
         support = 1 / max(1, len(uncut.get(child, ())))
-        branches.append(Branch(name_of(parent, child), points.names[child], float(squares[parent, child]), support))
+        branches.append(Branch(points.names[parent], points.names[child], float(squares[parent, child]), support))
     root = points.names[next(k for k in rest if k not in parents)]
     if not is_rooted:
         branches = _without_root(branches, root, {points.names[child] for child in parents})
         root = branches[-1].parent
+    for place, one in enumerate(branches):
+        own, size = numbers.get(one.parent), points.sizes[numbers[one.child]]
+        # Only a copy of the parent may have as many entries as the child.
+        alike = [j for j, k in enumerate(originals) if k == own and points.sizes[j] == size]
+        if alike and own not in alike and not one.is_copy:
+            branches[place] = replace(one, parent=points.names[alike[0]])
     # The last branch leads from the root.
     return sorted(branches, key=lambda one: one.parent == root)
 
