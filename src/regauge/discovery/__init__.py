@@ -6,27 +6,30 @@ Discovery takes the following steps. Each step is implemented in the file of the
   names.
 - **interpret**: each call is passed to the *rule* of its operator. The rule calls methods of a *builder*, which record
   how the operator constrains axes.
-- **laws**: the constraints of an operator call are stored as a *record* until no later call refines its axes further.
-- **slots** (`write_out`): every record is expanded into *ties* between *slots*, index by index and block by block.
-- **solve**: the ties of each atom form equations. The solutions of these equations are the *freedom* of the atom.
-- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Such pairs are found by tests on random
-  numbers.
+- **laws**: the constraints of each operator call are stored as a *record*, because later calls may divide the axes
+  further.
+- **slots** (`write_out`): after the last call, every record is expanded into *ties* between *slots*, for each index and
+  each block of the axes.
+- **solve**: the ties of each atom form equations. The solutions of these equations are the transformations that may act
+  on the atom: its *freedom*.
+- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Tests on random numbers show which of these
+  pairs may also be rotated by other angles.
 - **emit**: freedoms are converted to named groups with placements. Every axis that stays frozen gets a reason.
 - **verify** (`regauge.core`): a random element of all groups is applied, and the outputs are compared.
 
 The terms, in the order in which they appear:
 
 - A *value* is a tensor of the program: a parameter, an input or an intermediate result. A value is *fixed* if no
-  parameter influences it. A value is *uniform* along the axes on which it is constant.
-- A *layout* describes the meaning of the indices of one axis, as a row-major product of atoms.
+  parameter influences it. A value is *uniform* along an axis if its entries are constant along this axis.
+- A *layout* describes one axis as a row-major product of atoms, just as `view` merges several axes into one.
 - An *atom* is a factor of an axis: a leaf, a product of smaller atoms, or a direct sum of layouts (a concatenation).
 - A *leaf* is an atom that is not divided further, because no operator so far distinguishes its units. If an operator
   ties two axes, leaves are split, cut and merged until both axes have the same structure.
 - A *unit* is one index of a leaf, such as a neuron, a channel or a head.
 - An atom is *frozen* if its units cannot be permuted. Every axis that no rule covers is frozen. Therefore discovery
   never allows a transformation that changes the function.
-- A *stacked* value consists of several tensors along an axis whose indices have different meanings, such as query, key
-  and value. The tensors stay separate as long as possible.
+- A *stacked* value consists of several tensors along a new axis, such as query, key and value. Discovery keeps these
+  tensors separate until an operator needs the whole stack.
 - A *virtual* axis of a value is an axis that its tensor lacks, because the tensor contains only selected indices of
   this axis. For example, if each token selects an expert, the values of the tokens have a virtual expert axis.
 - The *axis* of a law is one axis of a value, several axes that are treated as one, or a range of one axis.
@@ -35,11 +38,11 @@ The terms, in the order in which they appear:
   contains the laws of one operator call.
 - A *term* is one block of an axis, stored as the first index of the block, and its leaves with their strides.
 - A *slot* is one occurrence of a leaf: in one term, on one axis of one value.
-- A *tie* is a law, applied to single slots: one slot of each axis of the law, all at the same position.
+- A *tie* is a law, restricted to one slot on each axis of the law. All slots of a tie are at the same position.
 - The *companions* of a slot are the other leaves whose index is known wherever the slot's index is known. A
   transformation of the slot may depend on the units of a companion.
-- The *bases* of a leaf are the leaves within whose units it is repeated. The leaf's group acts separately within each
-  unit of a base, for example in each head or expert.
+- The *bases* of a leaf are other leaves, such as heads or experts. The group of the leaf acts separately within each
+  unit of a base.
 - A *family* is one independent kind of factor that every unit has: a positive scale with its exponents, or a sign with
   the slots that it flips.
 - A *freedom* contains all transformations that may act on one leaf: a permutation, families of scales, signs and

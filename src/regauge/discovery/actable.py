@@ -1,8 +1,8 @@
 """A test whether groups can act on parameters, by applying a random element to random tensors of the same shapes.
 
-Parameters are tested one at a time. For a large parameter, the test uses only those axes whose groups depend on one
-another. Therefore a model on the meta device needs no memory for its parameters. If groups act in the same way on
-several parameters, such as layers of one shape, only one of them is tested.
+Parameters are tested one at a time. The axes of a large parameter are tested separately, and axes that a test does not
+need get size one. The test does not use the parameters themselves, so the model may be on the meta device. If groups
+act in the same way on several parameters, such as layers of one shape, only one of these parameters is tested.
 """
 
 import math
@@ -24,7 +24,7 @@ LARGEST_MATRIX = 1024
 The identity is used instead of larger matrices.
 """
 RETURN_TOLERANCE = 1e-8
-"""The largest relative error, in float64, after an element and then its inverse have acted on a tensor."""
+"""The largest accepted relative change of a float64 tensor after an element, and then its inverse, have acted on it."""
 
 
 def cannot_act(symmetry: Symmetry) -> dict[str, str]:
@@ -48,7 +48,7 @@ class _Part:
 
     Attributes:
         groups: The groups, restricted to their placements on the parameter.
-        whole: The groups with all their placements, which determine how elements are multiplied.
+        whole: The same groups with their placements on all parameters, which the multiplication of elements needs.
     """
 
     parameter: str
@@ -57,7 +57,7 @@ class _Part:
     whole: tuple[Group, ...]
 
     def geometry(self) -> Hashable:
-        """Return a key of the groups, their placements and the parameter's shape, in which no names occur.
+        """Return a key that describes the groups, their placements and the parameter's shape without any names.
 
         If the keys of two parameters are equal, the groups act on both in the same way.
         """
@@ -73,7 +73,10 @@ class _Part:
         return self.shape, tuple(map(key, self.groups, self.whole))
 
     def failures(self) -> dict[str, str]:
-        """Return the groups for which the test fails if they act together with the preceding groups."""
+        """Return the groups for which the test fails, each with the reason.
+
+        Each group is tested together with the earlier groups that passed the test.
+        """
         failed: dict[str, str] = {}
         if self._try(range(len(self.groups))) is None:
             return failed
@@ -110,10 +113,11 @@ class _Part:
 
 
 def _families(group: Group) -> Hashable:
-    """Return the sorted exponents of the families of a group that change a given parameter.
+    """Return a key that describes how the families of a group change one parameter.
 
-    The exponents are sorted because the order of the families must have no influence. A residual stream that is read
-    through many gains has one family for each gain, but most parameters depend on only one family.
+    Families without effect on the parameter are left out. The exponents are sorted, because the order of the families
+    has no influence if the group has no shifts. For example, a residual stream that many gains multiply has one family
+    for each gain, but most parameters depend on only one of these families.
     """
     places = group.placements
     if group.shifts:

@@ -50,7 +50,7 @@ Networks amplify rounding errors, but wrong placements cause errors of about one
 class IntermediateValues:
     """The intermediate values of a model that was traced for inputs of one shape.
 
-    The name of a value is "%" plus the node name.
+    The name of a value is "%", followed by the name of its node in the traced graph.
     """
 
     module: nn.Module
@@ -116,7 +116,11 @@ class IntermediateValues:
         return tuple(found)
 
     def source(self, parameter: str, among: Collection[str]) -> str | None:
-        """Return the value that is the input of the layer with this parameter, or None if there are several."""
+        """Return the value that is the input of the layer with this parameter.
+
+        Only values in `among` are considered. If several of these values, or none, are inputs of the layer, the result
+        is None.
+        """
         nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
         found: set[str] = set()
         waiting = [nodes[name] for name in self.products({parameter})]
@@ -167,10 +171,10 @@ class IntermediateValues:
 class Activations:
     """The intermediate values of one model on which groups act.
 
-    The intermediate values are valid for inputs of one shape.
+    The results are valid for inputs of one shape.
 
-    Let g be an element and p the parameters. Then `values(symmetry_of_the_model.act(g, p), x) == symmetry.act(g,
-    values(p, x))`.
+    Let g be an element, p the parameters, and x the inputs. Then `values(symmetry_of_the_model.act(g, p), x) ==
+    symmetry.act(g, values(p, x))`.
 
     Attributes:
         symmetry: The groups of the model's symmetry under the same names, but with intermediate values instead of
@@ -196,8 +200,8 @@ class Activations:
     ) -> dict[str, Tensor]:
         """Run the model without gradients.
 
-        Inputs must have the same shapes, and keyword inputs the same order, as in the trace. Return the named
-        intermediate values. Default: all reported values.
+        Return the intermediate values with the given names (default: all reported values). The inputs must have the
+        same shapes as in the trace, and keyword inputs must have the same order.
         """
         names = list(self.symmetry.shapes) if names is None else list(names)
         return self.intermediate(params, inputs, kwargs or {}, names)
@@ -237,7 +241,7 @@ def activations(
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     state = dict(module.state_dict())
     bound = symmetry.bind(state)
-    # A symmetry by hand does not know the shapes of what it leaves alone.
+    # A symmetry written by hand lacks the shapes of tensors on which no group acts.
     bound = replace(bound, shapes={**bound.shapes, **{name: tuple(t.shape) for name, t in state.items()}})
     is_meta = any(t.is_meta for t in state.values())
     example = (inputs, kwargs)
@@ -273,7 +277,10 @@ def activations(
 
 
 def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Symmetry:
-    """Return the groups. Values on which a group acts in a way that no placement can describe are left out."""
+    """Return a symmetry that contains only the placements of groups on intermediate values.
+
+    A value is left out if a group acts on it in a way that no placement can describe.
+    """
     used = dict.fromkeys(p.parameter for group in groups for p in group.placements)
     kept = {}
     for name in used:
@@ -281,20 +288,20 @@ def _place(groups: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]) -> Sy
             try:
                 _act.resolve(tuple(groups), name, shapes[name])
             except ValueError:
-                continue  # A group is repeated within a base of which the value has no index.
+                continue  # The value lacks an axis for a base within which a group is repeated.
             kept[name] = shapes[name]
     only = [replace(g, placements=tuple(p for p in g.placements if p.parameter in kept)) for g in groups]
     return Symmetry(tuple(only), kept)
 
 
 def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-    """Return the values that a random element does not transform as predicted, for perturbed parameters."""
+    """Return the values that do not change as predicted if a random element acts on perturbed parameters."""
     params = {name: t.detach() for name, t in found.intermediate.module.state_dict().items()}
     generator = torch.Generator().manual_seed(0)
-    element = symmetry.random(generator, PARTS)  # what translations and rotations do to values is not known
+    element = symmetry.random(generator, PARTS)  # without parts whose effect on values is unknown
     failed: set[str] = set()
     values = [node.meta.get("val") for node in _dependent(found.intermediate.program)]
-    # Some models round inside to less than what they return.
+    # Some models compute with coarser dtypes than their outputs have.
     tolerance = max((torch.finfo(t.dtype).eps for t in values if isinstance(t, Tensor)), default=0.0) ** ROUNDING
 
     def run(point: Params) -> list[Tensor]:
@@ -303,10 +310,10 @@ def _failures(found: Activations, symmetry: Symmetry, inputs: tuple[Any, ...], k
     start = away(params, set(symmetry.buffers), symmetry.unit_gains, generator, run, tolerance).params
     before = found.values(start, inputs, kwargs)
     after = found.values(symmetry.act(element, start), inputs, kwargs)
-    for name in found.symmetry.shapes:  # One value after the other, because all of them take memory.
+    for name in found.symmetry.shapes:  # Values are removed one by one to free their memory.
         given, moved = before.pop(name), after.pop(name)
         if not bool(given.isfinite().all()):
-            continue  # Inputs that the model cannot handle show nothing.
+            continue  # Values with NaN or Inf cannot be compared.
         if not relative_change([move_tensor(found.symmetry, element, name, given)], [moved]) <= tolerance:
             failed.add(name)
     return failed
@@ -334,9 +341,10 @@ def _dependent(program: Program) -> set[Node]:
 
 
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
-    """Return the values that layers read, traced back through copies.
+    """Return the values that layers read. If such a value is a copy, the earliest original with placements is returned
+    instead.
 
-    If a group acts on none of the values that layers read, all values on which it acts are returned.
+    If a group acts on none of the values that layers read, all values on which the group acts are added, except copies.
     """
     names = placed.shapes
     found: dict[str, None] = {}

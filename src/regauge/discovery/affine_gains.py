@@ -1,8 +1,8 @@
 """Gains of the form `1 + weight`: the graph is changed to multiply by the weight, and the constant is recorded.
 
 The gain may also be computed by a layer, as in FiLM and AdaLN, which multiply by `1 + layer(x)`. The constant is then
-recorded for the bias of the layer. A sum of the identity matrix and a matrix that a layer computes, as in PointNet, is
-treated in the same way.
+recorded as an addition to the bias of the layer. A sum of the identity matrix and a matrix that a layer computes, as in
+PointNet, is treated in the same way.
 """
 
 import operator
@@ -27,11 +27,11 @@ LAYERS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
 MOVES = VIEWS | PIECES | words("expand expand_as")
 """Operators whose results consist of entries of the first operand; some may be repeated or left out."""
 MOST_OUTPUTS = 1 << 22
-"""The largest number of outputs of a layer for which the entries of the bias are followed."""
+"""The largest layer, by number of outputs, for which this module determines the bias entry of each output."""
 
 
 def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> dict[str, float]:
-    """Replace each product with the sum of a parameter and a constant by a product with the parameter alone.
+    """Replace each product `x * (parameter + constant)` by `x * parameter`, and return the constants.
 
     The replacement applies only to parameters with one axis. Every use of the parameter must add the same constant, and
     every use of the sum must be a multiplication.
@@ -68,10 +68,10 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
 def take_out_of_layers(
     graph: GraphModule, names: Mapping[str, str], constants: Mapping[str, Tensor]
 ) -> dict[str, Added]:
-    """Replace the sum of a constant and a layer's outputs by the outputs, and record the constant for the bias.
+    """Replace each sum `layer(x) + constant` by `layer(x)`, and return the constants as additions to the biases.
 
-    The sums may be used only in multiplications. The constant for an entry of the bias must be the same in all uses.
-    The bias must be a parameter that the model uses once.
+    The sums may be used only in multiplications. All outputs that share an entry of the bias must have the same
+    constant. The bias must be a parameter that the model uses once.
 
     Args:
         graph: A traced program, which is modified.
@@ -137,7 +137,7 @@ def _fixed(graph: GraphModule, constants: Mapping[str, Tensor]) -> set[Node]:
 
 
 def _evaluate(node: Node, constants: Mapping[str, Tensor]) -> Tensor:
-    """Return the tensor that a node stands for, which depends on constants alone."""
+    """Return the tensor that a node computes from constants alone."""
     if node.op == "placeholder":
         return constants[node.name].cpu()
     operands = {source: _evaluate(source, constants) for source in node.all_input_nodes}
@@ -162,7 +162,7 @@ def _is_moved(node: Node) -> bool:
 
 
 def _factor(node: Node) -> float | None:
-    """Return the number by which an operator multiplies its first operand, or None if it does not."""
+    """Return the number by which an operator multiplies its first operand, or None for other operators."""
     name = operator_name(node) if node.op == "call_function" else ""
     if (name not in PRODUCTS and name != "div") or len(node.all_input_nodes) != 1 or node.kwargs:
         return None
@@ -173,7 +173,10 @@ def _factor(node: Node) -> float | None:
 
 
 def _layer_behind(node: Node) -> tuple[Node | None, float]:
-    """Return the layer with a bias that computes a value up to a factor (or None), and this factor."""
+    """Return the layer that computes a value up to a constant factor, and this factor.
+
+    If no layer with a bias computes the value, None is returned instead of a layer.
+    """
     factor = 1.0
     while node.op == "call_function":
         name, number = operator_name(node), _factor(node)
@@ -187,8 +190,9 @@ def _layer_behind(node: Node) -> tuple[Node | None, float]:
 
 
 def _taken_up(layer: Node, sums: Mapping[Node, Number]) -> Tensor | None:
-    """Return the constant that must be added to each entry of a layer's bias, or None if different uses of an entry
-    need different constants.
+    """Return, for each entry of a layer's bias, the constant that the model adds to all outputs with this bias entry.
+
+    Return None if two such outputs have different constants.
     """
     shape, axis = shape_of(layer), LAYERS[operator_name(layer)]
     if not shape or not 0 < torch.Size(shape).numel() <= MOST_OUTPUTS:
@@ -222,7 +226,7 @@ def _taken_up(layer: Node, sums: Mapping[Node, Number]) -> Tensor | None:
 def _uses(node: Node) -> Iterator[tuple[Node, Node]]:
     """Yield the operators that use a value or a copy of it, each with the operand that it uses.
 
-    Assertions do not count as uses.
+    Operators whose results are unused, such as assertions, are left out.
     """
     for user in node.users:
         if user.op == "call_function" and not user.users:
@@ -244,6 +248,6 @@ def _number(node: Node) -> float | None:
 
 
 def _multiplies(node: Node, operand: Node) -> bool:
-    """Return whether an operator multiplies by an operand."""
+    """Return whether an operator multiplies another value by the given operand."""
     name = operator_name(node) if node.op == "call_function" else ""
     return name in PRODUCTS or (name in NORMS and node.args[NORMS[name] : NORMS[name] + 1] == (operand,))

@@ -3,11 +3,11 @@
 The solver treats each index of an operator separately. If a rotary embedding rotates a pair of coordinates by fixed
 angles, the solver finds only a common scale and a common sign for the pair. In fact, all rotations of a pair of
 coordinates commute with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The names
-of operators do not reveal on which axes rotary embeddings act. Models implement pairs of coordinates as halves,
-neighbors or complex numbers, in many ways. Therefore every pair of coordinates that shares a sign is tested. The test
-evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The operators are
-evaluated in float64, before and after random rotations. Parameters are random, constants come from the trace, and all
-other operands are random. A rotation that changes none of these first values changes no output.
+of operators do not reveal on which axes rotary embeddings act. Models store the two coordinates of a pair in two halves
+of an axis, as neighbors, or as a complex number. Therefore every pair of coordinates that shares a sign is tested. The
+test evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The operators
+are evaluated in float64, before and after random rotations. Parameters are random, constants come from the trace, and
+all other operands are random. A rotation that changes none of these first values changes no output.
 """
 
 import math
@@ -38,14 +38,15 @@ ANGLE_TOLERANCE = 1e-9
 def free_angles(
     freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
 ) -> tuple[list[Freedom], tuple[str, ...]]:
-    """Return the possible transformations of all axes, with rotations of pairs that pass the test, and a message for
-    each undecided pair.
+    """Return the transformations that may act on each axis factor, including rotations of pairs that pass the test.
+
+    Also return a message for each pair that could not be tested.
 
     The example inputs are a flat list of tensors. They may be on the meta device, where their entries are unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     turned = dict(enumerate(freedoms))
-    # Of two that turn the same entries the one with more angles is kept; the other has its signs.
+    # If two factors would rotate the same entries, only the factor with more angles does; the other keeps its signs.
     for k in sorted(turned, key=lambda k: -trial.angles(freedoms[k])):
         if trial.may_turn(freedoms[k]):
             turned[k] = trial.turn(freedoms[k])
@@ -53,7 +54,7 @@ def free_angles(
 
 
 class _Trial:
-    """A test of rotations of coordinate pairs, one possible set of rotations after another."""
+    """A test that finds the rotations of coordinate pairs that leave all outputs unchanged."""
 
     def __init__(
         self, freedoms: Sequence[Freedom], slots: Slots, program: Program, found: Pass, inputs: Sequence[Any]
@@ -77,8 +78,9 @@ class _Trial:
         return bool(freedom.signs) and not (freedom.is_permuted or freedom.matrices or freedom.atom in self.bases)
 
     def turn(self, freedom: Freedom) -> Freedom:
-        """Return the possible transformations of one factor of axes. Where rotations of coordinate pairs pass the test,
-        they replace the common sign of each pair.
+        """Return the transformations that may act on one axis factor.
+
+        If rotations of its coordinate pairs pass the test, the rotations replace the common sign of each pair.
         """
         signs, scales, turns = [], list(freedom.scales), list(freedom.turns)
         for family, bases in freedom.signs:
@@ -98,14 +100,20 @@ class _Trial:
         return replace(freedom, signs=signs, scales=scales, turns=turns)
 
     def _entries(self, paired: PairedAxis, size: int) -> Iterator[tuple[str, int, int]]:
-        """Return the axis indices at which the pairs of coordinates lie."""
+        """Return the entries that belong to pairs of coordinates: a tensor name, an axis, and an index for each
+        entry.
+        """
         positions, _ = _act.covered(Group("", size, (paired.pairs,)), paired.pairs, self.program.shapes[paired.name])
         return ((paired.name, paired.axis, k) for k in positions.tolist())
 
     def _free_pairs(
         self, slots: Sequence[int], atom: Atom, bases: frozenset[Atom]
     ) -> tuple[int | None, Sequence[PairedAxis]]:
-        """Return the first way to group coordinates into pairs such that all rotations pass the test, or no pairs."""
+        """Return coordinates, grouped into pairs such that rotations of all pairs pass the test.
+
+        The pairs are returned with the number of the grouping. If no grouping passes the test, no pairs are
+        returned.
+        """
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):
             groups = _groups(pairs, atom, {base: self.where[base] for base in bases})
@@ -121,8 +129,10 @@ class _Trial:
         return None, ()
 
     def _passes(self, axes: Sequence[PairedAxis], groups: tuple[Group, ...], atom: Atom) -> bool:
-        """Test random rotations: return whether the values at the end of the region stay the same if the rotations act
-        on all parameters, but change if they act on only one.
+        """Return whether pairs pass the test: the tested values stay the same if random rotations act on all
+        parameters.
+
+        The tested values must also change if the rotations act at only one place.
         """
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
@@ -135,7 +145,7 @@ class _Trial:
             before = region.ends(region.params)
             after = region.ends(_move(groups, region.params, generator))
             alone = region.ends(_move(only_first, region.params, generator))
-            # A turn at one place alone must show: an end that nothing changes would let every pair pass.
+            # Otherwise every pair would pass if these values depend on no parameter.
             is_finite = all(bool(t.isfinite().all()) for t in before)
             is_free = is_finite and relative_change(before, after) <= ANGLE_TOLERANCE
             self.known[like] = is_free and relative_change(before, alone) > 1000 * ANGLE_TOLERANCE
@@ -143,8 +153,8 @@ class _Trial:
 
 
 def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Atom], own: Sequence[int]) -> bool:
-    """Return whether a family of scales multiplies both coordinates of each pair by the same factor, and no other
-    entries.
+    """Return whether a family of scales multiplies both coordinates of each pair by the same factor, and changes no
+    other entries.
     """
     family, within = scale
     covered = {slot for paired in axes for slot in paired.slots}
@@ -153,8 +163,9 @@ def _is_scale_of(scale: Family, axes: Sequence[PairedAxis], bases: frozenset[Ato
 
 
 def _groups(axes: Sequence[PairedAxis], atom: Atom, bases: Mapping[Atom, Sequence[Placement]]) -> tuple[Group, ...]:
-    """Return groups with an angle for every unit of an atom (a factor of an axis) and every unit of its bases, within
-    which the atom is repeated.
+    """Return groups that contain one rotation angle for every unit of an axis factor (atom).
+
+    Each unit of a base, such as each head, has angles of its own.
     """
     names = {paired.name for paired in axes}
     groups = []
@@ -185,7 +196,7 @@ def _geometry(names: Sequence[str], axes: Sequence[PairedAxis], groups: Sequence
 def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
     try:
         sites = {name: _act.resolve(groups, name, tuple(t.shape)) for name, t in params.items()}
-    except ValueError as error:  # A group is repeated within a base that a parameter has no index of.
+    except ValueError as error:  # A parameter lacks an axis for a base of a group.
         raise UndecidedError(str(error)) from error
     return dict(_act.act(groups, sites, random(groups, generator), params, {n: t.ndim for n, t in params.items()}))
 
@@ -193,9 +204,10 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
 def _pairings(
     slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
-    """Yield ways to group the coordinates on axes with a common sign into pairs.
+    """Yield the ways to group coordinates with a common sign into pairs.
 
-    Each way comes with the number of the axis factor along which the two coordinates of a pair differ.
+    Each way is a list of pairs, with the number of the axis factor along which the coordinates of a pair differ. The
+    number is None if the coordinates are in two halves of an axis.
     """
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):
@@ -206,8 +218,9 @@ def _pairings(
 
 
 def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
-    """Return the factors of an axis that may index the two coordinates of a pair, beginning with the smallest
-    distance.
+    """Return the axis factors of size two, in the order of their strides.
+
+    Such a factor may index the two coordinates of a pair.
     """
     near = sorted(zip(place.mates, place.others, strict=True), key=lambda piece: piece[1][1])
     return [atom for atom, _ in near if atom.size == 2 and atom not in bases]
@@ -216,8 +229,9 @@ def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
 def _neighbors(
     slots: Sequence[int], k: int, bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> list[PairedAxis]:
-    """Return the pairs of coordinates that differ only in the index of a factor of size two. Such pairs are adjacent
-    entries, or real and imaginary parts.
+    """Return pairs of coordinates that differ only in the index of one axis factor of size two.
+
+    Examples are adjacent entries, or real and imaginary parts.
     """
     result = []
     for slot in slots:
@@ -229,8 +243,8 @@ def _neighbors(
 
 
 def _halves(slots: Sequence[int], places: Mapping[int, SlotPlace]) -> list[PairedAxis]:
-    """Return pairs that consist of one coordinate from each of two equal blocks of an axis. If the blocks do not match,
-    return no pairs.
+    """Return pairs that consist of one coordinate from each of two equal blocks of an axis. If the blocks of an axis
+    differ in structure, return no pairs.
     """
     by_axis: dict[tuple[str, int], list[int]] = {}
     for slot in slots:

@@ -1,8 +1,9 @@
-"""Primitives, the functions of which rules of operators are composed: they tie axes and record laws.
+"""Primitives: the functions from which the rules of operators are composed. Primitives tie axes and record constraints
+(laws).
 
 Every primitive is sound: it never allows a transformation that changes the function. A rule is sound if it composes
-primitives that together compute the same function as the operator. `movement.py` contains the primitives that record
-laws and rearrange entries.
+primitives that together compute the same function as the operator. The primitives that record constraints and rearrange
+entries are in `movement.py`.
 """
 
 import math
@@ -73,7 +74,8 @@ class Builder(Movement):
     def add(self, operands: Sequence[Operand], shape: Sequence[int], *, select: Value | None = None) -> Value:
         """Return a sum with broadcasting.
 
-        If the mask `select` is given, return a selection among the operands instead (where).
+        If a mask `select` is given, each entry of the result is selected from one of the operands instead, as in
+        `torch.where`.
         """
         return self._pointwise(operands, shape, "add", select)
 
@@ -86,7 +88,7 @@ class Builder(Movement):
         return self._pointwise(operands, shape, "mul", exponents=exponents)
 
     def joint(self, operands: Sequence[Operand], shape: Sequence[int]) -> Value:
-        """Return the result of an arbitrary function of the entries that all operands have at the same index.
+        """Return an arbitrary function of the operands, applied to their entries at each index.
 
         An arbitrary function of entries commutes only with permutations.
         """
@@ -97,10 +99,12 @@ class Builder(Movement):
     ) -> Value:
         """Return a symmetric function over some axes, such as a sum or norm.
 
-        The argument `along` is the law for the remaining axes, which is linear by default.
+        The argument `along` is the constraint (law) on the remaining axes. By default, it is the constraint of a linear
+        function.
 
         The argument `over` states which transformations of the reduced axes do not change the result. These are
-        permutations for "sum", permutations and signs for "magnitude", and also rotations of one axis for "norm".
+        permutations for "sum", and permutations and signs for "magnitude". For "norm", rotations of a single axis are
+        also possible.
         """
         dims = sorted(d % x.ndim for d in dims)
         sources = [None if k in dims else k for k in range(x.ndim) if keepdim or k not in dims]
@@ -117,8 +121,9 @@ class Builder(Movement):
         select: Value | None = None,
         exponents: Sequence[int] | None = None,
     ) -> Value:
-        """Combine operands entry by entry: for each axis of the result, tie the operands that vary along it, and record
-        the law.
+        """Combine operands entry by entry.
+
+        For each axis of the result, tie the corresponding axes of the operands, and record the constraint (law).
         """
         given = zip(operands, exponents or [1] * len(operands), strict=True)
         tensors = [(self.use(x), e) for x, e in given if isinstance(x, Value)]
@@ -146,7 +151,7 @@ class Builder(Movement):
         ]
         covered = {(axis.value, axis.dims[0]) for found in along for axis in found.all}
         laws += [law.fixed(x.axis(d)) for x in everyone for d in range(x.ndim) if (x, d) not in covered]
-        if not any(found.has_all and found.axes for found in along):  # No axis shows how all of them are scaled.
+        if not any(found.has_all and found.axes for found in along):  # No axis relates the scales of all operands.
             exponents = tuple(e for _, e in live)
             each = _Participants(tuple(x.whole() for x, _ in live), exponents, mask and mask.whole(), True)
             laws.append(_entrywise_law(how, each, result.whole(), numbers, selects=mask is not None))
@@ -156,10 +161,10 @@ class Builder(Movement):
     def _carry_virtual(
         self, operands: Sequence[Value], out: Sequence[Hashable], labels: Sequence[Sequence[Hashable]]
     ) -> Virtual | None:
-        """Return the virtual axis of a result: an axis that the result lacks, and from which one of its axes selects
-        indices.
+        """Return the virtual axis of a result, from which one of the result's own axes selects indices.
 
-        A result has a virtual axis as long as it has the axis that selects from it.
+        A virtual axis of an operand becomes the virtual axis of the result, if the result has the axis that selects the
+        indices. If the virtual axes of two operands differ, the result has none.
         """
         found: Virtual | None = None
         for value, names in zip(operands, labels, strict=True):
@@ -177,7 +182,8 @@ class Builder(Movement):
 
 class _Participants(NamedTuple):
     """The operands that vary along one axis of a result. The fields are the axes of these operands, their exponents in
-    a product, and the axis of a mask that selects among operands.
+    a product, and the axis of a mask that selects among operands. The field `has_all` states whether all operands vary
+    along the axis.
     """
 
     axes: tuple[Axis, ...]
@@ -213,8 +219,8 @@ def _participants(
 def _entrywise_law(
     how: Entrywise, found: _Participants, out: Axis, numbers: Sequence[Operand], *, selects: bool
 ) -> Law:
-    """Return the law of one axis of an operator's result. The law depends on the operands that vary along this axis,
-    and on the operands that are numbers.
+    """Return the constraint (law) on one axis of an operator's result. The constraint depends on the operands that vary
+    along this axis, and on the operands that are numbers.
     """
     axes = found.axes
     is_plain = found.has_all and (how == "mul" or not any(x != 0 for x in numbers))

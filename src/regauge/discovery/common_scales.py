@@ -2,10 +2,10 @@
 
 The solver of `solve.py` gives each unit of an axis a factor. Some operators allow only one factor for all units. For
 example, before a normalization to length one, all units may be multiplied by one factor, but not by different factors.
-Each tensor of the program has one unknown: the logarithm of a factor of the whole tensor. If an axis is a direct sum,
-such as fused queries, keys and values, each of its blocks has another unknown. The laws of an operator also hold for
-factors that are constant along an axis. The laws of each operator therefore give linear equations between the unknowns.
-A solution is a new common scale unless it is a combination of factors for units, of invertible matrices, and of other
+Each tensor of the program has one unknown: the logarithm of a factor of the whole tensor. If an axis consists of
+blocks, such as fused queries, keys and values, the blocks have separate unknowns. The constraints (laws) of an operator
+also apply to factors that are constant along an axis. Therefore they give linear equations between the unknowns. A
+solution is a new common scale unless it is a combination of factors for units, of invertible matrices, and of other
 common scales.
 """
 
@@ -34,7 +34,7 @@ Block = tuple[int, int]
 """An axis and one of its blocks; for a whole tensor, `WHOLE` and zero.
 
 The first axis with several blocks has a factor for each of its blocks. Each later axis has a factor for each block
-except the first. This factor is relative to the factor of the first block.
+except the first. Such a factor is relative to the first block of the same axis.
 """
 Exponents = Mapping[tuple[str, int, int], Rational]
 """The exponents of a common scale, by tensor and block."""
@@ -53,10 +53,10 @@ def common_groups(
     """Return one group of size one for each common scale.
 
     Args:
-        records: The laws of all operators.
+        records: The constraints (laws) of all operators.
         params: The parameters and buffers.
         slots: The slots of all laws in `records`.
-        freedoms: The possible transformations of the units of single atoms.
+        freedoms: The transformations that may act on the units of single axis factors (atoms).
         groups: The groups made from these transformations. New groups get other names.
         aliases: All names of each tensor.
         structure: The tensors that no group scales.
@@ -116,8 +116,8 @@ class _Equations:
         self.unknowns.fix(*(number for number, _, _ in self._numbers(value)))
 
     def tie_unread(self, value: Value) -> None:
-        """Require that blocks of a parameter that the model never reads have the same factor as a neighboring block.
-        For example, a model may never read the last rows of a table.
+        """Give each block of a parameter that the model never reads the same factor as a neighboring block. For
+        example, a model may never read the last rows of a table.
         """
         counts = self.counts.get(value, ())
         numbers = _factors(counts)
@@ -200,7 +200,7 @@ class _Equations:
                     changed = [self._unknowns(*along[k], starts, factor) for k, factor in way.items()]
                     generators.append(_total(changed))
         self.read.update((v, d, t) for v, d in free for t in range(self.counts[v][d]) if t not in free[v, d])
-        # What no law of the operator reads is free.
+        # Blocks that no law of the operator mentions are free.
         generators += [self._unknowns(v, d, t, starts) for (v, d), left in free.items() for t in left]
         rows = null_space(generators, range(total)).values()
         return [k for row in rows if len(row) == 1 for k in row], [row for row in rows if len(row) > 1]
@@ -246,7 +246,7 @@ class _Equations:
         return tuple((every[k][0] - axis.start, every[k][1]) for k in blocks if len(every) <= MOST_BLOCKS)
 
     def _unknowns(self, value: Value, axis: int, block: int, starts: Mapping[Value, int], factor: Rational = 1) -> Row:
-        """Return the change of a tensor's unknowns that multiplies one block of an axis by a factor."""
+        """Return how the unknowns of a tensor change if one block of an axis is multiplied by a factor."""
         counts = self.counts[value]
         numbers = _factors(counts)
         found = _block_factor(counts, axis, block)
@@ -255,8 +255,8 @@ class _Equations:
 
 @cache
 def _factors(counts: Counts) -> dict[Block, int]:
-    """Return which blocks of a tensor have a factor of their own. The value for each block is the number of the unknown
-    for its factor.
+    """Return the blocks of a tensor that have separate factors, each with the number of its unknown (logarithm of the
+    factor).
     """
     several = [axis for axis, count in enumerate(counts) if count > 1]
     found = [(axis, k) for axis in several for k in range(axis != several[0], counts[axis])]
@@ -265,7 +265,7 @@ def _factors(counts: Counts) -> dict[Block, int]:
 
 @cache
 def _block_factor(counts: Counts, axis: int, block: int) -> dict[Block, int]:
-    """Return the change of a tensor's unknowns that multiplies one block of an axis, or the whole tensor, by a
+    """Return how the unknowns of a tensor change if one block of an axis, or the whole tensor, is multiplied by a
     factor.
     """
     every = _factors(counts)
@@ -293,7 +293,7 @@ def _is_whole(axis: Axis) -> bool:
 
 
 def _solved(rows: Sequence[Row], sizes: Mapping[int, int]) -> dict[int, Row]:
-    """Solve equations: return each unknown as a linear combination of free unknowns.
+    """Solve linear equations: return each unknown that is not free as a linear combination of free unknowns.
 
     Unknowns that represent many tensors stay free. Unknowns that occur in only one equation are eliminated first,
     because this changes no other equation.
@@ -368,8 +368,8 @@ def _new(found: Sequence[Exponents], known: Sequence[Exponents], params: Collect
         return sum(name in params for name, _, _ in exponents)
 
     def shorter(exponents: Exponents, others: Sequence[Exponents]) -> Exponents:
-        """Return a family of scales from which multiples of other families are subtracted as long as the number of
-        nonzero exponents decreases.
+        """Subtract multiples of other families from a family of scales, as long as this reduces the number of nonzero
+        exponents.
         """
         every = (
             {e: x for e in {**exponents, **other} if (x := exponents.get(e, 0) - factor * other.get(e, 0))}
@@ -416,8 +416,8 @@ class _Emitter:
         return Group(name, 1, tuple(places), is_permuted=False, scales=1)
 
     def _placements(self, name: str, exponents: Mapping[tuple[int, int], int]) -> list[Placement]:
-        """Return the placements of a common scale on one tensor. If axes have several blocks, there is a placement on
-        each of these axes, otherwise on a single axis.
+        """Return the placements of a common scale on one tensor. If axes have several blocks, the placements are on
+        these axes. Otherwise, the only placement is on a single axis.
         """
         value = self.tensors[name]
         whole = exponents.get((WHOLE, 0), 0)

@@ -1,4 +1,4 @@
-"""Conversion between two descriptions of one symmetry, in which equal groups may have other names."""
+"""Conversion between two descriptions of one symmetry, in which the same group may have different names."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +21,12 @@ AxisKey = tuple[str, int]
 def carry_over(
     symmetry: Symmetry, found: Sequence[Group], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
-    """Return the groups of a symmetry with further placements: those on intermediate values on which corresponding
-    discovered groups act.
+    """Return the groups of a symmetry, with placements on intermediate values instead of parameters.
 
-    A group corresponds to the discovered group that has the same units on the same parameters. The families of the
-    group are expressed as combinations of the discovered families. The same combinations then describe how the families
-    act on the values. `shapes` contains the shapes of the values. The result also has a message for each group that
-    corresponds to no discovered group.
+    The placements are computed from the discovered groups. A group corresponds to the discovered group that has the
+    same units on the same parameters. The families of the group are expressed as combinations of the discovered
+    families. The same combinations then describe how the families act on the values. `shapes` contains the shapes of
+    the values. Also return a message for each group without a corresponding discovered group.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
@@ -82,7 +81,7 @@ def _has_same_units(
     if (group.matrix == "linear" and other.matrix != "linear") or is_wider:
         return False
     if group.is_permuted or group.is_base or group.matrix != "none":
-        # Of tied parameters one name is enough.
+        # For tied parameters, one name is enough.
         tied = {name: names for names in symmetry.tied for name in names}
         known = {(name, axis) for parameter, axis in here for name in tied.get(parameter, (parameter,))}
         return there.keys() <= known and all(torch.equal(here[key], there[key]) for key in here)
@@ -90,18 +89,20 @@ def _has_same_units(
 
 
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
-    """Return the function that converts placements of the group `other` to placements of `group`; None if the families
-    differ.
+    """Return a function that converts placements of the group `other` to placements of `group`.
 
-    If an element of `group` has factors s, signs e and shifts k, the corresponding element of `other` has log factors
-    `log s @ scale`, shifts `k @ shift`, and signs `e @ sign + k @ parity` modulo two.
+    If the families of `group` are no combinations of the families of `other`, return None.
+
+    Let s be the factors, e the signs (zero or one) and k the shifts of an element of `group`. The corresponding element
+    of `other` has the log factors `log s @ scale` and the shifts `k @ shift`. Its signs are `e @ sign + k @ parity`
+    modulo two.
     """
     mine, its = _tables(group, other, symmetry)
     scale, shift = _combination(mine["scale"], its["scale"]), _combination(mine["shift"], its["shift"])
     sign = _combination_mod_2(mine["sign"], its["sign"])
     if scale is None or shift is None or sign is None:
         return None
-    # The second group's parities explain a part of the first one's; signs of the second must explain the rest.
+    # Parities of the second group give a part of the first group's parities; signs of the second must give the rest.
     parity = _combination_mod_2((mine["parity"] - shift @ its["parity"]).round() % 2, its["sign"])
     ways = {
         a.is_inverse != b.is_inverse
@@ -113,7 +114,7 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
         return None
 
     def translate(place: Placement) -> Placement | None:
-        """Return the placement of `group` that corresponds to a placement of `other`, or None if it has no effect
+        """Return the placement of `group` that corresponds to a placement of `other`, or None if `group` has no effect
         there.
         """
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
@@ -132,11 +133,11 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 
 
 def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, Floats], dict[str, Floats]]:
-    """Return the exponents of the families of two groups as matrices `[family, entry]`. The entries are those that
-    belong to the first unit of each group.
+    """Return the exponents of the families of two groups as matrices `[family, entry]`. Only the entries of the first
+    unit of each group are listed.
 
-    One unit is enough, because each family has the same exponents for all units. Each column belongs to the same entry
-    in both matrices.
+    One unit is enough, because each family has the same exponents for all units. In both matrices, columns with the
+    same number belong to the same entry.
     """
     names = {p.parameter for p in group.placements}
     spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names

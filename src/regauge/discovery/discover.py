@@ -126,9 +126,10 @@ def discover_with_ones(
     ones: Collection[str],
     structure: tuple[str, ...],
 ) -> Symmetry:
-    """Find the symmetry for gains of one, given a program that was traced from the same module.
+    """Find the symmetry for gains of one, given the program of an earlier trace of the same module.
 
-    The program was traced without `ones`. The names of structure tensors are given, not determined again.
+    The earlier trace must be without `ones`. The argument `structure` lists the structure tensors, which are not
+    searched for again.
     """
     return _discover(module, example_inputs, example_kwargs, outputs, ones, lambda *_: structure, program=program)
 
@@ -169,9 +170,9 @@ def _discover(
 
 @contextmanager
 def _collecting_later() -> Iterator[None]:
-    """Return a context in which garbage is collected only rarely.
+    """Return a context without automatic garbage collection.
 
-    Graphs are large and exist for long, and each garbage collection would go through all of them.
+    The graphs of a trace are large, and each garbage collection would visit all objects in them.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -183,7 +184,9 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
-    """Return the symmetry, with the rotations that are possible for each group if the gains on its axes are one."""
+    """Return the symmetry, in which each group also states which rotations are possible if the gains on its axes are
+    one.
+    """
     gains = chart_gains(symmetry) if symmetry.gains else ()
     if not gains:
         return symmetry
@@ -205,7 +208,7 @@ def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> 
 
 
 def _axes(group: Group, left_out: Collection[str] = ()) -> frozenset[Any]:
-    """Return the axes on which a group acts, without the axes of some parameters."""
+    """Return the axes on which a group acts, except axes of the parameters in `left_out`."""
     places = (place for place in group.placements if place.parameter not in left_out)
     return frozenset((p.parameter, p.axis, p.start, p.stride, p.repeats) for p in places)
 
@@ -223,14 +226,15 @@ def trace_and_record(
     ones: Collection[str] = (),
     program: Program | None = None,
 ) -> tuple[Program, Pass]:
-    """Trace a module and record the laws of its operators, within `leaves_as_operators`.
+    """Trace a module and record the constraints (laws) of its operators. Call this function within the context
+    `leaves_as_operators`.
 
     If a program that was traced without `ones` is given, the module is not traced again.
     """
     program = trace(module, inputs, kwargs, outputs, ones=ones) if program is None else with_ones(program, ones, module)
     result = _run(program)
     if result.builder.unknown:
-        # Second chance: write what has no rule in terms of operators that have one.
+        # Replace operators without a rule by other operators, and try again.
         names = frozenset(name.split(" ")[0].split("::")[-1] for name in result.builder.unknown)
         try:
             simpler = trace(module, inputs, kwargs, outputs, decompose=names, ones=ones)
@@ -280,7 +284,10 @@ def _symmetry(program: Program, result: Pass, inputs: list[Any], structure: tupl
 
 
 def _added(program: Program, groups: Sequence[Group], structure: tuple[str, ...]) -> dict[str, Added]:
-    """Return the constants that the model adds to parameters on which scales or signs act, under all names."""
+    """Return the constants that the model adds to parameters, under all names of each parameter.
+
+    A constant that differs between entries is left out if no scale, sign or matrix acts on the parameter.
+    """
     scaled = {
         p.parameter
         for group in groups
@@ -296,7 +303,9 @@ def _added(program: Program, groups: Sequence[Group], structure: tuple[str, ...]
 
 
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:
-    """Return the groups that act on more than structure tensors, and the groups within which they are repeated."""
+    """Return the groups that act on at least one tensor outside the structure, and the groups within which these are
+    repeated.
+    """
     acting = [group for group in groups if not all(place.parameter in structure for place in group.placements)]
     needed = {name for group in acting for name in (group.name, *group.within)}
     return tuple(group for group in groups if group.name in needed)

@@ -123,10 +123,10 @@ class _Emitter:
         return groups + [self._of_pairs(freedom, bases, *families) for bases, families in pairs.items()]
 
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
-        """Return a group of size one that is repeated for every unit or pair of units, such as one factor for every
-        weight of a layer.
+        """Return a group with a separate factor for every combination of units, such as one factor for every weight of
+        a layer.
 
-        The units are those of an atom, and of the atoms within which it is repeated.
+        The group has size one. It is repeated within the units of an axis factor (atom) and the units of its bases.
         """
         placements = []
         for slot in dict.fromkeys(slot for family in (*scales, *signs) for slot in family):
@@ -159,8 +159,8 @@ class _Emitter:
         return groups
 
     def _turns(self, freedom: Freedom) -> list[Group]:
-        """Return two groups for each kind of coordinate pair. The units of the first group are the pairs, which it may
-        scale. The second group rotates each pair.
+        """Return two groups for each kind of coordinate pair. The units of the first group are the pairs, and the group
+        may scale them. The second group rotates each pair.
         """
         groups = []
         size = freedom.atom.size
@@ -205,7 +205,11 @@ class _Emitter:
         return self._named(self.places[slot].placement(**how))
 
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
-        """Return a group's name, made of the first parameter on which it acts and a word for the axis."""
+        """Return the name of a group, which begins with the name of the first parameter on which the group acts.
+
+        The ending ".blocks" marks units within which other groups are repeated, such as heads. The ending ".units"
+        marks units within such a block.
+        """
         place = self.places[slots[0]]
         stem, _, last = place.name.rpartition(".")
         stem = stem if stem and last in ("weight", "bias") else place.name
@@ -234,8 +238,9 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 
 
 def _can_permute(freedom: Freedom) -> bool:
-    """Return whether the units of an atom (a factor of axes) can be permuted on at least one axis, which requires an
-    axis on which no matrix acts.
+    """Return whether the units of an axis factor (atom) are permuted on at least one axis.
+
+    On axes on which a matrix acts, units are not permuted.
     """
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)

@@ -67,7 +67,8 @@ class EqualEntries:
             operands = [arg for arg in _flat(node.args) if isinstance(arg, Node)]
             return dim is None or any(self.may_vanish(arg) for arg in operands)
         if name == "cdist":
-            # Rows that differ are not equally far from a row without zeros; counts of entries that differ may agree.
+            # Different rows have different distances to a row without zeros. Only for order zero can the distances
+            # agree.
             pairs = {len(shape) - 1: node.args[1::-1], len(shape) - 2: node.args[:2]}
             if argument(node, 2, 2.0) == 0 or dim not in pairs:
                 return True
@@ -119,7 +120,9 @@ class EqualEntries:
         return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)
 
     def _may_agree(self, node: Node) -> bool:
-        """Return whether two outputs of a layer without bias can be equal: for zero input or equal weight rows."""
+        """Return whether two outputs of a layer without bias can be equal, because the input is zero or two weight rows
+        are equal.
+        """
         return self.may_vanish(node.args[0]) or self.may_tie(node.args[1], 0)
 
     def may_vanish(self, node: Any) -> bool:
@@ -152,8 +155,8 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
-    """Return the operands that vary along an axis of the result. Each operand comes with the number that this axis has
-    in the operand itself.
+    """Return the operands that vary along an axis of the result. Each operand is returned with the number of its own
+    axis that corresponds to the axis of the result.
     """
     full = shape_of(node)
     result: list[tuple[Node, int | None]] = []

@@ -1,4 +1,4 @@
-"""Evaluation of parts of a traced program in float64: single operators, and nodes that use no parameters."""
+"""Evaluation of a traced program in float64: of single operators, and of nodes that do not depend on parameters."""
 
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,7 +14,7 @@ from regauge.discovery.trace import Program
 
 
 class UndecidedError(Exception):
-    """Error if a part of a program cannot be evaluated.
+    """Error if this module cannot evaluate a part of a program.
 
     For example, a value may be unknown, an operator may fail, or a tensor may have too many entries.
     """
@@ -44,8 +44,8 @@ class Constants:
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
-        """Return the first node that applies the same operator to the same constants. This node represents all such
-        nodes.
+        """Return the first node that applies the same operator to the same constants. The first node represents all
+        such nodes.
         """
         if node not in self._names:
             same = node
@@ -56,10 +56,7 @@ class Constants:
         return self._names[node]
 
     def draw(self, node: Node, generator: torch.Generator) -> Any:
-        """Return the value of a node.
-
-        If the node depends on parameters, return random numbers with the shape of its value.
-        """
+        """Return the value of a node, or random numbers of the same shape if the node depends on parameters."""
         if node not in self._dependent:
             return self(node)
         fake = node.meta.get("val")
@@ -90,7 +87,7 @@ class Constants:
 
     def _concrete(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_meta:
-            # What holds for random numbers holds for all others but exceptions.
+            # A result for random numbers holds for almost all other numbers.
             if not value.is_floating_point():
                 raise UndecidedError("an integer input is on the meta device, without a value")
             return torch.rand(tuple(value.shape), generator=self._generator, dtype=torch.float64) + 0.5
@@ -100,7 +97,7 @@ class Constants:
 
 
 def evaluate(node: Node, known: Mapping[Node, Any]) -> Any:
-    """Return the result of one operator on known operands, with float64 in place of other floating-point types."""
+    """Return the result of one operator for known operands. All floating-point types are replaced by float64."""
     target: Any = node.target
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: known[n])
     args, kwargs = pytree.tree_map(_double, (args, kwargs))
@@ -146,9 +143,7 @@ def like(value: Any) -> tuple[object, ...]:
 
 
 def comparable(value: Any, told: Callable[[Node], Hashable] = id) -> Hashable:
-    """Return the arguments of an operator as a hashable key. In the key, each node is replaced by the result of the
-    function `told`.
-    """
+    """Return a hashable key for arguments of an operator, in which `told(node)` replaces each node."""
     if isinstance(value, Node):
         return ("node", told(value))
     if isinstance(value, list | tuple):

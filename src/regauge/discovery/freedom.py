@@ -1,4 +1,4 @@
-"""The freedom of an atom (a factor of an axis): the transformations that may act on its units."""
+"""The transformations that may act on the units of one axis factor (atom), called the freedom of the atom."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -12,8 +12,9 @@ from regauge.discovery.slots import SlotPlace
 from regauge.discovery.systems import Vector, independent, select
 
 Family = tuple[Vector, frozenset[Atom]]
-"""The exponents of a scale (or of a sign, modulo two) for each slot, and the bases, which are the atoms on whose index
-the scale may depend. A slot is one occurrence of an atom on an axis."""
+"""The exponents of a scale (or of a sign, modulo two) for each slot, and the bases: the atoms, such as heads, on whose
+index the factor may depend. A slot is one occurrence of an atom on an axis.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class PairedAxis:
     """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
 
     The two slots belong to the first and the second coordinate of each pair. If one indivisible factor of the axis
-    contains both coordinates, the two slots are the same. The field `others` contains the sizes and strides of the
-    other factors of the same block of the axis.
+    contains both coordinates, the two slots are the same. The axis is a product of several factors; the field `others`
+    contains the sizes and strides of its other factors.
     """
 
     slots: tuple[int, int]
@@ -52,7 +53,7 @@ class Turns:
 
     Attributes:
         axes: The axes that contain the pairs of coordinates.
-        bases: Atoms (factors of axes) whose index may determine the rotation angle, in addition to the unit.
+        bases: Other atoms (axis factors), such as heads, on whose index the rotation angle may also depend.
         scales: Families of scales that act only on these pairs of coordinates.
         unread: The names of intermediate values that contain only one coordinate of a pair. No placement describes how
             rotations act on these values.
@@ -66,8 +67,10 @@ class Turns:
 
 @dataclass(frozen=True)
 class ShiftFamily:
-    """A family of half-period shifts, which belong to functions such as sin. The fields are the amount that one step
-    adds at each slot (an axis of a parameter), and the slots where an odd number of steps flips the sign.
+    """A family of shifts of the arguments of functions such as sin by half periods.
+
+    The field `amounts` contains the number that one step adds to a parameter, for each axis (slot). The field `parity`
+    contains the slots at which an odd number of steps flips the sign.
     """
 
     amounts: Mapping[int, float]
@@ -76,8 +79,9 @@ class ShiftFamily:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """A matrix that acts on axes of parameters: directly on slots (axes) marked +1, as its inverse transpose on slots
-    marked -1.
+    """A matrix that acts on axes of parameters (slots).
+
+    The matrix itself acts on slots marked +1, and its inverse transpose acts on slots marked -1.
     """
 
     kind: Literal["orthogonal", "linear"]
@@ -89,18 +93,18 @@ class MatrixPart:
 
 @dataclass
 class Freedom:
-    """All transformations that may act on the units of one atom (a factor of an axis).
+    """All transformations that may act on the units of one axis factor (atom).
 
-    Each family of scales, signs or shifts lists the axes (slots) on which it acts, both of parameters and of watched
-    intermediate values. Only the parameters, not the watched values, determine which families exist.
+    Each family of scales, signs or shifts lists the slots on which it acts, both in parameters and in watched
+    intermediate values. Watched values do not affect which families exist.
 
     Attributes:
         atom: The atom on which the transformations act.
         slots: The slots of the atom: its occurrences on axes of parameters.
         watched: The slots of the atom in the intermediate values for which the caller requested placements.
         is_permuted: Whether the units of the atom can be permuted.
-        bases: Atoms whose index may determine the permutation, such as heads with separate permutations. If there is no
-            permutation, these are the atoms whose index may determine a scale or sign.
+        bases: Other atoms, such as heads, on whose index the permutation may depend. If there is no permutation, a
+            scale or sign may depend on the index of these atoms.
         scales: The families of positive scales.
         signs: The families of signs.
         shifts: The families of half-period shifts.
@@ -126,10 +130,12 @@ for signs."""
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases, which are atoms within whose units other atoms are repeated. Bases are removed if they are not in
-    `freedoms`, have matrices, or would contain each other.
+    """Remove bases that cannot be represented. A base is an axis factor (atom), such as heads, within whose units
+    others are repeated.
 
-    If each of two atoms would be repeated within the other, only the second remains repeated within the first.
+    A base of an atom is removed if it is not in `freedoms`, or if matrices act on it.
+
+    If two atoms are bases of each other, only the first atom remains a base of the second.
     """
     order = {freedom.atom: k for k, freedom in enumerate(freedoms)}
     by_atom = {freedom.atom: freedom for freedom in freedoms}
@@ -147,7 +153,7 @@ def make_acyclic(freedoms: list[Freedom]) -> None:
     while changed:
         changed = False
         for freedom in freedoms:
-            # A base that is itself repeated within others brings them along.
+            # If a base has bases of its own, these must be bases too.
             before = _all_bases(freedom)
             _restrict(freedom, lambda bases: frozenset(b for b in bases if by_atom[b].bases <= bases))
             changed |= before != _all_bases(freedom)
@@ -166,9 +172,9 @@ def _restrict(freedom: Freedom, keep: Callable[[frozenset[Atom]], frozenset[Atom
 
 
 def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop factors of a unit, such as a head, that are special cases of transformations inside the unit.
+    """Drop scales and signs of a unit, such as a head, that are special cases of transformations inside this unit.
 
-    For example, one matrix per head includes one factor per head.
+    For example, the matrices of heads include multiples of the identity, and therefore all factors of heads.
     """
     by_atom = {freedom.atom: freedom for freedom in freedoms}
     for families_of, modulus in KINDS:
@@ -186,11 +192,9 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 
 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
-    """Drop the factor of a group with a single unit, if a larger group can multiply the same parameters by a common
-    factor.
+    """Drop the factor of an axis of size one, if a larger axis can multiply the same parameters by a common factor.
 
-    The larger group can do so if the same factor for all of its units has the same effect as the factor of the single
-    unit.
+    This is possible if the factor has the same effect as one common factor for all units of the larger axis.
     """
 
     def whole(exponents: Vector) -> Vector | None:
@@ -220,8 +224,10 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return exponents for units, such as heads, that have the same effect as one factor with the given exponents for
-    all units inside them.
+    """Return exponents for the factors of units, such as heads.
+
+    A factor of the unit with these exponents has the same effect as a common factor, with the given exponents, of
+    everything inside the unit.
     """
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():

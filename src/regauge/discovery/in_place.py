@@ -10,10 +10,12 @@ from torch.utils import _pytree as pytree
 
 
 def without_mutation(program: GraphModule) -> bool:
-    """Replace in-place operators. If an in-place operator cannot be replaced, change nothing and return False.
+    """Replace in-place operators by operators that return new tensors.
+
+    If any in-place operator cannot be replaced, the program stays unchanged, and the result is False.
 
     `relu_(x)` becomes `relu(x)` if x is not an input and no later operator reads x or a tensor that shares its memory.
-    Tracing the model a second time would replace all in-place operators, but takes twice as long as the first trace.
+    A second export could replace all in-place operators, but would take twice as long as the first export.
     """
     graphs = [part for part in program.modules() if isinstance(part, GraphModule)]
     found = [(node, _functional(node, graph)) for graph in graphs for node in graph.graph.nodes if writes(node)]
@@ -36,7 +38,7 @@ def writes(node: Node) -> bool:
 def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
     """Return the operator that returns, as a new tensor, what an in-place operator writes to its first operand.
 
-    If the replacement would change a result, the result is None.
+    If this replacement would change the results of the program, return None.
     """
     target, written = node.target, node.args[0] if node.args else None
     if not isinstance(target, OpOverload) or not isinstance(written, Node):

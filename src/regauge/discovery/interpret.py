@@ -26,21 +26,17 @@ from regauge.discovery.trace import Program
 from regauge.discovery.traceable import TraceError
 
 HALF = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
-"""Low-precision dtypes, to which parameters are rounded when they are converted.
-
-Scales do not commute with such rounding.
-"""
+"""Dtypes of low precision. If a model rounds parameters to such a dtype, scales do not commute with the rounding."""
 NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
 """The errors that a rule may raise if it cannot handle a call."""
 COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
-"""Operators that return the positions of entries, sorted by size.
-
-The positions of equal entries depend on the order of the entries.
+"""Operators that sort entries or select some of them by size, and that may return positions. If entries are equal,
+these positions depend on the order of the entries.
 """
 CASTS = {"_to_copy", "to", "type_as"}
 ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
-"""Operators whose rules split a stacked tensor (query, key, value) or keep it stacked."""
+"""Operators whose rules accept stacked tensors (query, key, value) without joining them into one tensor."""
 ZEROS = {"zeros", "zeros_like", "new_zeros", "zero"}
 FILLS = {"full", "full_like", "new_full", "fill"}
 CONSTANTS = FILLS | {"ones", "ones_like", "new_ones", "scalar_tensor"}
@@ -56,15 +52,15 @@ KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
 """Operators that return zero if all operands are zero."""
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
-"""Operators that rearrange positions, or look up entries at positions.
-
-All other operators use positions as plain numbers."""
+"""Operators that rearrange index tensors, or look up entries at the positions in them. All other operators use these
+positions as plain numbers.
+"""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """Two tensors whose product is used only in sums over one axis. For the square of a tensor, both are the same
-    tensor.
+    """A product of two tensors that is used only in sums over one axis. For the square of a tensor, `factors` contains
+    only this tensor.
 
     Rotations do not change a sum of squares. Matrices that act inversely on both factors do not change a sum of
     products.
@@ -76,8 +72,8 @@ class Summed:
 
 @dataclass(frozen=True)
 class Pass:
-    """The results of one pass over a program: the laws of all operators, the parameters and buffers, and the tensors
-    that operators return.
+    """The results of one pass over a program: the constraints (laws) of all operators, the parameters and buffers, and
+    the results of operators.
     """
 
     builder: Builder
@@ -91,10 +87,10 @@ def interpret(
     extra: Mapping[str, Rule],
     sensitive: frozenset[str] = frozenset(),
 ) -> Pass:
-    """Run one pass over a program, given the results of earlier passes.
+    """Apply the rules of all operators in a program, given the results of earlier passes.
 
-    Earlier passes find the axes that must be split (`unrolled`). They also find the results in unspecified order (such
-    as those of an unsorted `topk`) on whose order later operators depend (`sensitive`).
+    Earlier passes find the axes that must be split (`unrolled`). They also find the nodes with results in an
+    unspecified order, on which later operators depend (`sensitive`). An example of such a node is an unsorted `topk`.
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)
     run.graph(program.graph, run.placeholders())
@@ -119,7 +115,9 @@ class _Run:
         return [self._placeholder(node) for node in self.program.graph.graph.find_nodes(op="placeholder")]
 
     def graph(self, graph: GraphModule, arguments: list[Any]) -> Any:
-        """Run the rules over one graph. A nested graph runs when the operator that contains it is reached."""
+        """Apply the rules to the operators of one graph. The rules are applied to a nested graph at the operator that
+        contains it.
+        """
         values: dict[Node, Any] = {}
         pending = list(arguments)
         result: Any = None
@@ -144,9 +142,8 @@ class _Run:
         return result
 
     def finish(self) -> None:
-        """Freeze the axes of the model's outputs.
-
-        Values that the model writes to its state are tied to the earlier state.
+        """Freeze the axes of the model's outputs, and tie each value that the model writes to a buffer to the buffer's
+        earlier value.
         """
         b = self.b
         b.op = b.node = "output"
@@ -202,7 +199,7 @@ class _Run:
             return self.graph(args[inner], rest)
         meta = node.meta.get("val")
         if isinstance(meta, NUMBERS):
-            meta = torch.empty((), device="meta")  # A number that the trace does not know.
+            meta = torch.empty((), device="meta")  # A number that is unknown during the trace.
         shapes, floats = _results(meta, self.coarse)
         tensors = _tensors(args[0] if name in REFERS else (args, kwargs))
         if all(isinstance(t, Value) and t.is_fixed for t in tensors):
@@ -212,7 +209,7 @@ class _Run:
         if not isinstance(target, torch._ops.OpOverload):
             return self._opaque(str(name), tensors, meta, shapes)
         if name in FILLED and len(tensors) == 1:
-            return _fixed_results(name, (*args, *kwargs.values()), [], meta)  # Only the shape of the operand counts.
+            return _fixed_results(name, (*args, *kwargs.values()), [], meta)  # Only the shape of the operand matters.
         arguments = _bound(target, args, kwargs)
         is_used = _used(node, len(shapes))
         call = Call(name, target._overloadname, arguments, shapes, floats, is_used, _is_divisor(node))
@@ -242,17 +239,16 @@ class _Run:
             if _shapes(result) != list(shapes):
                 raise NoRuleError(f"the rule gives {_shapes(result)}, the operator {list(shapes)}")
         except RULE_ERRORS as error:
-            # A rule that cannot handle its call leaves the sound answer: nothing may act there.
+            # If a rule cannot handle its call, freezing all axes is always correct.
             return self._opaque(f"{full} ({error})", tensors, meta, shapes)
         b.keep_unread(tensors, result if isinstance(result, list | tuple) else [result], start)
         return result
 
     def _keep_blocks(self, node: Node, operands: Any, results: Any) -> None:
-        """Allow permutations along the axes of constants that consist of blocks of equal entries.
+        """Allow permutations along the axes of a constant if it consists of blocks of equal entries. If all entries are
+        zero, scales are allowed too.
 
-        If all entries of a constant are zero, its axes can also be scaled.
-
-        Such a constant gets new axes for each use.
+        Each operator that uses the constant gets a copy with new axes.
         """
         target, (args, kwargs) = node.target, operands
         name = operator_name(target)
@@ -284,8 +280,8 @@ class _Run:
             value.made = partial(make, k)
 
     def _freeze_ties(self, node: Node, call: Call) -> None:
-        """Freeze an axis along which an operator compares entries, if the result depends on the order of equal
-        entries.
+        """Freeze the axis along which an operator compares entries, if the order of equal entries affects the
+        result.
         """
         x, dim = call.x, call.arguments.get("dim", -1)
         uses_positions = call.name.startswith("arg") or (len(call.shapes) == 2 and call.is_used[1])
@@ -359,7 +355,9 @@ def _attribute(graph: GraphModule, target: str) -> Any:
 
 
 def _constant(shape: tuple[int, ...], tensor: Tensor | None) -> Value:
-    """Return a value that no parameter influences. If all entries are equal, the axes of the value are uniform."""
+    """Return a constant tensor as a `Value`. If all entries of the tensor are equal, all axes of the value are marked
+    as uniform.
+    """
     is_readable = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if tensor is None or not is_readable or tensor.is_complex() or tensor.is_meta or tensor.numel() == 0:
         return Value.fixed(shape)
@@ -401,9 +399,7 @@ def _has_zero(tensors: list[Value], numbers: list[int | float]) -> bool:
 
 
 def _as_summed(node: Node, call: Call) -> Summed | None:
-    """Return the factors of a square or product, if all operators that use the square or product sum it over an axis
-    that every factor has.
-    """
+    """Return the factors of a product or square, if all its users sum it over an axis that every factor has."""
     values = list(call.arguments.values())
     is_square = (call.name == "pow" and len(values) > 1 and values[1] == 2) or call.name == "square"
     if not is_square and call.name not in ("mul", "multiply"):
@@ -422,5 +418,5 @@ def _as_summed(node: Node, call: Call) -> Summed | None:
 
 
 def _varies(x: Value, dim: int, size: int) -> bool:
-    """Return whether a tensor varies along an axis. Axes are numbered backward from the last one."""
+    """Return whether a tensor varies along an axis, which is given as a negative number counted from the last axis."""
     return x.ndim >= -dim and x.shape[dim] == size and dim % x.ndim not in x.uniform

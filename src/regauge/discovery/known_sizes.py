@@ -2,8 +2,8 @@
 
 `torch.export` does not compute the entries of tensors, and raises an error if Python code converts a tensor to a
 number. If the tensor depends only on integer inputs, not on weights or activations, the example inputs determine this
-number. Therefore this module computes all tensors that depend only on integer inputs. The entries of these tensors are
-used if Python code reads a number from a tensor, and for indices whose length depends on entries.
+number. Therefore this module computes all tensors that depend only on integer inputs. Their entries are used if Python
+code reads a number from a tensor. They are also used for index tensors whose length depends on entries.
 """
 
 import functools
@@ -25,7 +25,8 @@ from regauge.discovery.operators import words
 TAKING = words("item tolist __int__ __float__ __index__")
 """Functions that read numbers from a tensor.
 
-Functions for branches are excluded, because a program with one chosen branch would be valid only for these inputs.
+Functions for branches, such as `__bool__`, are excluded. A program with one chosen branch would be valid only for these
+inputs.
 """
 OF_ANY_LENGTH = words("nonzero argwhere unique unique_consecutive repeat_interleave masked_select bincount")
 """Functions whose result has a length that depends on tensor entries."""
@@ -35,7 +36,7 @@ SIZED = words("view reshape expand repeat tile split unflatten narrow roll new_z
 """Functions whose arguments are sizes and positions, which a model may compute as tensors."""
 RANDOM = words("rand randn randint randperm normal bernoulli multinomial dropout rand_like randn_like randint_like")
 MANY = 1 << 20
-"""The largest number of entries of a tensor that this module computes."""
+"""The largest tensor, by number of entries, that this module computes."""
 MARK = "regauge: sizes are those of the example inputs"
 
 
@@ -43,8 +44,8 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
     """Export a module whose tensor sizes depend on integer inputs. The module may be on the meta device.
 
     Returns:
-        The program for the given integers, or None if it cannot be determined. There is no program if sizes depend on
-        weights or activations, if Python code branches on a tensor, or if inputs are on the meta device.
+        The program for the given integers, or None. The result is None if sizes depend on weights or activations, if
+        Python code branches on a tensor, or if inputs are on the meta device.
     """
     given = [one for one in pytree.tree_leaves((inputs, kwargs)) if isinstance(one, Tensor)]
     if any(one.is_meta for one in given):
@@ -126,7 +127,7 @@ class _Numbers(TorchFunctionMode):
         return slice(*(self._number(end) if isinstance(end, Tensor) else end for end in ends))
 
     def _number(self, tensor: Tensor) -> Any:
-        """Return the number in a tensor without axes, if its entry is known. Any other value is returned unchanged."""
+        """Return the number in a tensor without axes, if it is known. Other tensors are returned unchanged."""
         return int(self._value(tensor)) if not tensor.ndim and self._is_known(tensor) else tensor
 
     def _is_known(self, tensor: Tensor) -> bool:
