@@ -1,10 +1,10 @@
 """The action of an element on parameters: entries are permuted, multiplied, rotated and shifted.
 
-A permutation takes each entry from a source. For each placement on the parameter, a displacement is added to the
-entry's own index. The result is the index of the source. Therefore a single gather, whose index is a broadcast sum of
-displacements, applies all permutations to a parameter. If the displacements along one axis do not depend on the index
-along another axis, the entries can also be gathered axis by axis. Gathering axis by axis needs no index tensor as large
-as the parameter.
+After a permutation, each entry has the value that another entry, its source, had before. The index of the source is the
+entry's own index plus one displacement for each placement on the parameter. Therefore a single gather, whose index is a
+broadcast sum of displacements, applies all permutations to a parameter. If the displacements along one axis do not
+depend on the index along another axis, the entries can also be gathered axis by axis. This needs no index tensor as
+large as the parameter.
 """
 
 import math
@@ -41,7 +41,7 @@ class Site:
 
     A base of a group is another group within which the first group is repeated. The field `bases` has one pair (axis,
     base index) for each base. For each index of the axis, the base index gives the unit of the base (the containing
-    group) to which it belongs. The axis is None if this is the placement's own axis; the base index then has shape
+    group) that contains this index. The axis is None if it is the placement's own axis; the base index then has shape
     `[m]`. If another axis determines the base, the base index has the length of this axis. The field `added` is the
     constant that the model adds to the parameter before it uses the parameter, or one constant for each index of the
     axis. Factors multiply the sum of the parameter and the added constant.
@@ -61,7 +61,7 @@ class Site:
 
     @cached_property
     def is_sorted(self) -> bool:
-        """Whether the axis indices on which the group acts ascend.
+        """Whether the axis indices of this site are in ascending order.
 
         If the site also covers every index of an axis, the entries along this axis need no rearrangement.
         """
@@ -72,7 +72,7 @@ class Site:
         """Whether each unit i owns the index i and no other index."""
         place = self.placement
         is_dense = place.start == 0 and place.stride == 1 and not place.repeats
-        return is_dense and self.positions.numel() == self.group.size  # Within one block, a unit may own several.
+        return is_dense and self.positions.numel() == self.group.size  # In one block, a unit may own several indices.
 
     @cached_property
     def by_copies(self) -> Int[Tensor, "copies n"]:
@@ -100,7 +100,7 @@ class Site:
 def resolve(
     groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float | Tensor = 0.0
 ) -> list[Site]:
-    """Resolve all placements of all groups on one parameter.
+    """Return the sites (axis indices and their units) of all placements of all groups on one parameter.
 
     A ValueError is raised if a placement does not fit the shape of the parameter."""
     by_name = {group.name: group for group in groups}
@@ -307,7 +307,7 @@ def act(
     """
     moved, read = dict(params), read or ReadValues(element)
     if element.batch == (1,) and all(params[name].ndim == 1 + ndims[name] for name in sites):
-        # A single network is moved without index tensors as large as itself.
+        # For a single network, no index tensor as large as the network is needed.
         single = read.single
         one = act(groups, sites, single.element, {name: params[name][0] for name in sites}, ndims, single)
         return moved | {name: one[name].unsqueeze(0) for name in sites}
@@ -447,7 +447,7 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
             if parity:
                 odd = _look_up(site, value.shift[..., family, :]) % 2
                 factor = times(1 - 2 * odd.to(torch.float64))
-    if factor is None or factor.requires_grad:  # Factors that are one have a gradient too.
+    if factor is None or factor.requires_grad:  # A factor of one may also need a gradient.
         return factor
     return None if bool((factor == 1).all()) else factor
 
@@ -466,7 +466,7 @@ def _merge(
         into[axes] = values if known is None else known * values if is_product else known + values
         return
     if axes in into:
-        into[axes] = into[axes].clone()  # What was read of the element stays as it is.
+        into[axes] = into[axes].clone()  # A copy, because the element's cache may hold this tensor.
     else:
         lead = values.shape[: values.ndim - len(axes)]
         into[axes] = torch.full((*lead, *(shape[axis] for axis in axes)), int(is_product), dtype=values.dtype)
@@ -501,7 +501,7 @@ def _gather(
     source, along the last of the axes that it depends on.
     """
     depends = {axes[-1]: set(axes[:-1]) for axes in displacements if len(axes) > 1}
-    # Axis by axis moves outer axes before nested ones, but does not order nested axes that depend on one another.
+    # Gathering axis by axis handles axes that depend on one other axis, but no chains of such axes.
     is_chained = any(depends.get(other) for others in depends.values() for other in others)
     is_by_rows = lead == batch == 1 and not depends and any(_is_long(shape, axes[-1]) for axes in displacements)
     if is_chained or not (batch == 0 or tensor.numel() > FLAT_LIMIT or is_by_rows):
@@ -576,9 +576,9 @@ def _mix(site: Site, value: Value, read: ReadValues, tensor: Tensor, batch: int,
     """Multiply the units in each copy of a group by the matrix that belongs to the copy."""
     assert value.matrix is not None
     axis, n, work = lead + site.placement.axis, site.group.size, tensor.dtype
-    if site.group.matrix == "linear" and tensor.device.type != "mps":  # That has no float64.
-        # One side of a product gets the matrix and the other its inverse, which cancel only as far as both were
-        # computed.
+    if site.group.matrix == "linear" and tensor.device.type != "mps":  # MPS has no float64.
+        # One layer is multiplied by the matrix, and the next layer by its inverse. Rounding limits how exactly these
+        # two factors cancel.
         work = torch.float64
     if site.is_plain and not site.bases and n == tensor.shape[axis]:
         if value.product is not None:

@@ -74,7 +74,7 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
         try:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:
-            return function(*args, **kwargs)  # Python says which argument does not belong here.
+            return function(*args, **kwargs)  # Python's error names the unexpected argument.
         missing = next((name for name in needed if name not in given), None)
         if missing is not None:
             raise TypeError(f"{function.__name__}() is missing {missing!r}; write {needed[missing]}")

@@ -30,8 +30,8 @@ def assign(profit: Floats) -> NDArray[np.int64]:
 
     First, row and column minima are subtracted from the cost `-profit`. The remaining matrix is nonnegative and has
     many zeros. A constant that is subtracted from a row or column changes the cost of every permutation by the same
-    amount, so the optimal permutation stays the same. For the heavy-tailed profits of trained networks, this makes the
-    search several times shorter.
+    amount, so the optimal permutation stays the same. For the heavy-tailed profits of trained networks, this
+    subtraction makes the search several times shorter.
 
     Args:
         profit: The profits as a square matrix, `[n, n]`.
@@ -81,9 +81,9 @@ def assign_many(
 
     Reductions, potentials and the optimality test are computed for all problems together, on the device of the profits.
     Only rows that the reductions leave without a column are assigned by a search on the CPU, one problem after another.
-    Potentials (dual variables) of similar problems shorten the search on the CPU. By weak duality, no permutation has a
-    profit above that of the current columns by more than the sum of the reduced costs of the current columns. If this
-    sum is at most `slack`, the current columns are kept.
+    Potentials (dual variables) of similar problems shorten the search on the CPU. By weak duality, the profit of any
+    permutation exceeds that of the current columns at most by a bound: the sum of the reduced costs of the current
+    columns. If this bound is at most `slack`, the current columns are kept.
 
     Args:
         profits: The profits, in float32 or float64.
@@ -107,7 +107,8 @@ def assign_many(
     start = profits.new_zeros(count, n) if potentials is None else potentials.to(profits)
     reduced = torch.neg(profits) if potentials is None else torch.neg(profits).sub_(start.unsqueeze(1))
     reduced -= reduced.amin(2, keepdim=True)
-    # Weak duality: with nonnegative reduced costs no permutation beats the current one by more than the sum over it.
+    # Weak duality: with nonnegative reduced costs, no permutation beats the current one by more than the sum of the
+    # current one's reduced costs.
     there = columns.to(profits.device).unsqueeze(2)
     gap = reduced.gather(2, there).squeeze(2).sum(1, dtype=torch.float64).cpu()
     open_ = (gap > (0.0 if slack is None else slack)).nonzero().flatten()
@@ -162,7 +163,7 @@ def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor)
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start
     # For costs -profit: u_i = cost(i, c_i) - v_(c_i) makes the chosen entries tight, v_j = min_i cost(i, j) - u_i keeps
-    # all reduced costs nonnegative; repeated, that is Bellman and Ford's search in the residual graph.
+    # all reduced costs nonnegative. Repeating both steps is Bellman and Ford's search in the residual graph.
     for _ in range(POTENTIAL_ROUNDS):
         torch.sub(profits, (chosen + v.gather(1, columns)).unsqueeze(2), out=buffer)
         v = buffer.amax(1).neg_()
@@ -212,7 +213,7 @@ def _search(reduced: Float[Tensor, "problem target source"]) -> Int[Tensor, "pro
         threads = min(torch.get_num_threads(), len(costs))
         if threads < 2:
             return torch.from_numpy(np.stack([solve(cost) for cost in costs]))
-        with ThreadPoolExecutor(threads) as pool:  # scipy's search leaves the interpreter to other threads
+        with ThreadPoolExecutor(threads) as pool:  # scipy's search releases the interpreter lock
             return torch.from_numpy(np.stack(list(pool.map(solve, costs))))
     rows, columns = batched(costs, return_cost=False, n_threads=torch.get_num_threads())
     result = np.empty(costs.shape[:2], dtype=np.int64)

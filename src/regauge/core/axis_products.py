@@ -12,8 +12,8 @@ from torch import Tensor
 MULTIPLIED_AT_ONCE = 1 << 18
 """The number of entries that are multiplied at once. The multiplied entries and their products fit in a cache."""
 LONG_ROW = 8
-"""If each index of an axis has at least this number of consecutive entries behind it, products along the axis are
-computed without moving the axis.
+"""If at least this number of consecutive entries belongs to each index of an axis, products along the axis are computed
+without moving the axis.
 
 Otherwise, the axis is first moved to the last position.
 """
@@ -94,10 +94,10 @@ def multiply_copies(
     last = torch.unflatten(values.movedim(axis, -1), -1, (-1, n))  # [*lead, *remaining axes, copies, n]
     product: Tensor
     if others is None:
-        # A single product instead of one for every vector.
+        # One product for all vectors.
         product = (last.flatten(lead, -2) @ blocks.reshape(*own, *ones, n, n).mT).reshape(last.shape)
     elif not others:
-        # A product for each copy, nothing repeated.
+        # One product for each copy, without repeating a matrix.
         rows = last.reshape(*shape[:lead], -1, *last.shape[-2:]).movedim(-2, -3)  # [*lead, copies, rest, n]
         whole = blocks.reshape(*own, *ones, *blocks.shape[-3:])
         product = (rows @ whole.mT).movedim(-3, -2).reshape(last.shape)

@@ -59,8 +59,9 @@ LONGEST_STEP = 2.0
 FAR = 0.1
 """If a Newton step is longer than this, groups with singular matrices first take an exact step."""
 LARGEST_SHARE, SMALLEST_SHARE = 0.25, 1e-5
-"""The largest and the smallest fraction of the preconditioned gradient at which conjugate gradients end a Newton
-step."""
+"""The largest and the smallest relative tolerance of conjugate gradients in a Newton step. The iteration stops if the
+largest entry of the preconditioned residual falls below this fraction of its initial value.
+"""
 FLOOR = 1e-14
 """Changes of a factor's logarithm below this number are lost in rounding."""
 FLAT = 1e-9
@@ -113,12 +114,12 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
         symmetry: The symmetry of the architecture.
         params: One network, or a population with a leading model axis.
         buffers: How balancing treats buffers, such as running statistics. Buffers do not contribute to the norm, except
-            gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a filter before batch
-            normalization can grow while its gain shrinks, if the running mean grows with the filter. With "move",
-            balancing uses this freedom, and filters before batch normalization get norm one. Such filters then have
-            equal weight in comparisons; in training, their norm has no effect. With "keep", balancing uses only
-            combinations of scales that leave every buffer unchanged. Use "keep" for networks whose running statistics
-            will be recomputed, because recomputing statistics would undo a change of the statistics.
+            gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a factor can multiply a filter
+            before batch normalization and its running mean, and divide the gain. With "move", balancing uses such
+            factors, and filters before batch normalization get norm one. Such filters then have equal weight in
+            comparisons; in training, their norm has no effect. With "keep", balancing uses only combinations of scales
+            that leave every buffer unchanged. Use "keep" for networks whose running statistics will be recomputed,
+            because recomputing statistics would undo a change of the statistics.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -216,12 +217,13 @@ def balance_but(
     kept = {name: rigid.get(name, torch.zeros(batch, dtype=torch.bool)).numpy().copy() for name in linear}
     minimize(norm, kept, *(EXACT if is_double else ROUNDED))
     for part in connected(linear.values()):
-        # What is best for a group depends on where its neighbors are: if one stays, all stay.
+        # The best matrix of a group depends on the matrices of connected groups: if one of them stays the identity, all
+        # do.
         groups = [name for name, names in linear.items() if names <= part]
         stays: NDArray[np.bool_] = np.any([kept[name] for name in groups], axis=0)
         kept |= dict.fromkeys(groups, stays)
     if buffers == "move" and not bool((np.abs(norm.logs) <= LARGEST_LOGARITHM).all()):
-        # Scales of values that are zero or nearly so may have no finite minimum.
+        # If entries are zero or almost zero, the norm may have no minimum at finite scales.
         return balance_but(params, symmetry, "keep", rigid)
     logs = [*np.split(norm.logs, np.cumsum([each.count for each in scaled]), axis=1)[:-1], *norm.normalize()]
     scaled = (*scaled, *(filters.direction for filters in norm.plan.filters))
@@ -259,12 +261,12 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     """Return the symmetry in which gains of frozen normalization are treated as parameters.
 
     A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
-    limit while the gain grows. Such gains must therefore contribute to the norm. Exactly those buffers contribute that
-    grow along a dangerous direction. This depends only on the exponents of the scales, not on the entries of the
-    buffers. A direction is a vector t that holds the logarithm of a factor for each family of scales. A direction t is
-    dangerous if no parameter grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. Running
-    statistics of trained normalization neither grow nor shrink along such a direction. If balancing keeps buffers
-    unchanged, no buffer needs to contribute to the norm.
+    limit while the gain grows. Such gains must therefore contribute to the norm. A direction is a vector t that holds
+    the logarithm of a factor for each family of scales. A direction t is dangerous if no parameter grows along t (`E t
+    <= 0` for the exponents E) and at least one parameter shrinks. A buffer contributes to the norm exactly if it grows
+    along a dangerous direction. This depends only on the exponents of the scales, not on the entries of the buffers.
+    Running statistics of trained normalization neither grow nor shrink along a dangerous direction. If balancing keeps
+    buffers unchanged, no buffer needs to contribute to the norm.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}
@@ -276,7 +278,7 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
                 acting.setdefault(place.parameter, {}).setdefault(place.axis, []).append(found)
     if buffers == "keep" or not acting.keys() & set(symmetry.buffers):
         return symmetry
-    # The values of a tensor of which each axis has one of several placements.
+    # One term for each choice of one placement on every axis of a tensor.
     terms = tuple(
         dict.fromkeys((name, sum(each, ())) for name, axes in acting.items() for each in product(*axes.values()))
     )
@@ -316,7 +318,7 @@ def minimize(
         if products >= ALL_PRODUCTS:
             break
         for group in norm.singular:
-            # Far away these may curve downwards; their rank is known.
+            # Far from the minimum, the norm may have negative curvature in these matrices. Their rank is known.
             norm.balance(group, rigid[group], is_left & (length[:, 0] > FAR), (limits[1], limits[1]))
         objective = norm.objective()
         gradient, diagonal = norm.slopes()
@@ -364,7 +366,7 @@ def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a short direction of scales along which no sum of squares (row) grows. Along this direction, as many rows
     as possible shrink by at least one.
 
-    If no row can shrink without another row growing, return zero.
+    If another row grows along every direction that shrinks a row, return zero.
     """
     terms, count = rows.shape
     # Maximize sum s over 0 <= s <= 1 with rows (up - down) + s <= 0: at the optimum every s is zero or one.

@@ -1,7 +1,7 @@
 """The symmetry of representatives (networks whose gains are one), and its relation to the whole symmetry.
 
-Scales and signs that change gains cannot act on representatives. However, some rotations can, because only gains other
-than one prevent them; `Group.behind_gains` names these rotations.
+Scales and signs that change gains cannot act on representatives. However, some rotations can act on representatives,
+but not on networks with other gains; `Group.behind_gains` names these rotations.
 
 Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by
 `w -> s (w + 1) - 1`. The same holds for the bias of a layer if the model multiplies by `1 + layer(x)`. Functions that
@@ -122,7 +122,7 @@ def on_representatives(symmetry: Owner, rotated: tuple[str, ...] = ()) -> Owner:
     `Symmetry.on_representatives`.
     """
     gains = [name for one in gain_scales(symmetry, symmetry.gains) for name in one.sites]
-    # Every representative has the same statistics there: nothing moves them so that they hold no scale in its place.
+    # These running statistics are the same in every representative, so no scale acts on them.
     constant = {family.entries.parameter for family in symmetry.translations if family.is_stored_only}
     groups = []
     for group in symmetry.groups:

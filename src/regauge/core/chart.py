@@ -4,8 +4,9 @@ translations add vectors.
 First, all gains of the network are set to one. The vectors of the translation families are then subtracted one after
 another, first from weights and then from biases. A subtraction does not change the results of earlier subtractions. The
 coordinates of a network are one vector for each translation family. A translation adds vectors to these coordinates, in
-any order. If vectors were added to the network itself, the result could depend on the order. For example, adding to a
-LayerNorm does not commute with adding an output bias that compensates for the value bias of attention.
+any order. If vectors were added to the network itself, the result could depend on the order. For example, a translation
+that a LayerNorm removes changes the output weights of attention. These weights determine the output bias that
+compensates for an added value bias.
 """
 
 import math
@@ -114,9 +115,10 @@ def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Pa
 class Carrier:
     """The action of an element on the coordinates of translation families, `[*batch, *shape]`.
 
-    Each family of translations has a home parameter. To transform a coordinate, it is written into a home parameter of
-    zeros, the element acts on this parameter, and the new coordinate is read from the result. Gains are one in a
-    representative. Therefore scales and signs do not act on gains here. Half periods are not added to biases here.
+    Each family of translations has a home parameter. To transform a coordinate, this class writes it into a home
+    parameter of zeros. The element then acts on this parameter, and the new coordinate is read from the result. Gains
+    are one in a representative. Therefore scales and signs do not act on gains here, and half periods are not added to
+    biases.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:
@@ -279,14 +281,14 @@ def into_coordinates(
     """
     gains = chart_gains(symmetry)
     moved = symmetry.on_sums._act_on(element, {name: own[name] for name in gains})
-    # Of the ratio and not one after the other: equal gains give a factor of one, without rounding.
+    # The ratio is computed first: equal gains then give a factor of exactly one, without rounding.
     ratio = {name: torch.where(kept[name], 1.0, moved[name] / wanted[name].to(moved[name])) for name in gains}
     whole = symmetry.compose(unit_element(symmetry, ratio, symmetry.gains, len(element.batch)), element)
     added, carrier = {}, Carrier(symmetry, element)
     for family in symmetry.translations:
         carried = carrier.carry(family.name, own[family.name].double())
         there = wanted[family.name].to(carried)
-        # To carry a coordinate rounds it, which would change tensors of a copy in their last bits.
+        # Transforming a coordinate rounds it. Without this test, the last bits of a copy's tensors would change.
         is_same = (there - carried).abs() <= ROUNDED * torch.maximum(there.abs(), carried.abs())
         vector = torch.where(is_same, 0.0, there - carried)
         for name in gains:
@@ -299,9 +301,9 @@ def into_coordinates(
 
 @remembered
 def _is_beside(symmetry: Charted, family: TranslationFamily, gain: str) -> bool:
-    """Return whether a translation family adds to the bias that is added after a gain.
-
-    Scales multiply a gain and this bias together."""
+    """Return whether a translation family adds vectors to the bias that follows a gain. Scales multiply a gain and this
+    bias together.
+    """
     home = family.entries.parameter
     scales = [
         {(site.group.name, site.placement.scale) for site in symmetry.sites.get(name, ())} for name in (home, gain)

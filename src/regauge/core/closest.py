@@ -68,7 +68,7 @@ class Cost:
         return torch.stack([diagonal(m).sum(-1, dtype=torch.float64) for m in self.matrices.values()]).sum(0).cpu()
 
     def at(self, value: Value) -> Float64[Tensor, "*lead"]:
-        """Return the objective at an element of the group, which may not have positive factors."""
+        """Return the objective at an element of the group. The element must not have positive factors."""
         if value.matrix is not None:
             matrices = torch.stack([m.double() for m in self.matrices.values()]).sum(0)
             return (matrices * value.matrix.to(matrices)).sum((-1, -2)).cpu()
@@ -154,8 +154,8 @@ def closest(
     if not group.is_permuted:
         return Closest(*_signs_and_shifts(group, cost))
     n = group.size
-    # Each pair of units has signs and shifts of its own, so they can be maximized pair by pair before the assignment:
-    # the maximum over orders and signs together is the best order for these maxima.
+    # Each pair of units has its own signs and shifts, so they can be optimized pair by pair before the assignment: the
+    # maximum over orders and signs together is the best order for these maxima.
     solved = assign_many(
         profits(group, cost).reshape(-1, n, n),
         None if potentials is None else potentials.reshape(-1, n),
@@ -195,7 +195,8 @@ def _procrustes(group: Group, c: Float64[Tensor, "*lead n n"]) -> Closest:
 
 
 def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = False) -> Float64[Tensor, "*lead n n"]:
-    # Where C has no full rank many rotations are equally good; a weak pull chooses the one that turns least.
+    # If C does not have full rank, many rotations are equally good. A small multiple of the identity selects the
+    # rotation nearest to the identity.
     pull = PULL * torch.linalg.matrix_norm(c)[..., None, None] * torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
     u, _, vh = torch.linalg.svd(c + pull)
     if is_proper:
@@ -311,7 +312,7 @@ def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
     """
     tensors = torch.stack(list(terms.values())).flatten(1)
     characters = torch.tensor(list(terms), dtype=tensors.dtype, device=tensors.device)
-    odd = (patterns.to(tensors) @ characters.T) % 2  # small whole numbers, whose products CUDA has for floats alone
+    odd = (patterns.to(tensors) @ characters.T) % 2  # CUDA multiplies only matrices of floats
     total = (1 - 2 * odd) @ tensors
     return total.reshape(-1, *next(iter(terms.values())).shape)
 

@@ -4,8 +4,8 @@ All values of an element are indexed by target units. For bases b and unit i, `a
 
     x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
 
-To multiply two elements, the right element is therefore first permuted by the left element, and then both are combined
-entry by entry.
+Therefore a product of two elements takes two steps. The permutations of the left element first act on the values of the
+right element. Then both values are combined entry by entry.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class Value:
     sign: Num[Tensor, "*lead signs size"] | None = None
     shift: Num[Tensor, "*lead shifts size"] | None = None
     matrix: Float[Tensor, "*lead size size"] | None = None
-    product = cast(Kronecker | None, None)  # Without an annotation: no field so that it is not copied.
+    product = cast(Kronecker | None, None)  # No annotation, so not a dataclass field: never copied.
 
     @classmethod
     def of_product(cls, product: Kronecker) -> "Value":
@@ -312,7 +312,7 @@ def compose(groups: tuple[Group, ...], left: Element, right: Element) -> Element
             perm=None if g.perm is None else pull.units(g.perm),
             scale=None if h.scale is None or g.scale is None else h.scale * pull.families(g.scale),
             sign=None if h.sign is None or g.sign is None else h.sign * pull.families(g.sign),
-            # h moves x to s x + k; applied to the shifted values of g, its signs also multiply g's shifts.
+            # h maps x to s x + k. Applied after g, the signs of h also multiply the shifts of g.
             shift=None
             if h.shift is None or g.shift is None
             else h.shift + _shift_sign(group, h) * pull.families(g.shift),
@@ -327,8 +327,8 @@ def inverse(groups: tuple[Group, ...], element: Element) -> Element:
     for group in sorted(groups, key=lambda group: len(group.within)):
         value = _value(element, group)
         if value.perm is not None:
-            # The inverse of a nested permutation stands at the block that the inverse of the outer one reads, so outer
-            # groups (fewer bases) must be undone first.
+            # The inverse of the outer permutation determines the block of each nested inverse. Therefore outer groups
+            # (fewer bases) are inverted first.
             perm = _Pull(groups, undone, group).blocks(value.perm).argsort(-1)
             undone = undone.replace(group.name, Value(perm=perm))
     values = {}
@@ -487,8 +487,8 @@ def _random_matrix(shape: torch.Size, group: Group, generator: torch.Generator) 
     def haar(shape: torch.Size) -> Tensor:
         noise = torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64).cpu()
         q, r = torch.linalg.qr(noise)
-        # Q alone is not uniform: LAPACK's choice of signs makes the factorization depend on the noise. With a positive
-        # diagonal of R it is unique, and Q has Haar measure (Mezzadri 2007).
+        # Q alone is not uniform, because LAPACK chooses the signs of its columns. If the diagonal of R is positive, the
+        # factorization is unique, and Q has Haar measure (Mezzadri 2007).
         signs: Tensor = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
         rotation: Tensor = q * signs.unsqueeze(-2)
         return rotation

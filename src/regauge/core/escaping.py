@@ -1,4 +1,6 @@
-"""Escaping of text from files, which then cannot move the cursor, begin a line, act as markup, or end a cell."""
+"""Functions that escape text from files. Escaped text cannot move the cursor, begin a line, act as markup, or end a
+cell of a table.
+"""
 
 import json
 import re

@@ -53,7 +53,7 @@ def _labels(group: Group, sites: Sequence[Site], tensor: Tensor, lead: int) -> l
         rows = take(tensor, lead + axis, positions.T.flatten()).movedim(lead + axis, 0)
         return _bytes(rows.reshape(group.size, -1))
     if group.within or any(len(positions) > 1 for positions in indices.values()):
-        return list(range(group.size))  # Copies that meet along two axes: none is exchanged.
+        return list(range(group.size))  # Several copies act along two axes: no units are exchanged.
     return _labels_along_axes({lead + axis: positions[0] for axis, positions in indices.items()}, tensor)
 
 
@@ -63,8 +63,8 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
     labels: list[Hashable] = []
     first: list[int] = []
     invariants = _invariants(places, tensor)
-    # One unit of each class is enough to compare with: (i k) = (i j)(j k)(i j), so exchanges that keep a tensor form
-    # an equivalence.
+    # Comparing with one unit of each class is enough: (i k) = (i j)(j k)(i j), so being exchangeable is an equivalence
+    # relation.
     for unit in range(size):
         known = (k for k, one in enumerate(first) if invariants[one] == invariants[unit])
         label = next((k for k in known if _is_kept(places, tensor, first[k], unit)), len(first))
@@ -75,8 +75,8 @@ def _labels_along_axes(places: Mapping[int, Tensor], tensor: Tensor) -> list[Has
 
 
 def _invariants(places: Mapping[int, Tensor], tensor: Tensor) -> list[Hashable]:
-    """Return the diagonal entries of each unit, whose indices on all axes belong to this unit. Exchanges of other units
-    do not change these entries.
+    """Return the diagonal entries of each unit: the entries whose indices on all axes belong to this unit. Exchanges of
+    other units do not change these entries.
 
     Units with different diagonal entries cannot be exchanged. Therefore most pairs of units do not have to be compared
     by `_is_kept`.
@@ -113,5 +113,5 @@ def _bytes(rows: Tensor) -> list[Hashable]:
 
 def bits(tensor: Tensor) -> UInt8[Tensor, " bytes"]:
     """Return the bits of a tensor, byte by byte."""
-    # A contiguous tensor with one column or one entry may have any stride, with which it cannot be seen as bytes.
+    # A contiguous tensor with one column or one entry may have any stride, and torch then refuses to view it as bytes.
     return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)

@@ -30,8 +30,8 @@ class Family:
     """A group that is not repeated within another group, and all groups that are repeated within it.
 
     Coordinate ascent optimizes one family at a time, while all groups outside it are fixed. The groups of a family may
-    also be repeated within groups outside it. The field `fixed` holds the groups outside the family, without their
-    degrees of freedom.
+    also be repeated within groups outside it. The field `fixed` holds these outer groups, in a form that has no degree
+    of freedom.
     """
 
     root: Group
@@ -41,7 +41,7 @@ class Family:
 
     @cached_property
     def own_sites(self) -> dict[str, list[Site]]:
-        """The axes of tensors on which groups of the family act, except groups that are fixed."""
+        """The axes of tensors on which the family's own groups (not the fixed ones) act."""
         names = {group.name for group in self.members}
         return {name: [s for s in local if s.group.name in names] for name, local in self.sites.items()}
 
@@ -80,7 +80,7 @@ def families(groups: Iterable[Group], sites: Sites) -> list[Family]:
 def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) -> Element:
     """Return an element of a family of groups, given its values for some of these groups.
 
-    If `values` has no value for a group, the element does not change what this group acts on.
+    If `values` has no value for a group, the element has the identity for this group.
     """
     blank = _element.identity((*family.members, *family.fixed), tuple(batch))
     return Element(values, blank.batch).fill(blank)
@@ -229,9 +229,10 @@ def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor |
 
     The average over permutations gives all units the same entries. The average over signs or rotations is zero. The
     inner product of two averaged tensors is the expected inner product after a uniformly random element has acted.
-    Therefore inner products of averages are the expected objective before elements are chosen. If the average covers a
-    whole axis, the result has one entry for each class of units along this axis. Entries that represent a whole class
-    are scaled to keep inner products correct. If the average is zero, the result is None.
+    Therefore inner products of averages are the expected objective before elements are chosen. If a group acts on a
+    whole axis, the result has one entry for each class of units along this axis. An entry that represents a class is
+    the mean times the square root of the number of units, which keeps inner products correct. If the average is zero,
+    the result is None.
     """
     for site in sites:
         axis, n, length = lead + site.placement.axis, site.group.size, site.positions.numel()

@@ -256,7 +256,7 @@ def _name(base: Any) -> str:
 
 def _accepts(kind: Any, value: object) -> bool:
     base = _base(kind)
-    if base is Literal:  # Its choices are told where it is used.
+    if base is Literal:  # The function that uses the argument checks its choices.
         return isinstance(value, tuple(type(choice) for choice in get_args(kind)))
     if base is bool:
         return isinstance(value, bool | np.bool_)

@@ -241,7 +241,9 @@ def groups_from_axes(
 
 
 def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[str, int], ...]:
-    """Return the axes (parameter, axis) on which the inverse of a group acts, along which layers sum over units."""
+    """Return the axes (parameter, axis) along which layers sum over units: those on which the inverse of a group
+    acts.
+    """
     return tuple(
         (parameter, axis)
         for parameter, row in axes.items()
@@ -251,7 +253,9 @@ def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[s
 
 
 def _read_axis(parameter: str, axis: int, text: str) -> tuple[str, int, bool]:
-    """Read from a text like "h*4" an axis's group, the number of entries per unit, and whether the inverse acts."""
+    """Parse the text of an axis, such as "h*4": the group, the number of entries per unit, and whether the inverse
+    acts.
+    """
     match = re.fullmatch(r"(.+?)(?:\*(\d+))?(\^[+-]1)?", text)
     if match is None:
         raise ValueError(f"axis {axis} of {parameter!r} is {text!r}; write 'name', 'name*4' or 'name^-1'")

@@ -1,4 +1,4 @@
-"""Interpolation, means and distances of networks, and the share of one network that another one explains.
+"""Interpolation, means, distances and correlations of networks.
 
 Networks in half precision are combined in float32, and the result is rounded once. Integer and boolean tensors
 (positions, masks) must be equal in all networks. Counters, such as numbers of seen batches, are copied from the first
@@ -105,10 +105,9 @@ class ExplainedTensor:
     Attributes:
         name: The name of the tensor.
         shape: The shape of the tensor.
-        before: The share of the first network's tensor that the second network's tensor explains before alignment. This
-            share is the squared correlation, or zero if the correlation is negative. None if one of the two tensors is
-            the same for all units.
-        after: The explained share after alignment, that is, after an element was applied to the second network.
+        before: The squared correlation of the two tensors before alignment (the explained share), or zero if the
+            correlation is negative. None if one of the two tensors is the same for all units.
+        after: The explained share after alignment, when an element has acted on the second network.
         weight: The squared norm of the first network's tensor after its average over all elements of the symmetry is
             subtracted.
         squares: Three numbers: the squared distances before and after alignment, and the squared norm of the first
@@ -149,8 +148,8 @@ class ExplainedSums:
             self._products[k] += dot(centered, other)
 
     def tensor(self, name: str, shape: Sequence[int]) -> ExplainedTensor:
-        """Return how much of a tensor is explained, and its squared distances, computed from sums over chunks of the
-        tensor.
+        """Return the explained shares (squared correlations) and squared distances of a tensor, computed from the
+        sums.
         """
         is_constant = self._own <= CONSTANT_TENSOR * self._first or self._others[0] <= CONSTANT_TENSOR * self._second[0]
         before, after = (None if is_constant else self._squared_correlation(k) for k in range(2))
@@ -162,7 +161,7 @@ class ExplainedSums:
 
 
 def mean_share(shares: Sequence[ExplainedTensor], *, is_after: bool = True) -> float | None:
-    """Return the unweighted mean of the shares that alignment explains, over all matrices of a network.
+    """Return the unweighted mean of the explained shares (squared correlations) of all matrices of a network.
 
     If there are no matrices, return the mean share over vectors. If there are no vectors either, return None.
     """

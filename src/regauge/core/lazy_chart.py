@@ -92,8 +92,8 @@ class LazyTensors(Mapping[str, Tensor]):
         return tensor
 
     def _scale_by(self, gains: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Scale all later results by the element that sets `gains` to one. The gains themselves get the entries of
-        `wanted`, except entries that are zero.
+        """Apply the element that sets `gains` to one to all tensors that are computed later. The gains themselves get
+        the entries of `wanted`, but gains of zero stay zero.
         """
         self._scaling = unit_element(self.symmetry, gains, self.symmetry.gains)
         self._gains = dict(wanted)

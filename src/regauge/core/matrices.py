@@ -36,8 +36,8 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
     is_good, one = is_regular.clone(), torch.eye(n, dtype=forward.dtype)
     roots = values.clamp_min(torch.finfo(values.dtype).tiny).sqrt()
     left = torch.where(is_regular[..., None, None], vectors * roots.unsqueeze(-2), one)
-    # L comes from the eigenvectors of F, not from Cholesky's factorization, which fails within rounding of singular.
-    # The eigenvalues of L' G L are D^2, so sqrt(D) is their fourth root.
+    # L comes from the eigenvectors of F, because Cholesky's factorization fails if F is singular up to rounding. The
+    # eigenvalues of L' G L are D^2, so sqrt(D) is their fourth root.
     squares, turned = torch.linalg.eigh(left.mT @ torch.where(is_regular[..., None, None], inverse, one) @ left)
     undone = (vectors / roots.unsqueeze(-2)).mT
     matrix = squares.clamp_min(torch.finfo(squares.dtype).tiny).pow(0.25).unsqueeze(-1) * (turned.mT @ undone)
@@ -60,7 +60,7 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
     ranks = [int((each > zero * largest).sum()) for each in (squares, others)]
     if ranks[0] != ranks[1] or bool(((squares > zero * largest) & (squares <= certain * largest)).any()):
         return None
-    # Coordinates that both sides have, that only the first has, that only the second has, and that none has.
+    # Four parts of the space: both Gram matrices are nonzero, only the first is, only the second is, or neither is.
     dead, unread = left.shape[1] - ranks[0], right.shape[1] - ranks[0]
     both, alone = turned[:, dead:], turned[:, :dead]
     size = squares[dead:].sqrt()
@@ -70,7 +70,7 @@ def _singular(forward: Gram, inverse: Gram, zero: float, certain: float) -> Gram
     if fixed.shape[0] + columns[1].shape[1] > fixed.shape[1]:
         return None
     _, _, spanned = torch.linalg.svd(fixed)
-    free = spanned[len(fixed) :].mT  # What the second side annihilates; the first side's own coordinates are in it.
+    free = spanned[len(fixed) :].mT  # The null space of `fixed`. It contains the part where only the first is nonzero.
     rest, _, _ = torch.linalg.svd(free.mT @ columns[1])
     back = torch.linalg.pinv(fixed)[:, ranks[0] :]
     matrix, failed = torch.linalg.inv_ex(torch.cat([*columns, back, free @ rest[:, dead:]], 1))
@@ -118,7 +118,7 @@ def null_space(rows: Sequence[Sequence[int]], count: int, *, modulus: int | None
     Each returned vector has a nonzero entry at a position where all other returned vectors are zero.
     """
 
-    # Rational arithmetic: a rounded null vector would move what it should keep.
+    # Rational arithmetic, because a rounded null vector would change entries that must stay the same.
     def wrap(values: Sequence[Fraction]) -> list[Fraction]:
         return list(values) if modulus is None else [Fraction(int(x) % modulus) for x in values]
 

@@ -79,8 +79,8 @@ def count_not_finite(tensor: Tensor, *, is_structure: bool = False) -> int:
     """
     tensor = tensor.detach() if tensor.requires_grad else tensor
     if tensor.is_floating_point() and tensor.itemsize == 1:
-        tensor = tensor.float()  # float8 has no sums
-    # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
+        tensor = tensor.float()  # torch cannot sum float8
+    # If the sum is finite, all terms are, and the sum takes one pass. A sum that is not finite may be an overflow.
     if not tensor.is_floating_point() or math.isfinite(tensor.sum()):
         return 0
     return int((tensor.isnan() if is_structure else ~tensor.isfinite()).sum())
@@ -193,12 +193,11 @@ def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Para
 
 
 def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
-    """Raise an error if a computed tensor has entries that are NaN or Inf, unless the tensors that it came from already
-    had them.
+    """Raise an error if a computed tensor contains NaN or Inf, unless one of the given tensors already does.
 
-    Entries that already were NaN or Inf are accepted, for example in a permuted attention mask. Any other computed
-    entry that is NaN or Inf exceeds the range of the dtype. The given tensors are read only if the computed tensor
-    contains NaN or Inf.
+    The given tensors are those from which the tensor was computed, for example an attention mask that was permuted. If
+    they are finite, a computed NaN or Inf means that the dtype cannot represent an entry. The given tensors are read
+    only if the computed tensor contains NaN or Inf.
 
     Raises:
         ValueError: The dtype cannot represent the computed entries.

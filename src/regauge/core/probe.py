@@ -88,7 +88,8 @@ def exact_probe(
         # Some models make float32 tensors of their own and cannot run in float64.
         return single(), TOLERANCE_FLOAT32
     if not _is_finite(result) and _is_finite((found := single()).examine(found.params)[0]):
-        # Some masks in float32 multiply zeros by the smallest number of the dtype of the parameters, there minus Inf.
+        # Some masks in float32 multiply zeros by the smallest number of the parameters' dtype. For float64, this number
+        # is minus Inf in float32.
         return found, TOLERANCE_FLOAT32
     return probe, tolerance
 
@@ -250,7 +251,7 @@ def _perturb_one(
     tensor: Tensor, is_buffer: bool, generator: torch.Generator, strength: float, *, is_raised: bool
 ) -> Tensor:
     if is_buffer and not bool(tensor.isfinite().all()):
-        return tensor  # Masks and limits that hold no value back are infinite on purpose.
+        return tensor  # Masks and limits contain Inf on purpose.
 
     def noise() -> Tensor:
         count = min(tensor.numel(), NOISE)
@@ -263,7 +264,7 @@ def _perturb_one(
     rms = float(torch.linalg.vector_norm(tensor)) / tensor.numel() ** 0.5
     added = strength * (rms if rms > 1e-3 else 0.3) * noise()
     if tensor.ndim >= 2 and not is_buffer and is_raised and rms > 1e-8:
-        # Very small initializations make every test vacuous; bring the output of a layer to order one.
+        # If weights are very small, every check would pass. Scale the output of each layer to about one.
         fan_in = tensor.numel() / tensor.shape[0]
         larger = max(1.0, 0.7 / (rms * fan_in**0.5 + 1e-12))
         factor, added = larger * factor, larger * added

@@ -37,8 +37,7 @@ class ScaleSite:
 
 @dataclass(frozen=True)
 class Direction:
-    """A direction: a combination of a group's families of scales that balancing changes as one scale, and where it
-    acts.
+    """A combination of a group's families of scales that balancing changes as one scale, and the axes on which it acts.
 
     For a normalizer (a direction that changes buffers), `own` holds the axes of tensors whose entries no other
     direction scales.

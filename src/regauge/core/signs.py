@@ -73,8 +73,8 @@ class SignCode:
             bits = self._solve(component, costs)[1]
             chosen |= dict(zip(component.basis, bits, strict=True))
         result = torch.zeros(families, *costs[0].shape, dtype=torch.int64, device=costs[0].device)
-        # A reduced row holds one pivot and free families, which stay plus one; so the sign of the pivot is the product
-        # of the characters that the row combines.
+        # A reduced row contains one pivot and free families. The signs of free families stay plus one, so the sign of
+        # the pivot is the product of the characters that the row combines.
         for pivot, (_, combination) in self._reduce[0].items():
             for member in combination:
                 result[pivot] ^= chosen[member]
@@ -167,7 +167,8 @@ def _coordinate_ascent(component: _Component, own: list[Tensor]) -> tuple[Tensor
         is_improved = False
         for k in range(len(bits)):
             touched = [m for m, mask in enumerate(component.masks) if mask >> k & 1]
-            # A flip negates exactly the terms whose character contains this sign: it gains minus twice their sum.
+            # A flip negates the terms whose character contains this sign, so it adds minus twice their sum to the
+            # objective.
             flip = torch.stack([signed[m] for m in touched]).sum(0) < 0
             if bool(flip.any()):
                 is_improved = True

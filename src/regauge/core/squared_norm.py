@@ -21,8 +21,9 @@ Steps = Float64[np.ndarray, "batch unknown"]
 COLUMNS = 1 << 12
 """The number of columns of a matrix that are multiplied at once, to save memory."""
 NOTHING = 1e-13
-"""A pair of directions counts as zero if the sum of its squared norms is below this fraction of the largest squared
-norm of a direction. The squared norms are the diagonal entries of the sum of the two Gram matrices of a group."""
+"""If the squared norms of two coordinates sum to less than this fraction of the largest squared norm, the curvature of
+the pair is set to zero. The squared norms are the diagonal entries of the sum of the two Gram matrices of a group.
+"""
 Limits = tuple[float, float]
 """Two shares of the largest eigenvalue of a Gram matrix, by which the other eigenvalues are classified.
 
@@ -69,7 +70,7 @@ class SquaredNorm:
         self._linear, self._volumes = np.zeros_like(self.logs), np.zeros(self._batch)
         self._single: dict[str, list[tuple[int, int, list[Array]]]] = {name: [] for name in plan.coupled}
         self._measure()
-        # A unit with one side only gets a slope of two from a linear term.
+        # If a factor only multiplies, or only divides, nonzero entries, a linear term of slope two is added for it.
         up, down = ((part @ self._rows).T for part in (plan.incidence.rising, plan.incidence.falling))
         self._linear = 2.0 * (down <= 0) * (up > 0) - 2.0 * (up <= 0) * (down > 0)
 
@@ -112,7 +113,7 @@ class SquaredNorm:
             if units.device.type == "cpu":
                 values: Array = units.numpy()
                 sums[int(site.placement.is_inverse)] += values @ values.swapaxes(-1, -2)
-            else:  # what leaves a device is small
+            else:  # only the small product is copied from the device
                 sums[int(site.placement.is_inverse)] += (units @ units.mT).cpu().numpy()
         return sums
 
@@ -165,9 +166,10 @@ class SquaredNorm:
         The upper bound is a sum of one function for each unit: `sum W exp(e t)` of the step t, with weights W and
         exponents e. This function has a rising and a falling part, and is smallest where the slopes of both parts have
         equal logarithms. The difference of these logarithms changes with t at most at a rate that is the sum of the
-        largest exponents of both parts. A step of the difference divided by this rate therefore never goes too far. If
-        k units scale one entry, its square is bounded by the mean of k terms, each with k times the exponent. If the
-        function of a unit only rises or only falls, the step ends where the slope equals the slope of the linear term.
+        largest exponents of both parts. A step of this difference, divided by this rate, therefore never goes beyond
+        the minimum. If k units scale one entry, its square is bounded by the mean of k terms, each with k times the
+        exponent. If the function of a unit only rises or only falls, the step ends where the slope equals the slope of
+        the linear term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0
@@ -257,9 +259,10 @@ class SquaredNorm:
 
         Networks outside of `is_chosen` do not change. Networks in which the group must stay the identity (is rigid) do
         not change either. If the group acts on d axes of one tensor, the step is the d-th root of the best step for a
-        single axis. This shorter step does not go too far. In singular copies, a subspace may be nonzero in only one of
-        the two Gram matrices. The logarithm of the volume of this subspace then gets a linear term. If the rank of a
-        copy's Gram matrices is uncertain, the group becomes rigid in this network.
+        single axis. This shorter step does not go beyond the minimum. If a copy is singular, there may be a subspace on
+        which only one of its two Gram matrices is nonzero. The objective then gets a linear term in the logarithm of
+        the volume of this subspace. If the rank of a copy's Gram matrices is uncertain, the group becomes rigid in this
+        network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)
@@ -292,7 +295,7 @@ class SquaredNorm:
         The diagonal of the Hessian refers to coordinates in which Gram matrices are diagonal.
         """
         gradient, diagonal = np.zeros((2, self._batch, self.size))
-        # Products with the Hessian need no more digits.
+        # Products with the Hessian need only single precision.
         self._rounded = [values.astype(np.float32) for values in self._pools]
         units = self.logs.shape[1]
         gradient[:, :units] = (self.plan.incidence.columns @ self._rows).T - self._linear
@@ -304,7 +307,7 @@ class SquaredNorm:
             places[0][name][...] = 2 * (forward - one - inverse + other)
             sizes = np.diagonal(forward + inverse, axis1=-2, axis2=-1)
             sums = sizes[..., :, None] + sizes[..., None, :]
-            # What neither side has is rounding, and moves nothing.
+            # Where both Gram matrices are zero, entries are rounding errors, and the step must be zero.
             places[1][name][...] = 2 * np.where(sums > NOTHING * sizes.max(-1)[..., None, None], sums, 0.0)
         return gradient * self._free, diagonal * self._free
 

@@ -175,8 +175,8 @@ class _Search:
                         if other != axis:
                             shape = [-1 if k == other else 1 for k in range(codes.ndim)]
                             rest = _mix(rest, color.reshape(shape) + np.uint64(other + 1))
-                    # A sum does not depend on the order of the entries, so a total depends on units through colors
-                    # alone, and equal units of two networks get equal totals. Wrapping around 2^64 is intended.
+                    # A sum does not depend on the order of the entries, so a total depends only on the colors of units.
+                    # Therefore equal units of two networks get equal totals. Overflow modulo 2^64 is intended.
                     totals = rest.sum(axis=tuple(k for k in range(codes.ndim) if k != axis), dtype=np.uint64)
                     for site in (site for site in places if site.placement.axis == axis):
                         for positions in site.by_copies.numpy():

@@ -74,8 +74,7 @@ class Symmetry:
         ones: The gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` sets gains to one). No
             group acts on a gain that must be one. Some groups of a symmetry exist only because certain gains are one.
         readers: The axes (parameter, axis) on which groups act and along which a layer sums over units. Along such an
-            axis, the layer multiplies its input by the parameter. The set of readers is empty if a symmetry does not
-            know its reading axes.
+            axis, the layer multiplies its input by the parameter. The set is empty if these axes are not known.
         gains: The parameters that multiply activations unit by unit, in graph order.
         translations: The families of vectors that can be added to parameters, in the order in which `split` subtracts
             them.
@@ -270,9 +269,7 @@ class Symmetry:
 
     @cached_property
     def _unmet(self) -> bool:
-        """Return whether a group permutes structure tensors, such as masks, whose entries the symmetry has not seen
-        yet.
-        """
+        """Return whether a group permutes structure tensors (such as masks) whose entries are not known yet."""
         return any(not group.classes for group in self._keeping)
 
     @cached_property
@@ -520,7 +517,7 @@ class Symmetry:
         The errors are the same as those of `bind`.
         """
         if not isinstance(params, Mapping):
-            require_tensors(params)  # tells what it is
+            require_tensors(params)  # the error names its type
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
         missing = {name for name in touched if name not in params}
         spared = {name for names in self.tied if any(n in params for n in names) for name in names} & missing
@@ -528,7 +525,7 @@ class Symmetry:
             return self._without(frozenset(spared))._fit(params)
         if missing:
             if any(isinstance(value, Mapping) for value in params.values()):
-                require_tensors(params)  # tells where in a training checkpoint the network is
+                require_tensors(params)  # the error names the key of the network in a training checkpoint
             raise KeyError(
                 f"the parameters lack {sorted(missing)[:5]} ({len(missing)} in all), which the symmetry moves; "
                 f"they have {list(params)[:5]}, ...; load the checkpoint of the model that the symmetry was found on"
@@ -537,7 +534,7 @@ class Symmetry:
         for name in touched:
             known = self.shapes[name]
             if not isinstance(params[name], Tensor):
-                require_tensors(params)  # tells what it is
+                require_tensors(params)  # the error names its type
             there = tuple(params[name].shape)
             lead = len(there) - len(known)
             here = there[max(lead, 0) :]
@@ -668,8 +665,8 @@ class Symmetry:
         check = compare(*first, is_last=False) if first is not None else None
         if check is not None and check.ok:
             return check
-        del first  # A copy of the model and a point: the next ones need as much memory.
-        # Where rounding errors grow, as in chains of sines, the outputs change although the function does not.
+        del first  # Frees a copy of the model and of its parameters before new copies are made.
+        # If a model amplifies rounding errors, as chains of sines do, outputs change although the function does not.
         probe, tolerance = exact_probe(*model)
         trial = away(probe.params, set(probe.buffers), self.unit_gains, generator, probe, tolerance)
         if not trial.is_finite:

@@ -99,7 +99,7 @@ def write(groups: Sequence[Group], fields: Mapping[str, Any]) -> str:
         row["placements"] = [_compact(p, Placement("", 0)) for p in row["placements"]]
     document = {"format": FORMAT, "version": VERSION, "groups": rows, **fields}
     text = json.dumps(document, indent=1)
-    # Innermost lists on one line each: a list of exponents stays readable.
+    # Each innermost list on one line, so that lists of exponents are readable.
     return re.sub(r"\[[^\[\]{}]*\]", lambda m: re.sub(r"\s*\n\s*", " ", m.group()), text)
 
 
@@ -156,7 +156,7 @@ def _require_nested(groups: Sequence[Group]) -> None:
     within = {group.name: group.within for group in groups}
     for name in within:
         above = list(within[name])
-        for one in above:  # which grows
+        for one in above:  # The loop also visits the names that it appends.
             above += [other for other in within.get(one, ()) if other not in above]
         if name in above:
             raise ValueError(f"group {name!r} is repeated within itself")

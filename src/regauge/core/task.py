@@ -94,9 +94,8 @@ class Task:
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
         """Split the examples at random into two tasks: one for making a choice, and one for evaluating the choice.
 
-        Both new tasks have the `prepare` function of this task. This function computes statistics from data of its own,
-        not from one half of the examples. If the first axes of a batch's tensors differ in length, whole batches
-        instead of examples are assigned at random.
+        Both new tasks have the `prepare` function of this task. This function has its own data, which are not split. If
+        the first axes of a batch's tensors differ in length, whole batches instead of examples are assigned at random.
 
         Args:
             share: The fraction of the examples that go to the first task, between 0 and 1. Each task gets at least one
@@ -227,7 +226,7 @@ def choose_and_judge(
     """Return a task for making a choice and a task for evaluating it: the given tasks, or halves of one task.
 
     Args:
-        task: The task whose data methods use to match, to compute statistics, or to train.
+        task: The task with the data for making the choice: for matching, for statistics, or for training.
         test: The task that evaluates the result. If None, half of the examples of `task` are held out for the
             evaluation.
         generator: The source of randomness for splitting the examples of `task`. Default: a generator with seed 0.
@@ -275,7 +274,7 @@ def call(module: nn.Module, params: Mapping[str, Tensor], inputs: Any) -> Any:
     A tied tensor may appear in the parameters under all its names.
     """
     args, kwargs = arguments(inputs)
-    # Torch refuses several names of a tied tensor, unless tying is turned off.
+    # If tying is on, torch refuses parameters that contain several names of a tied tensor.
     is_partial = not module.state_dict(keep_vars=True).keys() <= params.keys()
     try:
         return torch.func.functional_call(module, dict(params), args, kwargs, tie_weights=is_partial)

@@ -172,8 +172,8 @@ class TranslationFamily:
             mean of its entries over the constant axes. Without constant axes, the coordinate is the entries themselves.
             In a representative (see `regauge.core.chart`), the coordinate is zero.
         gain: Entries of a gain, or None. The added vector is divided by this gain along the one constant axis, because
-            later layers read the home multiplied by the gain. If a family has a gain, the coordinate is the mean of the
-            products of entries and gain. If an entry of the gain is zero, nothing is added.
+            the model multiplies the home parameter by the gain. If a family has a gain, the coordinate is the mean of
+            the products of entries and gain. If an entry of the gain is zero, nothing is added.
         centered: The axes along which the added vector sums to zero, because an earlier family already adds constants.
             The last entry along each centered axis is not stored, because the other entries determine it.
         images: The vectors that are added to other parameters.
@@ -368,7 +368,7 @@ class Addition:
         own = self.entries.of(result, lead)
         if self.eps is None:
             own.add_(added if self.factor is None else added * self.factor)
-        else:  # (v + eps) e^t - eps, which leaves alone what has the logarithm zero
+        else:  # (v + eps) e^t - eps, without rounding if t is zero
             own.add_((own + self.eps) * added.expm1())
         return result
 

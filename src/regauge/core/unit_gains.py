@@ -182,7 +182,7 @@ def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
     Each of `rows` contains the exponents with which the families of signs act on one gain.
     """
-    system: dict[int, tuple[int, int]] = {}  # by its pivot: the families of an equation as bits, and its right side
+    system: dict[int, tuple[int, int]] = {}  # pivot: (families of the equation as bits, right side)
     for number, row in enumerate(rows):
         bits, right = (
             sum(1 << family for family, exponent in enumerate(row) if exponent % 2),

@@ -18,7 +18,7 @@ Unmoved = Sequence[tuple[tuple[int, ...], Tensor]]
 """Small tables whose broadcast sum is the index of each row before the element acts. Each table comes with the axes of
 the tensor that it covers."""
 LONG_ROW = 4
-"""Whole rows are gathered if each index of the last permuted axis has at least this number of entries behind it."""
+"""Whole rows are gathered if at least this number of entries belongs to each index of the last permuted axis."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -163,7 +163,7 @@ class MovedValues:
         elements = max(share.elements for share in shares)
         step = -(
             -elements // -(-elements // max(1, min(VALUES_AT_ONCE // total, LARGEST_PLACE // stride)))
-        )  # even portions
+        )  # portions of equal size
         firsts = torch.arange(step, dtype=torch.int32) * stride
         unmoved = [part.unmoved(firsts, memory.begins[which]) for which, part in self._parts]
         places = torch.empty(step, total, dtype=torch.int32)

@@ -108,7 +108,7 @@ class Drawn:
         signs = None if self.signs is None else self.signs.to(dtype)
         scales = None
         if self.logs is not None:
-            # Whole vectors of the processor, since torch rounds what is left over differently.
+            # Pad to whole vectors of the processor, because torch rounds the remaining entries differently.
             whole = functional.pad(self.logs.to(dtype), (0, -self.logs.shape[1] % VECTOR))
             scales = whole.exp2()[:, : self.logs.shape[1]]
         return signs if scales is None else scales if signs is None else scales * signs
@@ -234,7 +234,7 @@ class Draws:
             keys |= self._order
             keys.sort(-1)
             keys &= (1 << self._column) - 1  # the low bits of a key are the number of its unit
-            # After the sort, the units of a copy or class stand where its own units are in the order of copies.
+            # Sorting assigns the units of each copy or class to positions of the same copy or class.
             if self._is_in_order:
                 np.subtract(keys, self._targets, out=displacements[:, :count], casting="unsafe")
             else:

@@ -59,7 +59,7 @@ class RandomMoves:
         shares = shares_of(sources)
         drawn = self._draws.draw([(max(counts), generator) for counts, generator in sources])
         by_kind: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-        for name in params:  # in the order in which a store holds them
+        for name in params:  # in the order of the tensors in a store
             if name in self.symmetry.sites:
                 by_kind.setdefault((params[name].dtype, params[name].device), []).append(name)
         moved = dict(params)
