@@ -108,7 +108,7 @@ def align(
         generator: The random number generator, for methods that use random numbers. The same generator state gives the
             same result.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
+            "auto" rotates if permutations match the stream poorly, as for networks from different seeds.
             Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
         untie: Whether the tied output heads of Hugging Face folders get their own tensor. With `untie`, the written
             folder also contains the tensor of the head, and its config.json states that the head is not tied. An untied
@@ -137,7 +137,7 @@ def align(
         named, settings = {"a": params_a, "b": params_b}, {"method": repr(method), **({"untie": True} if untie else {})}
         job = open_call("rg.align", settings, named, number=1, out=out, memory=memory, **ways)
     if untie:
-        from regauge.hub.untied import untie_job  # what builds models takes a while to import
+        from regauge.hub.untied import untie_job  # importing the code that builds models is slow
 
         job = untie_job(job).named_by(symmetry)
     if job is not None:
@@ -197,7 +197,7 @@ def align_pairs(
         task: Model, data and loss, for methods that need a task.
         generator: The random number generator, for methods that use random numbers.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
+            "auto" rotates if permutations match the stream poorly, as for networks from different seeds.
             Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
 
     Raises:
@@ -274,7 +274,7 @@ def align_many(
         generator: The random number generator, for methods that use random numbers. The same generator state gives the
             same result.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations explain too little of the stream, as for networks from different seeds.
+            "auto" rotates if permutations match the stream poorly, as for networks from different seeds.
             Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
         out: For each checkpoint, the path or `Output` to which the aligned checkpoint and its alignment are written. An
             entry is None for a network that is not written.
@@ -348,7 +348,7 @@ def _open_many(
             job.require_memory()
             jobs.append(job)
     if jobs:
-        with_learning(jobs[0], method, task)  # announced or refused once: all jobs hold the same networks
+        with_learning(jobs[0], method, task)  # once is enough: all jobs hold the same networks
     return jobs
 
 

@@ -121,15 +121,16 @@ def correspond(
 
     Every group of units gets a transport plan T `[n_a, n_b]` with uniform marginals. Suppose that all plans except one
     are fixed and have been applied to the weights of B. The cost of pairing two units is then the squared distance
-    between their weights. Because the marginals are fixed, the total cost is smallest where the inner product `<a,
-    map(b)>` is largest. The inner product `<a, map(b)>` is linear in each plan. For equal widths, `<a, map(b)>` is the
-    objective of weight matching. For equal widths and without regularization, every plan is a permutation. The sign of
-    each pair of units is also optimized. Scales are not optimized. Therefore balance the networks before calling
-    `correspond`. Shifts of periodic units stay zero.
+    between their weights. Let a be the weights of A, and `map(b)` the weights of B after all plans are applied. Because
+    the marginals are fixed, the total cost is smallest where the inner product `<a, map(b)>` is largest. This inner
+    product is linear in each plan. For equal widths, `<a, map(b)>` is the objective of weight matching. For equal
+    widths and without regularization, every plan is a permutation. The sign of each pair of units is also optimized.
+    Scales are not optimized. Therefore balance the networks before calling `correspond`. Shifts of periodic units stay
+    zero.
 
-    As in weight matching, coordinate ascent finds the plans. A uniform plan stands for every plan that is not computed
-    yet. The next group is always the one whose plan depends least on plans that are not computed yet. Each step finds
-    the exact optimum of one plan.
+    As in weight matching, coordinate ascent finds the plans. Until a plan is computed, a uniform plan is used instead.
+    The next group is always the one whose plan depends least on plans that are not computed yet. Each step finds the
+    exact optimum of one plan.
 
     `correspond` departs from the paper in two ways. First, plans use incoming and outgoing weights and are improved in
     sweeps. In the paper, each plan is computed once, layer by layer from the input to the output. Second, the outgoing
@@ -218,7 +219,7 @@ class _Problem:
     def first_plans(self) -> dict[str, UnitPlan]:
         """Compute every plan once, beginning with the plans that depend least on other plans.
 
-        A uniform plan without signs stands for every plan that is not computed yet.
+        Until a plan is computed, a uniform plan without signs is used instead.
         """
         plans = {}
         for name, group in self._groups.items():
@@ -261,7 +262,7 @@ class _Problem:
                 if gain > least:
                     plans, dirty = tried, dirty | self._neighbors(name)
                     history[-1] += gain
-        drift = self.objective(plans) - history[-1]  # What rounding added up on the way.
+        drift = self.objective(plans) - history[-1]  # the accumulated rounding error
         return plans, tuple(value + drift for value in history), not dirty
 
     def _inner_product(self, name: str, plans: Mapping[str, UnitPlan]) -> float:

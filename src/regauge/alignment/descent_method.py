@@ -138,7 +138,7 @@ class DescentMethod(Method):
         problem, told = problem.divided(self.kept)
         start, notes = start_of(
             vars(self)["init"], problem
-        )  # As a field here it would come before those of subclasses.
+        )  # A dataclass field would come before the fields of subclasses.
         parts = chunks(problem, self._size)
         seconds = None if self.seconds is None else self.seconds / len(parts)
         chance = given_or_seed(problem.generator)
@@ -172,7 +172,7 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
     assert task is not None
     if task.has_targets:
         return _each(lambda params: task.loss(params, batch), between)
-    with torch.no_grad():  # The second networks compute what they did before they were moved.
+    with torch.no_grad():  # Elements do not change the outputs of the second networks.
         first, second = (_each(lambda params: task.run(params, batch[0]), ends) for ends in (problem.a, problem.b))
         wanted = torch.lerp(first, second, point)
     return _each(lambda params, target: mse_loss(task.run(params, batch[0]), target), between, wanted)
@@ -181,11 +181,11 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
 def held_by_batch(task: Task, params: Mapping[str, Tensor]) -> int:
     """Return the bytes that automatic differentiation holds for the largest batch, in addition to the parameters.
 
-    To count the bytes, the model runs once. Every tensor that automatic differentiation would save is counted and
-    released at once.
+    This function counts the bytes in one run of the model. Every tensor that automatic differentiation would save is
+    counted and immediately released.
     """
     leaves = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in params.items()}
-    # Weak references, because memory that was given up is used again for other tensors.
+    # Weak references, because torch reuses freed memory for other tensors.
     counted = WeakIdKeyDictionary({t.untyped_storage(): 0 for t in leaves.values()})
     held = 0
 

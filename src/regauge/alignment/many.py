@@ -65,7 +65,7 @@ def best_universe(
     first, *given = (batch_of_one(network) for network in networks)
     if "move" not in ways or not all(bool(have_equal_variances(symmetry, first, network)) for network in given):
         return found
-    # As in `match_frames`: statistics of the first network are taken over where all networks are copies of it.
+    # As in `match_frames`: if all networks are copies of the first, their statistics are transformed too.
     other = match("move")
     pairs = zip(found.params[1:], other.params[1:], strict=True)
     copies = (are_moved_copies(symmetry, first, batch_of_one(kept), batch_of_one(moved)) for kept, moved in pairs)

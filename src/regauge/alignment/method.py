@@ -228,7 +228,7 @@ class Candidates:
     ) -> None:
         self._problem = problem
         self._notes = {0: notes}
-        self._kept = torch.zeros(problem.pairs, dtype=torch.int64)  # The number of the offer that each pair keeps.
+        self._kept = torch.zeros(problem.pairs, dtype=torch.int64)  # The index of the element that each pair keeps.
         self._is_start = torch.ones(problem.pairs, dtype=torch.bool)
         self._begin, self._offers = "the identity" if start is None else "the start", 0
         self._measure = (lambda params: -problem.line_losses(params)) if measure is None else measure

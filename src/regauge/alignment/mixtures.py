@@ -65,7 +65,7 @@ class Mixture:
                 axes = {site.placement.axis for site in own} if name in coupled else {None}
                 for axis in sorted(axes, key=lambda axis: axis or 0):
                     self._places[name].append(_Draw(family, [s for s in own if axis in (None, s.placement.axis)]))
-        # The entry at mask S is the mean of the tensor moved by the places whose bits are in S.
+        # The entry at mask S is the mean of the tensor over random elements on the axes whose bits are in S.
         self._means = {name: [t] * (1 << len(self._places[name])) for name, t in tensors.items()}
         self._excess = {name: [0.0] * len(places) for name, places in self._places.items()}
         self._potentials: dict[str, Tensor | None] = dict.fromkeys(self.families)
@@ -119,7 +119,8 @@ class Mixture:
         """Return a relaxed tensor on the linear path to hard elements, as coefficients of powers of the step size."""
         terms, m = self._terms(name, len(self._means[name]) - 1, vertex), len(self._places[name])
         powers = [torch.zeros_like(terms[0]) for _ in terms]
-        # sum_j t^j (1 - t)^(m - j) T_j, where T_j sums over the choices of j draws that moved, by powers of t.
+        # The coefficients of powers of t in sum_j t^j (1 - t)^(m - j) T_j, where T_j sums over all choices of j draws
+        # that take the hard element.
         for j, term in enumerate(terms):
             for k in range(m - j + 1):
                 powers[j + k] += (-1) ** k * comb(m - j, k) * term
@@ -134,7 +135,7 @@ class Mixture:
     def step(self, vertex: Vertex, size: float) -> None:
         """Move every distribution towards one element: mix it with this element, which gets the weight `size`."""
         for name, means in self._means.items():
-            for mask in reversed(range(1, len(means))):  # Larger sets are made of smaller ones as they were.
+            for mask in reversed(range(1, len(means))):  # Larger sets use the old means of smaller sets.
                 terms, count = self._terms(name, mask, vertex), mask.bit_count()
                 weights = [size**j * (1 - size) ** (count - j) for j in range(count + 1)]
                 means[mask] = torch.stack([w * term for w, term in zip(weights, terms, strict=True)]).sum(0)
@@ -265,7 +266,7 @@ class RelaxedUniverse:
 
 def highest(line: NDArray[np.float64]) -> tuple[float, float]:
     """Return the smallest point in [0, 1] at which a polynomial is largest, and its value there."""
-    # On an interval the largest value of a polynomial is at an end or where its derivative vanishes: no line search.
+    # On an interval, a polynomial is largest at an end or where its derivative is zero, so no line search is needed.
     derivative = line[1:] * np.arange(1, len(line))
     roots = np.asarray(np.polynomial.polynomial.polyroots(derivative), dtype=np.complex128)
     inner = sorted(float(r.real) for r in roots if abs(r.imag) < 1e-9 and 0 < r.real < 1)

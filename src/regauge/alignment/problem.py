@@ -152,8 +152,8 @@ class Problem(_Setting):
     ) -> Results:
         """Return the result of a method for given elements, with the transformed second networks.
 
-        `Result` explains all arguments that are not listed here. For a single pair, numbers may be floats. A method
-        omits the arguments that do not apply to it.
+        The documentation of `Result` describes all arguments that are not listed here. For a single pair, numbers may
+        be floats. A method omits the arguments that do not apply to it.
 
         Args:
             element: One element for each pair, or one element for all pairs.

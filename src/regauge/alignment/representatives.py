@@ -36,7 +36,7 @@ Ends = tuple[Coordinates, Coordinates]
 Rotate = Literal["auto", "always", "never"]
 """Whether to rotate residual streams where this is possible, or to permute them.
 
-With "auto", streams are rotated if permutations explain too little of them.
+With "auto", streams are rotated if permutations match them poorly.
 """
 EXPLAINED = 0.9
 """Permutations count as sufficient if the cosine between the matched tensors of a stream is at least this large."""
@@ -228,7 +228,7 @@ class RotationChoice(Generic[Known]):
         rotate: Rotate,
         explain: Callable[[], tuple[tuple[Tensor, Tensor, Tensor], Known]],
     ) -> "RotationChoice[Known]":
-        """Choose between rotations and permutations, by `rotate` or by the share that permutations explain.
+        """Choose between rotations and permutations, by `rotate` or by the cosine that permutations reach.
 
         Args:
             symmetry: The whole symmetry.
@@ -275,7 +275,7 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
     """
 
     def explain() -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Results, Frame]]:
-        # Between balanced networks so that it does not matter where on its orbit either of them happens to be.
+        # Balanced networks are compared, so the result does not depend on the scales of the given networks.
         frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
         known = WeightMatching().match(_framed(replace(problem, task=None), frame))
         shared = rotated_tensors(problem.symmetry, symmetry.rotatable, frame.a)
@@ -284,7 +284,7 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
             tensor = frame.a[name]
             sums.append(torch.stack([dots(tensor, tensor), dots(moved, moved), dots(tensor, moved)]))
         x, y, both = torch.stack(sums).sum(0)
-        # A rotated copy, of which orders explain more or less.
+        # For a rotated copy, permutations reach a cosine that is not meaningful.
         is_copy = are_isometric(on_representatives(symmetry, symmetry.rotatable), frame.a, frame.b)
         is_missed = x + y - 2 * both > 2 * MISSED * x
         return (x, y, torch.where(is_copy & is_missed, 0.0, both)), (known, frame)
@@ -299,7 +299,9 @@ def _framed(problem: Problem, frame: Frame) -> FramedProblem:
 
 
 def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tuple[str, ...]:
-    """Return notes on tied output heads that prevent rotations of streams, if permutations explain little."""
+    """Return notes on tied output heads that prevent rotations of streams, if permutations match these streams
+    poorly.
+    """
     notes = []
     for names in symmetry.tied if isinstance(a, Mapping) and rotate != "never" else ():
         for group in symmetry.groups:
@@ -323,7 +325,7 @@ def _distances(problem: Problem, params: Params) -> tuple[Tensor, Tensor]:
     squared norm.
     """
     a, b = compared([problem.a, params], problem.symmetry)
-    if not a:  # Where there are translations alone, no group moves anything.
+    if not a:  # A symmetry of only translations has no tensors to compare.
         return (nothing := torch.zeros(problem.pairs, dtype=torch.float64)), nothing
     return squared_distances(a, b), torch.stack([dots(x, x) for x in a.values()]).sum(0)
 

@@ -94,7 +94,7 @@ def _linear_program(profit: Floats) -> Tensor:
     n, m = profit.shape
     cost = -profit / (np.abs(profit).max() or 1.0)
     masses = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
-    is_used = in_order(n, m).numpy() > 0  # These alone carry a plan so that every program has a solution.
+    is_used = in_order(n, m).numpy() > 0  # These pairs alone allow a plan, so every program has a solution.
     reduced = cost - cost.min(axis=1, keepdims=True)
     reduced -= reduced.min(axis=0)
     is_used |= _cheapest(reduced, PRICED)

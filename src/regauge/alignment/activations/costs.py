@@ -96,7 +96,7 @@ class CrossMoments:
         """
         sums = torch.zeros_like(self.squares).index_add(1, classes, self.squares)
         deviations = (sums / torch.bincount(classes, minlength=len(classes)).clamp(min=1)).sqrt()[:, classes]
-        # The variance of a constant unit is not zero but what rounding leaves of its mean.
+        # Rounding makes the variance of a constant unit nonzero, in proportion to its mean.
         is_live = deviations > CONSTANT_ACTIVATION * self.count**0.5 * self.means.abs()
         factors = torch.where(is_live, 1 / deviations, 0.0)
         return factors[0].unsqueeze(1) * self.products * factors[1], (factors.square() * self.squares).cpu()
@@ -210,7 +210,7 @@ class _ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, params: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.held = self.largest = 0
-        # Weak references, because memory that was given up is used again for other tensors.
+        # Weak references, because torch reuses freed memory for other tensors.
         self._seen = WeakIdKeyDictionary({t.untyped_storage(): True for t in params.values()})
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -229,8 +229,8 @@ class _ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def held_by_values(task: Task, params: Mapping[str, Tensor]) -> int:
     """Return the bytes that a comparison of activations holds, for the batch with the most inputs.
 
-    Such a comparison holds the activations of two networks, and copies of the largest one. To count the bytes, the
-    model runs once, without gradients.
+    Such a comparison holds the activations of two networks, and copies of the largest one. This function counts the
+    bytes in one run of the model, without gradients.
     """
     batch = largest_batch(task)
     if batch is None:

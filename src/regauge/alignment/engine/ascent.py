@@ -60,8 +60,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Neighborhoods:
-    """The families (groups with the groups nested in them), and for each the other families that influence its best
-    element.
+    """The families (groups with the groups nested in them), and for each family the other families that influence its
+    best element.
 
     Attributes:
         families: The families to optimize.
@@ -96,7 +96,7 @@ class Neighborhoods:
             for one in families
         )
         others = tuple(_other_sites(families, k) for k in range(len(families)))
-        has_several = sum(one.root.signs > 0 for one in families) > 1  # Else no two share the signs of an axis.
+        has_several = sum(one.root.signs > 0 for one in families) > 1  # Else no two families share signs.
         sign_pairs = find_sign_pairs(families) if has_several else ()
         near = tuple(frozenset(number for local in own.values() for number in local) for own in others)
         return cls(tuple(families), coupled, neighbors, tuple(sign_pairs), others, near)
@@ -150,8 +150,8 @@ class Ascent:
         self.gained: Float64[Tensor, " pair"] = torch.zeros(self.pairs, dtype=torch.float64)
 
     def sweep(self, rows: Rows) -> Bool[Tensor, " row"]:
-        """For the given pairs of networks, search the best element of every family whose neighboring families have
-        changed, each once.
+        """For the given pairs of networks, search once the best element of every family whose neighboring families have
+        changed.
 
         Return the pairs that changed.
 
@@ -242,7 +242,7 @@ class Ascent:
             best = np.zeros(len(rows), dtype=np.intp)
             if len(unknown) > 1:
                 scores = [at(self._anchored(k, unknown), rows).numpy() for k in unknown]
-                best = np.argmax(scores, axis=0)  # The first of equals.
+                best = np.argmax(scores, axis=0)  # ties: the first family
             for position in sorted(set(best.tolist())):
                 here, k = _chosen(rows, best == position), unknown[position]
                 rest = tuple(other for other in unknown if other != k)
@@ -275,7 +275,8 @@ class Ascent:
         self._norms |= {name: norms(tensor) * self._second_norms[name] for name, tensor in a.items()}
         none = torch.zeros(self.pairs, dtype=torch.float64)
         self._scale = sum(self._norms.values(), none)
-        # Large tensors in float64, such as responses, must not hide what small ones in float32 say.
+        # The rounding error of each tensor depends on its own dtype: large float64 tensors, such as responses, add
+        # little.
         eps = {name: torch.finfo(self.networks.a[name].dtype).eps for name in self._norms}
         self._rounding = sum((norm * eps[name] for name, norm in self._norms.items()), none)
 
@@ -498,7 +499,7 @@ def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
 
     This term makes steps smaller, so the linear model of the objective is more accurate.
     """
-    # <g, C> + d <g, g_now>: all elements have one norm, so the second term is a penalty -d |g - g_now|^2 / 2.
+    # <g, C> + d <g, g_now>: all elements have the same norm, so the second term is a penalty -d |g - g_now|^2 / 2.
     held: dict[Character, Tensor] = {}
     for key, matrix in cost.matrices.items():
         bonus = damping * matrix.abs().amax(-1).mean(-1)[..., None, None]

@@ -106,7 +106,7 @@ def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
     before, has_gradients = torch.get_num_threads(), torch.is_grad_enabled()
 
     def one(part: slice) -> T:
-        with torch.set_grad_enabled(has_gradients):  # Each thread has a mode, and a number of threads, of its own.
+        with torch.set_grad_enabled(has_gradients):  # Gradient mode and thread count are per thread.
             return work(part)
 
     try:
@@ -229,8 +229,8 @@ class Pursuit:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A further coordinate ascent, for pairs whose earlier ascents all ended below the objective of its initial
-    element.
+    """A further coordinate ascent. It runs for those pairs whose earlier ascents all ended below the objective of its
+    initial element.
 
     Attributes:
         worth: The objective of this initial element.
@@ -269,7 +269,7 @@ def ladder(
         rows = (reached < fallback.worth).nonzero().flatten()
         if len(rows):
             found = fallback.climb(rows)
-            # A climb counts from the norm of where it begins, which may be another one.
+            # The objective of an ascent refers to the norm of its initial networks, which may differ between ascents.
             found = found.lift(fallback.worth[rows] - found.history[0])
             ends.append(first.but(rows, found))
             reached = torch.maximum(reached, ends[-1].objective)

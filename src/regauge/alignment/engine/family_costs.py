@@ -58,7 +58,7 @@ class FamilyCost:
                 if len(others) == 1 and NeighborTerm.fits(networks, name, site, others[0]):
                     neighbor = NeighborTerm(networks, name, site, others[0])
                 self._terms.append(_Term(name, site, others, neighbor, is_kept=not others or neighbor is not None))
-        # Sums over tensors of several dtypes are kept in the widest.
+        # Sums over tensors of several dtypes have the widest dtype.
         self._dtype = functools.reduce(torch.promote_types, {networks.a[term.name].dtype for term in self._terms})
 
     def aim_at(self, names: Collection[str]) -> None:

@@ -52,7 +52,8 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two matrix parts whose product only the rotation changes, because the actions of all other groups cancel in it.
+    """Two parts of matrices. Only the rotation changes their product, because the actions of all other groups cancel in
+    it.
 
     The product is summed over an inner index. For each inner index of the first part, `index` contains the
     corresponding index of the second part. Indices can repeat, because several heads may share keys and values.

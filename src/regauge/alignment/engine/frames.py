@@ -39,7 +39,9 @@ EQUAL_TENSORS = 1e-5
 
 Rounding in float32 causes distances of this size."""
 MOVED = 0.25
-"""The fraction of the difference between running statistics that may remain in a transformed copy."""
+"""A second network counts as a transformed copy if transforming its statistics reduces their difference from the first
+network's statistics below this fraction.
+"""
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
@@ -59,9 +61,9 @@ class Frame:
     """The compared tensors of pairs of networks, balanced or as given, and the conversion back to the given networks.
 
     The first network of a pair is not changed. The second network of a pair gets the scales and invertible matrices of
-    the first. If both networks are balanced, only rotations of these matrices remain to be chosen, and rotations keep
-    every norm. Linear paths stay linear, because scales and matrices act linearly. Up to scales and matrices, `(1 - t)
-    a + t act(element, b)` equals the point t on the linear path between the balanced networks.
+    the first. After both networks are balanced, only a rotation remains to be chosen for each invertible matrix, and
+    rotations keep every norm. Linear paths stay linear, because scales and matrices act linearly. Up to scales and
+    matrices, `(1 - t) a + t act(element, b)` equals the point t on the linear path between the balanced networks.
 
     Attributes:
         symmetry: The symmetry of all networks. All sizes of its groups are known.
@@ -192,8 +194,8 @@ class FramedProblem(Problem):
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether invariants of balanced networks allow that they are equal up to permutations, signs and
-    rotations.
+    """Return whether the invariants of balanced networks are equal. Otherwise, the networks differ by more than
+    permutations, signs and rotations.
     """
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name in sorted(symmetry.sites.keys() & a.keys(), key=lambda name: a[name].numel()):
@@ -256,7 +258,7 @@ def _linear(symmetry: Symmetry) -> frozenset[str]:
 def match_frames(problem: Problem, scales: Scales, match: Callable[[Frame], Results]) -> Results:
     """Match pairs of networks in balanced form, without changing running statistics.
 
-    Pairs that are transformed copies are also matched with running statistics that balancing may change.
+    Pairs that may be transformed copies are also matched after balancing that changes running statistics.
 
     Args:
         problem: The pairs of networks.

@@ -66,7 +66,8 @@ class SignPair:
                 torch.ones(right.signs, rows, right.size, dtype=torch.int8),
             ),
         )
-        # Given the signs of one group those of the other are a maximum unit by unit, so the objective never falls.
+        # For fixed signs of one group, the best signs of the other are exact unit by unit, so the objective never
+        # decreases.
         for _ in range(TURNS):
             s = self._first(terms, t)
             changed = self._second(terms, s, torch.ones(()))

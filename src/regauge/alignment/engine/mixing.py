@@ -56,13 +56,13 @@ def match_mixture(
     group is exact. Ascent on both terms then continues from this solution, or from the identity if the identity is
     better. If `max_sweeps` is zero, there is no further ascent.
 
-    The responses may not determine rotations and some signs. If `is_completed`, the parameters first determine
-    rotations and signs, while permutations of units stay fixed. As in weight matching, groups come first if their cost
-    depends little on unknown groups, and tensors are averaged over unknown groups.
+    Responses do not always determine rotations and signs. If `is_completed`, the parameters first determine rotations
+    and signs, while permutations of units stay fixed. As in weight matching, groups come first if their cost depends
+    little on unknown groups, and tensors are averaged over unknown groups.
     """
     norm = sum((norms(frame.a[name]) * norms(frame.b[name]) for name in frame.a), torch.zeros(problem.pairs).double())
     norm = torch.where(norm == 0, 1.0, norm)
-    # The parameters keep their units, because shifts of periodic units add constants to them.
+    # The parameters are not rescaled, because shifts of periodic units add constants to them.
     ratio = (1 - weight) / weight * norm / torch.where(found.reach == 0, 1.0, found.reach)
     raised = {name: _times(ratio, tensor) for name, tensor in found.a.items()}
     every = torch.arange(problem.pairs)
@@ -110,7 +110,8 @@ def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None)
     fixed, blank = replace(symmetry, groups=groups), symmetry.identity((len(next(iter(b.values()))),))
     start = blank if start is None else start
     moved = act_on(symmetry.groups, {name: symmetry.sites[name] for name in b}, start, b)
-    # What only orders move says nothing more, and would count as an anchor.
+    # Tensors that are only permuted contain no further information. In `climb`, they would count as known parts of
+    # costs.
     names = [name for name in a if any(_turns(site) for site in symmetry.sites[name])]
     if not names:
         return start

@@ -88,7 +88,7 @@ class NeighborTerm:
             here = ((counts > above) & (counts <= width)).nonzero().flatten()
             above = torch.full_like(above, width)
             if len(here):
-                # Units that did not change fill up the width: their difference is zero.
+                # Unchanged units pad the selection to the width: their difference is zero.
                 most = None if width == n else changed[here].byte().topk(width, dim=1, sorted=False).indices
                 self._correct(sums, rows[here], most, perm[here], factor[here])
 

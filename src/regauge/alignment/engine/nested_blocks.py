@@ -89,7 +89,7 @@ def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[st
     placement = site.placement
     if placement.axis == axis:
         mask = torch.isin(positions, row)
-        if not bool(mask.any()):  # Fused parameters have several blocks on one axis; this one belongs to another.
+        if not bool(mask.any()):  # In a fused parameter, the site may belong to other rows.
             return None
         positions, units = torch.searchsorted(row, positions[mask]), units[mask]
         per_unit = positions.numel() // site.group.size
@@ -144,8 +144,8 @@ def solve_family(family: Family, a: Tensors, b: Tensors) -> tuple[Element, Tenso
     best: Tensor | None = None
     signs = torch.ones(root.signs, problems, n, n if root.is_permuted else 1, dtype=torch.int8)
     kept: dict[str, Value] = {}
-    # Each pair of blocks has signs and inner elements of its own, so the best of them is found pair by pair before the
-    # blocks are assigned: one assignment of these maxima is exact.
+    # Each pair of blocks has its own signs and inner elements. Their best values are found pair by pair before the
+    # blocks are assigned, so one assignment of these maxima is exact.
     for pattern in product((1, -1), repeat=root.signs if root.signs <= SIGN_FAMILIES else 0):
         signed = {name: _character_sign(blocks.characters[name], pattern) * t for name, t in blocks.b.items()}
         profit = _block_products(root, blocks.a, signed)
@@ -268,7 +268,7 @@ def is_compressed(pairs: int, rows: int, rest: int) -> bool:
 
 
 def _all_pairs(family: Family, a: Tensors, b: Tensors, root: Group) -> _Inner:
-    """Optimize one inner group by itself. For each axis on which the group acts, one matrix product gives the costs of
+    """Optimize one inner group separately. For each axis on which the group acts, one matrix product gives the costs of
     all pairs of blocks.
     """
     group, blocks = family.root, root.size

@@ -189,8 +189,8 @@ def _names(site: Site) -> tuple[str, ...]:
 def _move_on(tensor: Tensor, site: Site, before: Value, now: Value, *, is_ours: bool) -> Tensor:
     """Return a tensor `[1, ...]` on which a group acts by the value `now` instead of `before`, if possible in place."""
     units = torch.arange(site.group.size)
-    # Unit i of the tensor is b[before[i]] and shall be b[now[i]], which is unit before^-1[now[i]] of the tensor. Signs
-    # are their own inverses, so those of both values multiply.
+    # Unit i of the tensor is b[before[i]] and must become b[now[i]], which is unit before^-1[now[i]] of the tensor.
+    # Signs are their own inverses, so the signs of both values are multiplied.
     source = units if before.perm is None or now.perm is None else before.perm[0].argsort()[now.perm[0]]
     changed, factor = source != units, None
     if any(character(site.placement)):

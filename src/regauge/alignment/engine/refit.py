@@ -95,7 +95,7 @@ def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Ten
         total = symmetry.compose(element, total).where(better, total)
         now = torch.where(better, after, now)
         if not bool(is_much.any()):
-            break  # What follows would begin about where this did.
+            break  # Further steps would gain almost nothing.
         b = _move(symmetry, total, given)
     is_closer[rows] = now < before[rows]
     return blank.zip(total, lambda here, there: here.index_copy(0, rows, there.to(here.dtype))), is_closer

@@ -114,8 +114,8 @@ class FrankWolfe(ManyMethod):
             path.append(value)
         elements = [_join(symmetry, vertex) for vertex in universe.settle()]
         end = improve(tensors, symmetry, elements, MergeMany(), range(len(tensors)))
-        # Hard elements may fall below relaxed ones where a group acts along two axes of one tensor, and by rounding
-        # elsewhere; the part of the path that is above them is no part of the history.
+        # Rounding to hard elements can lower the objective if a group acts on two axes of one tensor, and otherwise by
+        # rounding errors. Relaxed values above the hard elements' objective are left out of the history.
         below = torch.tensor([value for value in path if value < float(end.history[0])], dtype=torch.float64)
         history = torch.cat([below.unsqueeze(1), end.history])
         return replace(end, history=history, is_converged=end.is_converged & is_converged)

@@ -136,7 +136,7 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
     without scales and shifts, because they keep all magnitudes.
     """
     # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes.
-    # The second product holds the trace and the squares of the means, which depend on the permutation, too.
+    # The second product contains the trace and the squared means, which also depend on the permutation.
     left, right = (_each(COEFFICIENTS, problem.a, problem.symmetry), _each(MOMENTS, problem.b, problem.symmetry))
     if is_symmetric:
         more = _each(MOMENTS, problem.a, problem.symmetry), _each(COEFFICIENTS, problem.b, problem.symmetry)

@@ -110,7 +110,7 @@ class WeightMatching(Method):
             return self._match(problem[part], here, [start.rows(part) for start in restarts])
 
         parts = list(portions(problem.a, problem.b))
-        # A task runs one module, which holds the parameters of one network at a time.
+        # A task has one module, which runs one network at a time.
         return join(side_by_side(match, parts) if problem.task is None else [match(part) for part in parts])
 
     def _match(self, problem: Problem, init: Element | None, restarts: Sequence[Element]) -> Results:
@@ -161,7 +161,7 @@ class WeightMatching(Method):
             few = frame.rows(rows)
             rows = rows[are_isometric(few.symmetry, few.a, few.b)]
         found: list[Climbs] = []
-        chance = torch.Generator().manual_seed(0)  # the same for each pair, whatever the others are
+        chance = torch.Generator().manual_seed(0)  # the same for each pair, so no pair depends on others
         while len(rows) and len(found) < TRIES:
             part = frame.rows(rows)
             drawn = part.symmetry.random(chance, ("permutation", "sign", "linear"))

@@ -143,7 +143,7 @@ class _ChartedPair:
         return found
 
     def _explain(self) -> tuple[tuple[Tensor, Tensor, Tensor], StreamedResult]:
-        """Match by permutations, and measure how much of the networks they explain; see `RotationChoice.of`."""
+        """Match by permutations, and measure how similar the matched networks are; see `RotationChoice.of`."""
         a, b = self._behind
         known = self._run("orders", a, b, WeightMatching())
         symmetry, plan = known.symmetry.on_sums, self.chart.plans["orders"]

@@ -151,7 +151,7 @@ class _Matching:
             element, is_closer = self._fit(self._moved(state.found))
             if is_closer:
                 state.found = self._symmetry.compose(element, state.found)
-                state.notes = []  # They are about matrices that balancing leaves and fitting does not.
+                state.notes = []  # Notes name matrices that balancing left unchanged; the fit changed them.
             state.fits = state.fits + 1 if is_closer else FITS
             self.keep(state)
 

@@ -170,7 +170,7 @@ class Sizes:
         """
         kept, widest, reading = 0, 0, 0
         for name in part:
-            if summed_axes(self.symmetry, name):  # Two values stand for each sum, or twice as many rows as columns.
+            if summed_axes(self.symmetry, name):  # two values per sum, or twice as many rows as columns
                 own = 16 * self._kept(name)
                 sums = GRAMS * 2 * own if self._is_mixed(name) else 0
                 reading = max(reading, 2 * self._piece(name) + self._products(name) + sums)

@@ -201,7 +201,8 @@ def make_plan(
         if peak + held <= memory:
             return replace(plan, peak=peak + held, held=held)
         least = min(least, peak + held)
-        # Costs of a family can be summed up over a sweep if nothing is nested in it; the one on most values is spread.
+        # The costs of a family can be summed over a sweep if no group is nested in it. The family that acts on the most
+        # bytes becomes a spread family.
         if not is_blocked and worst is not None and can_be_blocked(symmetry, sets[worst]):
             is_blocked = True
             continue

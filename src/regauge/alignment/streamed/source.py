@@ -46,7 +46,7 @@ class Total:
     def __init__(self, group: Group, shared: Sequence[int]) -> None:
         self.group, self._shared = group, tuple(shared)
         self._is_by_pattern = bool(group.signs) and not group.shifts
-        self._matrices: dict[tuple[int, ...], Tensor] = {}  # By pattern, or else by character.
+        self._matrices: dict[tuple[int, ...], Tensor] = {}  # keys: patterns of shared signs, or characters
         self._shifts: list[ShiftCost] = []
 
     def add(self, cost: Cost, own: Sequence[int]) -> None:
