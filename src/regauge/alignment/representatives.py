@@ -284,7 +284,7 @@ def _choose(symmetry: Symmetry, problem: Problem, rotate: Rotate) -> RotationCho
             tensor = frame.a[name]
             sums.append(torch.stack([dots(tensor, tensor), dots(moved, moved), dots(tensor, moved)]))
         x, y, both = torch.stack(sums).sum(0)
-        # For a rotated copy, permutations reach a cosine that is not meaningful.
+        # A rotated copy that permutations do not match gets the cosine zero, and is therefore rotated.
         is_copy = are_isometric(on_representatives(symmetry, symmetry.rotatable), frame.a, frame.b)
         is_missed = x + y - 2 * both > 2 * MISSED * x
         return (x, y, torch.where(is_copy & is_missed, 0.0, both)), (known, frame)

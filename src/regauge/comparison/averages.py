@@ -11,19 +11,23 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 RESIDUAL = 0.1
-"""A network counts as an average if its squared distance to the average of its parents is small. The bound is this
-fraction of the squared distance that independent training steps would leave."""
+"""The largest squared distance between an average and the average of its parents, relative to the squared distance that
+independent training steps would leave.
+"""
 NEEDLESS = 0.25
-"""A network does not count as a parent if the squared distance to the average hardly changes without it. The bound is
-this fraction of the change that an independent training step would cause."""
+"""A network counts as a parent only if the squared distance to the average grows enough without it. The growth must
+exceed this fraction of the growth that an independent training step would cause.
+"""
 IMPRECISE = 0.5
-"""A network does not count as a parent if the squared distance to the average grows without it by at most this
-fraction, because distances are not more precise than that."""
+"""A network counts as a parent only if the squared distance to the average grows without it by more than this fraction.
+A smaller growth is within the error of the distances.
+"""
 FAINT_WEIGHT = 0.01
 """A network whose weight in the average is at most this number does not count as a parent."""
 SUM = 1e3
-"""In the least-squares fit of the weights, the weight of the equation that they sum to one, relative to the equations
-for distances."""
+"""The weight of the equation "all weights sum to one" in the least-squares fit of the weights. The equations for
+distances have weight one.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ def find_averages(
     steps of separate training runs are nearly orthogonal. If the steps to the parents are orthogonal, with weights `w`
     and squared distances `c`, the squared distance from the weighted mean is the sum of `w^2 c`. Distances up to
     symmetry are not exactly Euclidean distances of points. Therefore even an average has a small computed distance to
-    the mean of its parents. A network does not count as a parent if the average is explained as well without it, for
-    example by the network's own parent.
+    the mean of its parents. A network does not count as a parent if the mean of the other parents is about as close to
+    the average. For example, the network's own parent may be among them.
 
     Args:
         names: The names of all networks.
@@ -88,7 +92,7 @@ def find_averages(
         return _average(child, others, near.numpy(), is_told=bool(told)) if len(others) > 1 else None
 
     rest = [name for name in names if name in related or name in parents]
-    # The clearest one first: a parent, too, lies between others and the average that it is part of.
+    # The clearest average first, because a parent also lies between its average and other networks.
     while seen := [one for one in map(look, rest) if one is not None]:
         _, best = min(seen, key=lambda one: (not one[1].is_told, one[0]))
         found[best.child] = best
@@ -109,7 +113,7 @@ def _average(child: str, others: Sequence[str], squares: np.ndarray, *, is_told:
     if not is_told:
         if fit.gap > RESIDUAL * fit.steps.sum() or not squares[0, 1:].min():
             return None
-        while len(chosen) > 1:  # Of a parent and its own child one suffices.
+        while len(chosen) > 1:  # Remove networks that are not needed.
             fits = {k: _weigh(squares, [one for one in chosen if one != k]) for k in chosen}
             gone = min(chosen, key=lambda k: fits[k].gap)
             place = chosen.index(gone)
@@ -151,6 +155,6 @@ def _weigh(squares: np.ndarray, chosen: Sequence[int]) -> _Fit:
     scale = np.sqrt(own.max()) or 1.0
     rows = np.vstack([points[1:].T / scale, np.full((1, n - 1), SUM)])
     weights, _ = nnls(rows, np.append(points[0] / scale, SUM))
-    # By the distances themselves, which need not be those of points: a network of weight zero then changes nothing.
+    # Computed from the distances, which need not be distances of points. A network of weight zero has no effect.
     gap = weights @ own[0, 1:] - weights @ own[1:, 1:] @ weights / 2
     return _Fit(weights, max(0.0, float(gap)), weights**2 * own[0, 1:])

@@ -59,8 +59,8 @@ class Common:
         notes: Notes on tensors that are cut or excluded.
         widths: The groups in which the two networks have different numbers of units. Matching units of these groups are
             selected before other axes are cut.
-        is_whole: Whether the common part covers both networks completely. If the common part is whole, both networks
-            have the same shapes; only the network on which the symmetry was found may have others.
+        is_whole: Whether the common part covers both networks completely. In this case, both networks have the same
+            shapes, but the symmetry may come from a network of other shapes.
     """
 
     symmetry: Symmetry
@@ -91,7 +91,7 @@ class Common:
         return part, symmetry.bind(part)
 
     def extend(self, symmetry: Symmetry) -> Symmetry:
-        """Return a symmetry that has more units, restricted to the tensors that can be compared."""
+        """Return a symmetry of wider networks, restricted to the tensors that can be compared."""
         return restrict(symmetry, _with_lengths(self.shapes, symmetry, symmetry.groups))
 
 
@@ -292,7 +292,7 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
         sizes = {name: (found[0][name], found[1][name]) for name in names}
         whole = resize(first, {name: max(pair) for name, pair in sizes.items()})
         common = resize(first, {name: min(pair) for name, pair in sizes.items()})
-    except ValueError:  # Axes on which units lie in no regular order.
+    except ValueError:  # Units are not at regular distances on an axis.
         return None
     return Widths(sizes, (first, second), whole, common)
 
@@ -306,7 +306,7 @@ def fit_widths(symmetry: Symmetry, shapes: Shapes) -> Symmetry:
         return symmetry
     try:
         fitting = resize(symmetry, count_units(shapes, symmetry))
-    except ValueError:  # Units lie in no regular order.
+    except ValueError:  # Units are not at regular distances on an axis.
         return symmetry
     return fitting if _fits(fitting, shapes) else symmetry
 

@@ -219,7 +219,7 @@ def _open(
         if len(own) > 1 or own is lead:
             try:
                 opened = open_all([names[name] for name in own])
-            except (ValueError, KeyError) as error:  # Another model, or a damaged network among them.
+            except (ValueError, KeyError) as error:  # For example, another model or a damaged file.
                 failures.append(error)
                 rest += own
                 continue

@@ -53,9 +53,10 @@ def compare(
 ) -> Comparison:
     """Compare two networks, both as stored and up to their symmetry.
 
-    First, the weights of the second network are aligned to the weights of the first. The verdict follows from three
-    measurements. The measurements are the remaining distance, the share of each tensor that the second network explains
-    beyond chance, and whether units correspond in their stored order.
+    First, the weights of the second network are aligned to the weights of the first. The verdict depends on three
+    measurements: the remaining distance, the explained share beyond chance, and whether units correspond in their
+    stored order. The explained share of a tensor is the squared correlation between its aligned versions in both
+    networks.
 
     Here, A is the first network and B the second.
 
@@ -65,7 +66,7 @@ def compare(
     | same network in another gauge | an element of the symmetry maps one network to the other, up to rounding |
     | descended | after alignment, B explains more of A than any independent network does, even an aligned one |
     | aligned to A, or a distant descendant | B explains less, but the stored orders of units agree beyond chance |
-    | unrelated | neither of the two |
+    | unrelated | neither the weights nor the stored orders agree beyond chance |
     | undecided | the evidence lies between these cases |
 
     Alignment always finds some similarity, even between unrelated networks. The share that is explained by chance is

@@ -200,12 +200,11 @@ class _Sampled:
 
     @cached_property
     def _may_be_rotated(self) -> bool:
-        """Whether a rotation of a residual stream may explain differences between the networks that permutations do not
-        explain.
+        """Whether a rotated residual stream may be the cause of differences that remain after permutations.
 
         A rotation does not change inner products. Suppose that a rotation R leaves the difference E = X - Y R between
-        tensors X and Y. The Gram matrices of X and Y then differ by at most |E| (|X| + |Y|). If R explains nearly
-        everything, the entries of both Gram matrices therefore correlate.
+        tensors X and Y. The Gram matrices of X and Y then differ by at most |E| (|X| + |Y|). If E is small, the entries
+        of both Gram matrices are therefore correlated.
         """
         names = self._symmetry.rotatable
         seen = False

@@ -29,10 +29,11 @@ class Comparison:
         norm: The norm of the compared parameters in the first network.
         compared: The fraction of the first network's entries that is compared. The share is 1 unless the networks have
             different shapes.
-        shares: For each tensor of the first network, the share that the second network explains.
-        share_by_chance: The share that alignment explains by chance: the largest share of a scrambled copy, plus the
-            range of the shares over all scrambled copies. None if the verdict does not depend on this share, for
-            example if both networks are the same.
+        shares: For each tensor, the explained share before and after alignment: the squared correlation between both
+            networks.
+        share_by_chance: The explained share that alignment reaches by chance: the largest share of a scrambled copy,
+            plus the range of the shares over all scrambled copies. None if the verdict does not depend on this share,
+            for example if both networks are the same.
         p_value: The probability that the units of independently trained networks correspond at least as well in their
             stored order, estimated with random elements; see `measure_independence`. None if no group permutes units.
             The p-value is exact unless somebody chose the order of units. If the files record an alignment and contain
@@ -94,12 +95,12 @@ class Comparison:
 
     @property
     def share_before(self) -> float | None:
-        """Return the mean share of the first network's matrices that the second network explains as stored."""
+        """Return the mean explained share (squared correlation) of the matrices as stored."""
         return mean_share(self.shares, is_after=False)
 
     @property
     def share_after(self) -> float | None:
-        """Return the mean share of the first network's matrices that the second network explains after alignment."""
+        """Return the mean explained share (squared correlation) of the matrices after alignment."""
         return mean_share(self.shares)
 
     @property

@@ -36,7 +36,7 @@ def write_page(path: Path, facts: Mapping[str, Any], seed: int, distances: Mappi
         seed: The random seed, which the page displays.
         distances: The distance matrices, with labels as keys.
     """
-    # Pages are drawn by a package above this one, which a comparison that writes nothing does not need.
+    # Imported here, because only comparisons with a page need the package `report`.
     from regauge.report.comparison_page import comparison_page, lineage_page
 
     facts = {**facts, "version": VERSION, "seed": seed}

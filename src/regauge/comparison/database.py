@@ -196,7 +196,7 @@ class Database:
                 except (OSError, ValueError, KeyError) as error:
                     reason = (
                         error.args[0] if isinstance(error, KeyError) else error
-                    )  # The text of others is a sentence.
+                    )  # Only `str` of a KeyError is not a sentence.
                     failures.append(ValueError(f"{str(path)!r} is not added: {reason}"))
                 advance()
                 if time.monotonic() - written > SAVED_SECONDS:

@@ -109,7 +109,7 @@ def _score(
     own: tuple[str, Mapping[str, Tensor]],
     other: tuple[str, Mapping[str, Tensor]],
 ) -> float:
-    """Return the share of a block of the first network that a block of the second explains after alignment."""
+    """Return the mean explained share (squared correlation) of the tensors of two blocks after alignment."""
     outside = [n for n, t in a.items() if not numbered_parts(n) and n in b and b[n].shape == t.shape]
     pair: list[Params] = [
         {n: params[n] for n in outside} | {own[0] + rest: tensor for rest, tensor in block.items()}

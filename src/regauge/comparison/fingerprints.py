@@ -116,7 +116,7 @@ def fingerprint(
     require_finite(params, "the network", symmetry.structure)
     symmetry.require_ones(params)
     ignored = {*symmetry.buffers, *(name for names in symmetry.tied for name in names[1:])}
-    kept = {  # Masks and indices of whole numbers move, too.
+    kept = {  # Elements also permute integer masks and indices.
         name: tensor.detach().to("cpu", torch.float64 if tensor.is_floating_point() else tensor.dtype)
         for name, tensor in params.items()
         if tensor.is_floating_point() or name in symmetry.sites
@@ -168,10 +168,11 @@ def _features(symmetry: Symmetry, tensors: Mapping[str, Tensor]) -> dict[str, Fe
                 key = f"{site.group.name} {k}"
                 values = unit_values(symmetry, name, site, weighted, 1)
                 if k == 0 and not any(site.group.name in other.group.within for other in sites):
-                    # Otherwise each unit is moved in a way of its own.
+                    # If another group of the tensor is nested in this group, elements change the inner products of
+                    # units.
                     found[f"{name} {number}"] = _gram_norm(values).double()
-                # The same orders and rotations act at all places of a group so that what they keep of a mixture of
-                # all places ties these together.
+                # An element permutes and rotates all placements of a group in the same way. Therefore sums over all
+                # placements are invariant, and show which units of different tensors belong together.
                 term = (values.square().sum(-1) if site.group.matrix == "none" else values @ values.mT).double()
                 mixed = groups.setdefault(key, [torch.zeros_like(term)])
                 mixed[0] = mixed[0] + _fixed(f"{name} {key} {number}").sigmoid() * term

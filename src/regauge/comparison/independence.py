@@ -88,7 +88,7 @@ def measure_independence(
         Hoeffding (1951), A combinatorial central limit theorem, for mean and variance.
     """
     chosen = choose_groups(symmetry, names)
-    statistic, variance = 0.0, 0.0  # Without the mean over all orders, which takes nothing from the comparison.
+    statistic, variance = 0.0, 0.0  # Relative to the mean over all orders, which keeps ranks.
     null = torch.zeros(draws, dtype=torch.float64)
     for group, places in chosen:
         first, second = ([], [])  # type: tuple[list[Tensor], list[Tensor]]
@@ -103,14 +103,14 @@ def measure_independence(
                 is_all = len(members) == group.size
                 block = copy if is_all else copy[members][:, members]
                 own, spread = _center(block)
-                if not is_all:  # Orders stay within classes.
+                if not is_all:  # Only units of one class are exchanged.
                     copy[members.unsqueeze(1), members] = block
                 statistic, variance = statistic + own, variance + spread
             orders = torch.rand(draws, group.size, generator=generator, device=generator.device).argsort(1).cpu()
             orders = within_classes(group, orders)
             null += copy.gather(1, orders.T).sum(0, dtype=torch.float64)
     units = sum(group.size * symmetry.count_copies(group.name) for group, _ in chosen)
-    # Orders that change nothing else than rounding are as good as the given one.
+    # Orders whose statistic differs only by rounding count as equally similar.
     close = 1e-6 * math.sqrt(units)
     if not chosen or math.sqrt(variance) <= close:
         return None

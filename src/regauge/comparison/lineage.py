@@ -130,7 +130,7 @@ def compare_many(
         if len(family) > 1:
             own = torch.tensor([names.index(name) for name in family])
             lengths = distances[own][:, own].square()
-            lengths = lengths.where(~lengths.isnan(), lengths.nan_to_num().max())  # Relatives by way of others.
+            lengths = lengths.where(~lengths.isnan(), lengths.nan_to_num().max())  # related through others
             mixes = [one for one in averages if {*one.parents} & {*family}]
             whole = [name for name in names if name in {*family, *(one.child for one in mixes)}]
             tree = None if read is None or not size else _grow(whole, read, pairs, mixes, size)
@@ -153,7 +153,7 @@ def _grow(
     known = [_balanced(one) for one in found.values()]
     if len(found) < len(names) * (len(names) - 1) // 2 or not all(known):
         return None
-    names = sorted(names, key=larger.__contains__)  # Of copies in part, those with fewer entries first.
+    names = sorted(names, key=larger.__contains__)  # Networks with fewer entries come first.
     distances = torch.zeros(len(names), len(names), dtype=torch.float64)
     for (first, second), one in zip(found, known, strict=True):
         i, j = names.index(first), names.index(second)

@@ -28,11 +28,11 @@ from regauge.core.task import Task
 def match_streamed(
     job: FileJob, symmetry: Symmetry, *, task: Task | None, references: Sequence[object], progress: Progress
 ) -> Matched:
-    """Align two checkpoints by reading their files repeatedly. Also measure how much of network A alignment explains by
-    chance.
+    """Align two checkpoints by reading their files repeatedly. Also measure the explained share (squared correlation)
+    that alignment reaches by chance.
 
     The share by chance is measured with one scrambled copy of network B. Translations and gains are removed from
-    tensors when they are read. Residual streams are rotated if rotations explain more than permutations.
+    tensors when they are read. Residual streams are rotated if rotations match them better than permutations.
 
     Raises:
         ValueError: References or a task are given, which require networks in memory, or the memory limit is too low.

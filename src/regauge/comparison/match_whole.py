@@ -28,7 +28,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 ROTATED = 0.8
-"""A rotation is accepted if it reduces the distance that permutations leave to less than this fraction.
+"""A rotation is accepted if the distance after it is less than this fraction of the distance after permutations.
 
 The bound is below one because a rotation brings any two networks somewhat closer.
 """
@@ -50,7 +50,7 @@ def match_whole(
     aligned instead of networks. If a matrix product does not have full rank, its factors contain components that do not
     affect the product. Two networks with the same function can differ in these components, and no element then maps one
     to the other. If a distance remains after alignment, the factors are therefore aligned again without these
-    components. Residual streams are rotated if rotations explain differences that permutations do not.
+    components. Residual streams are rotated if rotations bring the networks much closer than permutations.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -67,14 +67,14 @@ def match_whole(
     if left > MOVED * distance(*given, ignored):
         whole = [without_null_spaces(one, behind) for one in (first, second)]
         if any(two[n] is not one[n] for one, two in zip((first, second), whole, strict=True) for n in one):
-            # All of them in the precision of those without null spaces: a product of two takes one.
+            # All tensors in float64, the dtype of those without null spaces, because products need one dtype.
             first, second = ({n: t.double() if t.is_floating_point() else t for n, t in one.items()} for one in whole)
             is_factorized = True
             result, left = _align(first, second, behind, ignored)
         names = symmetry.rotatable
         is_free = not any(bool(zero) for one in (first, second) for zero in zero_gains(symmetry, one, names).values())
         if left > MOVED * distance(*given, ignored) and names and is_free:
-            # Streams may have been rotated by whoever aligned B, also where an order is all that is left to find.
+            # Somebody may have rotated the streams of B, so rotations are tried too.
             control = symmetry.on_representatives(rotate=True)
             other, less = _align(first, second, control, ignored)
             if less < ROTATED * left:
@@ -133,9 +133,8 @@ def rounding_noise(
     translations and gains are removed.
 
     If a translation is large compared with the weights, rounding errors of the stored weights are proportional to the
-    translation. These errors remain after the translation is removed. To estimate them, each entry of a network is
-    perturbed at random by up to half the spacing of its format. The result is the change of the representative under
-    this perturbation.
+    translation. These errors remain after the translation is removed. The estimate is the change of the representative
+    if each entry of a network is perturbed at random by up to half the spacing of its format.
 
     Args:
         networks: The first and the second network as stored.
@@ -173,7 +172,7 @@ def _measure_balanced(first: Params, second: Params, behind: Symmetry, ignored: 
     if has_balance(behind):
         element = balance(first, behind)
         first, second = behind.act(element, first), behind.act(element, second)
-        # Scales of the second were matched where the first one was, and not where it is balanced.
+        # The scales of the second network fit the unbalanced first network, so it is balanced too.
         second = behind.act(balance(second, behind), second)
     blank = {n: t.new_zeros(t.shape) for n, t in first.items()}
     return distance(first, second, ignored), distance(first, blank, ignored), distance(second, blank, ignored)

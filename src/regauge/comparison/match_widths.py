@@ -26,9 +26,9 @@ def match_widths(
 ) -> Matched:
     """Select the matching units of two networks with different widths, and align them.
 
-    Because matching units are selected, even unrelated networks explain some share of each other. Scrambled networks
-    and references are therefore compared in the same way, each with its own selection of units. The order of units is
-    tested for groups in which both networks have the same number of units.
+    Because the best matching units are selected, the explained share (squared correlation) is positive even for
+    unrelated networks. Scrambled networks and references are therefore compared in the same way, each with its own
+    selection of units. The order of units is tested for groups in which both networks have the same number of units.
 
     Args:
         a: The first network, which stays unchanged.
@@ -40,7 +40,7 @@ def match_widths(
     chosen = choose_units(common, a, b)
     narrow = bind_networks(chosen.params, common.symmetry, "compare single networks, two at a time")
     first, second = chosen.params
-    if chosen.stored is not None:  # Means of what is left are others than those of the whole.
+    if chosen.stored is not None:  # Means over the chosen units differ from those over all units.
         first, second = (narrow.split(one)[0] for one in chosen.params)
     behind = narrow.on_representatives()
     result = align(first, second, behind, method=WeightMatching())

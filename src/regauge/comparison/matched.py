@@ -28,8 +28,8 @@ class Matched:
     Attributes:
         pair: The networks to compare.
         element: The element that aligns the second network of the pair.
-        chance: A function that measures the share that scrambled networks explain after alignment. This function is
-            called only if the verdict depends on this share.
+        chance: A function that measures the share by chance: the explained share of scrambled networks after alignment.
+            This function is called only if the verdict depends on this share.
         tested: The networks whose order of units is tested; None if no tensor has an order of units.
         stored: The networks as stored, if the pair contains converted networks with the same functions.
         noise: A function that returns how much rounding increases the distance of the pair, given the precisions of
@@ -109,7 +109,7 @@ def weigh(
         lean=lean_of(matched.balanced) if common is None or common.is_whole else None,
         parent=origins.parent,
     )
-    for _ in range(2):  # Noise may make strangers needless, and what they explain may raise the question of noise.
+    for _ in range(2):  # Each of the two measurements may decide whether the other one is needed.
         if given is not None and matched.noise is not None and needs_noise(evidence):
             evidence = replace(evidence, noise=matched.noise(precisions) / here)
         if needs_chance(evidence):
@@ -153,8 +153,8 @@ def _test(pair: Pair, origins: Origins, draws: int, generator: torch.Generator) 
 
 def _rounding(shares: Sequence[TensorShare]) -> tuple[bool, list[float]]:
     """Return whether both networks are equal after rounding to the coarser of their formats, and both precisions."""
-    # A float32 tensor whose values all fit bfloat16 was stored in it once: the values decide, not the dtype. A network
-    # has the coarsest format that fits all its tensors.
+    # If all values of a float32 tensor fit bfloat16, the tensor was once stored in bfloat16. Therefore the format
+    # depends on values, not on dtypes. A network has the coarsest format that fits all its tensors.
     everywhere = [frozenset(FORMATS).intersection(*(share.formats[k] for share in shares)) for k in range(2)]
     own = [next((one for one in FORMATS if one in formats), torch.float64) for formats in everywhere]
     is_equal = any(all(one in share.equal for share in shares) for one in own)

@@ -70,7 +70,7 @@ def in_one_gauge(
         return {n: t[tuple(map(slice, shapes[n]))] for n, t in read(name).items()}
 
     symmetry = restrict(symmetry, shapes).bind(cut(names[0]))
-    # If somebody rotated a stream, its units have no order.
+    # In a rotated stream, units do not correspond one to one.
     ways = (False, True) if symmetry.rotatable else (False,)
     tried = (_in_gauge_of(names, cut, symmetry, distances, sizes=sizes, is_rotated=one) for one in ways)
     return next((points for points in tried if points is not None), None)
@@ -98,7 +98,7 @@ def _in_gauge_of(
     """
     is_split = has_representatives(symmetry)
     behind = symmetry.on_representatives(rotate=is_rotated) if is_split else symmetry
-    order = span(-distances.numpy())  # Each network follows a near relative.
+    order = span(-distances.numpy())  # Each network comes after a near relative.
     needed = Counter(near for near, _ in order)
     gauge, rows = dict[int, Params](), dict[int, Tensor]()
     rounding = torch.zeros(len(names), dtype=torch.float64)

@@ -176,5 +176,5 @@ def _parents(document: Mapping[str, Any], command: str) -> Iterator[tuple[str, f
 def _element_beside(path: Path) -> Alignment | None:
     try:
         return load_alignment(alignment_path(path))
-    except (OSError, ValueError, KeyError):  # Not there, or not the file of this name.
+    except (OSError, ValueError, KeyError):  # The file is missing, or contains no alignment.
         return None

@@ -1,4 +1,4 @@
-"""Two networks, read tensor by tensor, and the share of each tensor in A that network B explains."""
+"""Two networks, read tensor by tensor, and the explained share (squared correlation) of each tensor."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

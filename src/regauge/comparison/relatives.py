@@ -125,7 +125,7 @@ def open_relatives(
             model = open_model(name, **tracing, values=values)
         found = open_networks([first, *alike], model, symmetry=symmetry, streamed=job.is_streamed)
         if isinstance(model, Model) and data:
-            _ = model.module  # Built now: its folder may be a temporary one.
+            _ = model.module  # Build the module now, because its folder may be temporary.
     result = Relatives(found, limit, job.is_streamed, united.note)
     named = iter(found.checkpoints[1:])
     rest = (next(named) if one in alike else result.read_other(one) for one in others)

@@ -172,7 +172,7 @@ class Sample:
             term = normalize(x[own], dim=-1) @ normalize(y, dim=-1).mT
             key = (0,) if self._has_free_signs(tensor, name) else character(site.placement)
             cosines[key] = cosines[key] + term if key in cosines else term
-        # Signs at places of other characters are taken to be free of one another: that only helps the match.
+        # Signs of different characters (products of signs) are chosen independently, which can only improve the match.
         score = torch.stack([term.abs() if any(key) else term for key, term in cosines.items()]).sum(0)
         return torch.from_numpy(assign_rows(score.numpy()))
 

@@ -22,7 +22,7 @@ from regauge.core.symmetry import Symmetry
 STRANGERS = 4
 """The number of scrambled networks that measure the share by chance for small networks.
 
-For large networks, one scrambled network is enough, because alignment explains less by chance.
+For large networks, one scrambled network is enough, because the share by chance is small.
 """
 SMALL = 1 << 14
 """The largest number of entries of a network that counts as small."""
@@ -31,14 +31,14 @@ SMALL = 1 << 14
 def estimate_chance(
     b: Mapping[str, Tensor], symmetry: Symmetry, explain: Callable[[Params], float | None]
 ) -> float | None:
-    """Estimate the share of the first network's matrices that alignment explains by chance, using scrambled copies."""
+    """Estimate the share by chance: the explained share that alignment reaches with scrambled copies."""
     values = sum(tensor.numel() for tensor in b.values())
     seeds = range(STRANGERS if values <= SMALL else 1)
     return by_chance([explain(stranger_of(b, symmetry, seed)) for seed in seeds])
 
 
 def explain(pair: Pair) -> float | None:
-    """Return the mean share of the first network's matrices that the second network explains after alignment."""
+    """Return the mean explained share (squared correlation) of the matrices of two networks after alignment."""
     found = align(pair.first, pair.second, pair.symmetry, method=WeightMatching())
     return mean_share(measure_shares(pair, found.element))
 
@@ -48,8 +48,8 @@ def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> 
 
     A separate random permutation, with signs and rotations, acts on each tensor.
 
-    Scrambling removes the correspondence of units between tensors. The share that alignment then still explains arises
-    because it chooses the best of many elements.
+    Scrambling removes the correspondence of units between tensors. After alignment, the explained share is still
+    positive, because alignment chooses the best of many elements.
     """
     return {name: scramble(symmetry, name, tensor, seed) for name, tensor in params.items()}
 

@@ -162,7 +162,7 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     originals = _originals(squares, np.diag(whole), points.rounding.numpy(), averaged)
     mixed = {k: weights for k, weights in averaged.items() if originals[k] == k}
     for k, averaged_ones in mixed.items():
-        pruned[k, [*averaged_ones]] = False  # An average of a network and a pruned one agrees with both.
+        pruned[k, [*averaged_ones]] = False  # An average with a pruned copy has the same nonzero entries.
     uncut = {k: {originals[j] for j in np.flatnonzero(pruned[:, k]).tolist()}
              for k in numbers.values() if originals[k] == k and k not in mixed}  # fmt: skip
     cuts = {k: min(own, key=lambda j: (squares[j, k], j)) for k, own in uncut.items() if own}
@@ -201,7 +201,7 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
         root = branches[-1].parent
     for place, one in enumerate(branches):
         own, size = numbers.get(one.parent), points.sizes[numbers[one.child]]
-        # Only a copy of the parent may have as many entries as the child.
+        # If only a copy of the parent has as many entries as the child, this copy becomes the parent.
         alike = [j for j, k in enumerate(originals) if k == own and points.sizes[j] == size]
         if alike and own not in alike and not one.is_copy:
             branches[place] = replace(one, parent=points.names[alike[0]])
@@ -300,7 +300,7 @@ def _find_parents(products: np.ndarray, kept: list[int], made: _Made, entries: i
                     new = {n: k for n in branch if n not in above or squares[n, k] < squares[n, above[n]]}
                     trials.append((_dependence(products, kept, above | new, made), above | new))
         score, trial = min(trials, key=lambda one: one[0], default=(best, above))
-        if not score < best - 1e-9:  # Also if rounding left no number.
+        if not score < best - 1e-9:  # also stops if the score is NaN
             break
         best, above = score, trial
     moved = {c: above[c] for c, p in parents.items() if c in above and above.get(p) != above[c]}
@@ -308,7 +308,7 @@ def _find_parents(products: np.ndarray, kept: list[int], made: _Made, entries: i
 
 
 def _below(node: int, parents: Mapping[int, int], barred: Collection[int]) -> list[int]:
-    """Return a node of a tree and its descendants, without certain nodes and their descendants."""
+    """Return a node of a tree and its descendants, without the nodes in `barred` and their descendants."""
     found = [node]
     for one in found:
         found += [child for child, parent in parents.items() if parent == one and child not in barred]
@@ -316,8 +316,8 @@ def _below(node: int, parents: Mapping[int, int], barred: Collection[int]) -> li
 
 
 def _dependence(products: np.ndarray, kept: list[int], above: Mapping[int, int], made: _Made) -> float:
-    """Return a measure of the dependence between the training steps of a tree, in which a common direction counts
-    little.
+    """Return a measure of the dependence between the training steps of a tree. A common direction of all steps changes
+    the measure little.
 
     The determinant of the inner products of the steps is the same for all trees. For independent steps, the diagonal
     of the inverse has the smallest product. The steps from networks to their pruned copies are included.

@@ -60,10 +60,13 @@ RELATED = 0.3
 No unrelated network reaches this share by alignment.
 """
 STRANGE = 0.2
-"""The share beyond chance that independent networks may explain because they were trained on the same data."""
+"""The largest share beyond chance of independent networks. It is not zero, because they were trained on the same
+data.
+"""
 FAINT_SHARE = 0.02
-"""Up to this share beyond chance, the order of units is not used as evidence, because every descendant explains a
-larger share."""
+"""Up to this share beyond chance, the order of units is not used as evidence, because every descendant has a larger
+share.
+"""
 LINE, SIBLINGS = 1.5, 0.25
 """Two thresholds for the lean of a pair, which is the change of the squared norm divided by the squared distance.
 
@@ -71,7 +74,9 @@ One network descends from the other if this ratio is at least the first threshol
 network if the ratio is at most the second threshold.
 """
 EVERYTHING = 0.85
-"""If scrambled networks explain at least this share, the explained share is not used as evidence."""
+"""If the share by chance (of scrambled networks) is at least this number, the explained share is not used as
+evidence.
+"""
 ENOUGH = 200
 """The smallest number of degrees of freedom (compared entries minus the dimension of the group) for a comparison.
 
@@ -89,10 +94,10 @@ class Evidence:
         stored: The distance as stored, relative to the first network's norm.
         modulo: The distance after alignment, relative to the first network's norm.
         free: The number of compared entries minus the dimension of the group.
-        share: The mean share of the first network's matrices that the second network explains after alignment; None if
-            there are no matrices.
-        chance: An upper estimate of the share that scrambled copies explain, see `by_chance`; None if it was not
-            measured.
+        share: The mean explained share (squared correlation) of the matrices after alignment; None if there are no
+            matrices.
+        chance: An upper estimate of the share by chance, that is, of scrambled copies; see `by_chance`. None if it was
+            not measured.
         p_value: The p-value of independence, from the stored order of units; None if no group can be tested. The
             p-value is exact unless the stored order of units was chosen, for example by an alignment.
         z_score: The test statistic of the p-value.
@@ -132,7 +137,7 @@ def needs_noise(evidence: Evidence) -> bool:
 
 
 def needs_chance(evidence: Evidence) -> bool:
-    """Return whether the verdict depends on the share that scrambled networks explain, and this share was not
+    """Return whether the verdict depends on the share by chance (of scrambled networks), and this share was not
     measured.
     """
     is_open = evidence.chance is None and evidence.share is not None and evidence.free >= ENOUGH
@@ -170,7 +175,7 @@ def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
     if e.free < ENOUGH:
         few = f"modulo the group {max(0, e.free)} numbers are left, which is too few to tell strangers apart"
         return ("undecided", few) if order is None else (ALIGNED, f"{order}, and {few}: {UNKNOWN}")
-    if e.share is None or e.chance is None or beyond is None:  # Chance is measured only where that may decide.
+    if e.share is None or e.chance is None or beyond is None:  # Chance is measured only if it may decide.
         return "undecided", "no matrix tells units apart, and nothing can be aligned"
     explained = (
         f"after alignment B explains {e.share:.0%} of A's matrices, where strangers explain up to {e.chance:.0%} "
@@ -221,7 +226,7 @@ def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
 
 
 def _order(evidence: Evidence) -> str | None:
-    """Return a clause that says that units correspond in their stored order, or None if this is not certain."""
+    """Return a clause that states that units correspond in their stored order, or None if this is not certain."""
     if evidence.z_score is None or evidence.z_score < CERTAIN:
         return None
     return (
@@ -272,7 +277,7 @@ def lean_of(balanced: tuple[float, float, float] | None) -> float | None:
 
 
 def by_chance(shares: Sequence[float | None]) -> float | None:
-    """Return an upper estimate of the share by chance: the largest share that a scrambled copy explains, plus the
+    """Return an upper estimate of the share by chance: the largest explained share of a scrambled copy, plus the
     difference between the largest and the smallest share.
 
     This estimate is at most one. With few units, the shares of scrambled copies vary much.

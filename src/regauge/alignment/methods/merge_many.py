@@ -117,8 +117,7 @@ class MergeMany(ManyMethod):
                 matched = inner.match(Problem(there, here, symmetry, None, problem.generator))
                 elements[k] = matched.element.item(0)
                 if len(order) == 2 and matched.is_converged is not None and bool(matched.is_converged.all()):
-                    # The distance is symmetric: a converged match of the second network also cannot be improved from
-                    # the first.
+                    # Distances are symmetric: if the second network cannot come closer, the first cannot either.
                     placed: list[Tensors] = list(tensors)
                     placed[k] = {name: matched.params[name][0] for name in tensors[k]}
                     return one_climb(elements, [universe_objective(placed, tensors, symmetry)], is_converged=True)

@@ -33,7 +33,8 @@ factors."""
 
 
 def is_measured(name: str, tensor: Tensor, label: str) -> bool:
-    """Return whether a tensor is searched by its entries. Integers, and masks with -Inf, are compared only in full.
+    """Return whether a tensor is searched by its entries. Integers, and masks with -Inf, are compared only as whole
+    tensors.
 
     Raises:
         ValueError: The tensor contains NaN.
@@ -63,7 +64,7 @@ class GivenTensors:
         shapes: The shapes of the tensors.
         constants: For each tensor whose entries are all equal, its value.
         vectors: The tensors with one axis, squeezed and in float64.
-        integers: The names of tensors that are compared only in full, not by their vectors.
+        integers: The names of tensors that are compared only as whole tensors.
         marks: For each fiber length, the tensors and axes with this length, and their features.
         used: The names of tensors that formulas for B use.
     """
