@@ -112,7 +112,7 @@ def load_alignment(path: str | Path) -> Alignment:
         symmetry = Symmetry.from_json(header["symmetry"])
         with torch.device("meta"):  # A symmetry of a few bytes may have groups of a trillion units.
             blanks = dict(symmetry.identity())
-    except ValueError as error:  # Also of a symmetry without sizes, which has no element yet.
+    except ValueError as error:  # also for a symmetry without sizes
         raise ValueError(f"the alignment {str(path)!r} is damaged ({error}); align again") from error
     return Alignment(symmetry, _element(symmetry, blanks, tensors, path))
 

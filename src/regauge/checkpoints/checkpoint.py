@@ -573,7 +573,7 @@ def _read(file: Path, entry: str | None) -> OpenedFile:
         raise ValueError(f"{str(file)!r} holds one network alone and has no entry {entry!r}; leave out ':{entry}'")
     opened: OpenedFile = load_named(known.opener)(file, entry)
     if SHARDING in opened.metadata:
-        from regauge.checkpoints.formats.shards import gather_shards  # for such files alone
+        from regauge.checkpoints.formats.shards import gather_shards  # only such files need it
 
         opened = gather_shards({path: load_named(known.opener)(path, entry) for path in files_of(file)})
     return opened._replace(metadata={k: text for k, text in opened.metadata.items() if k not in OWN_STRINGS})

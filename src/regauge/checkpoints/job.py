@@ -392,7 +392,7 @@ def open_job(
 ) -> FileJob | None:
     """Open networks in files and read their headers; return None if the networks are dictionaries.
 
-    The output has the form of the checkpoint with index `number`, unless `output` specifies another form.
+    The output has the form of the checkpoint with index `number`, unless `out` specifies another form.
 
     Raises:
         TypeError: Some networks are in files and others are dictionaries. Also raised if all networks are dictionaries,

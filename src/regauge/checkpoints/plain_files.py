@@ -37,7 +37,7 @@ def require_plain(path: str | Path) -> None:
         raise ValueError(f"the name {text!r} is not UTF-8, so it cannot be written into texts; rename it") from error
     try:
         mode = os.stat(path).st_mode
-    except (OSError, ValueError):  # it is not there, or cannot be: that is told by who needs it
+    except (OSError, ValueError):  # for a missing file, the caller raises an error
         return
     if stat.S_IFMT(mode) in SPECIAL:
         raise ValueError(f"{text!r} is {SPECIAL[stat.S_IFMT(mode)]}, but a file or folder is needed; copy it to a file")

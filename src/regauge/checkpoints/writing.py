@@ -89,7 +89,7 @@ def _link(temporary: Path, path: Path) -> None:
         raise FileExistsError(
             f"{str(path)!r} was written by somebody else meanwhile, and stays as it is; choose another name"
         ) from None
-    except OSError:  # a file system without hard links, on which two writers in the same instant are not told apart
+    except OSError:  # a file system without hard links, on which two writers at the same instant are not detected
         if path.exists():
             raise FileExistsError(
                 f"{str(path)!r} was written by somebody else meanwhile, and stays; choose another name"

@@ -147,7 +147,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         collection = division.collection
         symmetry = collection.symmetry(0)
         for member in collection.members:
-            if not isinstance(member, Store):  # which knows of each network whether it is finite
+            if not isinstance(member, Store):  # stores record which networks are finite
                 require_finite(member, "the population")
         sample = {name: t.float() if t.is_floating_point() else t for name, t in division.samples(SAMPLE)[0].items()}
         runs = task.module if task is not None else modules_of(collection, module)[0]
@@ -186,7 +186,7 @@ class AutoencoderFitting(Fitting[Autoencoder]):
         """Return the autoencoder, with its scores on the test networks."""
         collection, test = self.division.collection, self.division.parts["test"]
         scores = {"autoencoder": self._score(test), "the mean output, for all": self._score(test, is_mean=True)}
-        if isinstance(self.objective.loss, SquaredError):  # which has a name of its own
+        if isinstance(self.objective.loss, SquaredError):  # the same number has another name
             scores = {label: {n: x for n, x in known.items() if n != "loss"} for label, known in scores.items()}
         about: dict[str, Any] = {"scores": scores, **self.division.about(self.config)}
         if not isinstance(self.objective.loss, Criterion):

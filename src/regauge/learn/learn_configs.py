@@ -100,7 +100,7 @@ class PredictorConfig(PooledConfig):
         if not 0 <= self.render < math.inf:
             raise ValueError(f"render={self.render} is no weight of a loss; it is at least 0, and 0 means none")
         if not isinstance(self.probes, int):
-            object.__setattr__(self, "probes", tuple(self.probes))  # as lists are equal to no tuples
+            object.__setattr__(self, "probes", tuple(self.probes))  # a list never equals a tuple
         if (self.probes if isinstance(self.probes, int) else min(self.probes, default=-1) - 1) < 0:
             raise ValueError(f"probes={self.probes} is no number of inputs; it is at least 0, and 0 means none")
         if not self.layers and not self.probes:

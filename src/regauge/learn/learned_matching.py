@@ -31,7 +31,9 @@ from regauge.weightspace.net_files import load_net
 
 KIND = "matching"
 TIES = 1e-4
-"""The share of the weights in the objective if only vectors decide. This share breaks ties, and determines shifts."""
+"""The share of the weights in the objective if only vectors determine the matching. This share breaks ties, and
+determines shifts.
+"""
 COMPLETING = 3
 """The largest number of sweeps for the parts of an element that vectors do not determine, such as shifts."""
 MATCHED_AT_ONCE = 64

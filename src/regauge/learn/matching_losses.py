@@ -160,7 +160,7 @@ class Losses:
         left, right = ({n: t for n, t in one.items() if t.is_floating_point()} for one in (a[0], hard.params))
         moves = SoftMoves(placed, self.symmetry, right, tolerance=self.tolerance, max_iterations=self.max_iterations)
         moved = moves(a[1], theirs, right, self.siamese.sharpness)
-        # Running statistics follow the plans, but operators do not differentiate with respect to them.
+        # Plans also transform running statistics, but operators do not differentiate with respect to them.
         moved = {name: t.detach() if name in self.symmetry.buffers else t for name, t in moved.items()}
         total = 0.0 * self.siamese.sharpness
         if self.weights.distance:

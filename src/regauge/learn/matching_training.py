@@ -339,7 +339,7 @@ class MatchingFitting(Fitting[LearnedMatching]):
             checked = {n: self._measure("validation", methods[n], step=2)[key] for n in (SWEPT, ALONE, WEIGHTS)}
         best = min(learned, key=lambda name: float(checked[name].mean()))
         gain = PairedGain.of(checked[best], checked[WEIGHTS])
-        # Weight matching looks for small distances, which say next to nothing about the loss between two networks.
+        # Weight matching minimizes distances, which hardly predict the loss between two networks.
         is_left_out = bool(self.batches) and not gain.is_clear
         about = {
             "scores": scores,

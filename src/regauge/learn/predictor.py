@@ -217,7 +217,7 @@ def load_predictor(
         head = net.settings.head
         if not isinstance(head, Invariant) or head.outputs < target.outputs:
             raise ValueError(f"its target needs {target.outputs} outputs, but its net has the head {head}")
-        made.verdict  # noqa: B018  # The scores of a damaged file are no scores.
+        made.verdict  # noqa: B018  # raises an error for damaged scores
     except DAMAGE as error:
         raise damage("predictor", path, error) from error
     return made

@@ -231,7 +231,7 @@ class PredictorFitting(Fitting[Predictor]):
         loss = target.loss(_first(outputs, target), encoded)
         if self.renderings:
             made = outputs[:, target.outputs :]
-            # What noise and dropped values did to the function is not to be predicted.
+            # The targets are the outputs before noise and dropped weights.
             loss = loss + self.config.render * functional.mse_loss(
                 made, self.renderings[batch.layout](to_net(params, self.net)).to(made)
             )

@@ -36,7 +36,7 @@ class Runner:
             with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention are not batched over networks
                 made: Tensor = torch.func.vmap(lambda one: self.task.run(one, inputs))(dict(params))
                 return made
-        except RuntimeError:  # an operator that cannot be batched, such as a recurrent one; other errors come again
+        except RuntimeError:  # an operator that cannot be batched, such as a recurrent one; others recur
             rows = range(count_models(params))
             return torch.stack([self.task.run(select(params, k), inputs) for k in rows])
 

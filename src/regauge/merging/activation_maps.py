@@ -145,7 +145,7 @@ def _run(module: nn.Module, params: Mapping[str, Tensor], batch: Any) -> Seen:
             pair = (made, made) if isinstance(kind, nn.Embedding) else (given[0], made)
             rows = _rows(pair[0], kind), _rows(pair[1], kind)
             weight: Any = kind.weight
-            # One weight for each unit of another place: no map is known there.
+            # A vector whose length differs from the number of units has no map.
             if weight.ndim > 1 or all(one.shape[1] == len(weight) for one in rows):
                 seen.setdefault(name, []).append(rows)
 

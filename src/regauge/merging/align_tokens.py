@@ -74,7 +74,7 @@ def align_tokens(
     def make(element: Element) -> Pieces:
         return Assembly(take_over(b, 1), (a, b), symmetry, (None, element), tokens).pieces
 
-    # Rows of other tokens are filled in tensor by tensor, which translations and rotations do not allow.
+    # Rows of missing tokens are filled in one tensor at a time, which is impossible with translations and rotations.
     plain, told = as_given(symmetry)
     if job.is_streamed:
         streamed = align_job(plan_alignment(job, symmetry, tokens, method, task, rotate), progress, make=make)

@@ -337,7 +337,7 @@ def _make_routers(
 
 
 def _measure(base: str | Path, router: Router) -> Callable[[Sequence[str]], Tensor]:
-    """Return a function from prompts to one vector per layer, `[layer, width]`, or to one for all, in float32."""
+    """Return a function from prompts to one vector per layer, `[layer, width]`, or one for all layers, in float32."""
     if router == "cheap_embed":
         read, embedding = open_tokens(base), Checkpoint.open(base).read(EMBEDDING, dtype=torch.float32)
         return lambda prompts: torch.stack([embedding[read(one)[0]].sum(0) for one in prompts]).sum(0, keepdim=True)

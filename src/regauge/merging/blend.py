@@ -77,7 +77,7 @@ class Blend:
         for name, tensor in self._like.items():
             if name in self.symmetry.structure:
                 continue
-            is_everywhere = all(name in network for network in self.networks)  # else aligning names what is missing
+            is_everywhere = all(name in network for network in self.networks)  # else `align` raises an error
             if tensor.dtype not in VALUES and name not in self.symmetry.sites and is_everywhere:
                 for rows in row_ranges(self.symmetry, name, tensor.shape):
                     self._require_shared(name, rows)

@@ -139,7 +139,7 @@ def extract_adapter(
         if change is None:
             continue
         owner, _, part = name.rpartition(".")
-        is_turned = type(kinds.get(owner)).__name__ == "Conv1D"  # GPT-2's, which stores W^T
+        is_turned = type(kinds.get(owner)).__name__ == "Conv1D"  # a layer of GPT-2, which stores W^T
         is_matrix = is_turned or isinstance(kinds.get(owner), MATRICES)
         if part == "weight" and is_matrix:
             turned.add(is_turned)
@@ -153,7 +153,7 @@ def extract_adapter(
         else:
             _require_free(name, module)
             whole.append(name)
-            is_inside = part == "bias" and is_matrix  # PEFT has the layer inside of its own, and its bias with it
+            is_inside = part == "bias" and is_matrix  # PEFT wraps the layer with its bias
             tensors[f"{PREFIX}{owner}.base_layer.bias" if is_inside else f"{PREFIX}{name}"] = second.read(name)
     if not tensors:
         raise ValueError(

@@ -128,7 +128,7 @@ def merge(
     files: Any = {"work": "merging", "symmetry": None if untie else symmetry, "generator": generator}
     job = open_call("rg.merge", settings, named, networks=given, out=out, memory=memory, **files)
     if untie:
-        from regauge.hub.untied import untie_job  # what builds models takes a while to import
+        from regauge.hub.untied import untie_job  # importing the code that builds models is slow
 
         job = untie_job(job).named_by(symmetry)
     if job is not None:
@@ -157,17 +157,18 @@ def merge(
         weights=weights,
         seed=seed,
     )
-    as_given.check()  # before the work of aligning
+    as_given.check()  # before the alignment
     if method is None:
         by_weights: type[Method] = WeightMatching if has_base else MergeMany
         method = (by_weights if task is None else METHODS["data"].load())()
     whole = [network.params if isinstance(network, Checkpoint) else network for network in networks]
-    # Moved networks in half precision are not the result and need not fit its dtype; a task runs them as they are.
+    # Transformed networks are not the result, so their entries may exceed half precision. A task runs networks in their
+    # own dtype.
     moving = whole if chosen_by is not None else [to_work(network) for network in whole]
     aligned = align_many(moving, symmetry, method=method, task=chosen_by, generator=generator, rotate=rotate)
     of = partial(Need.of, aligned.symmetry)
     each = (of(aligned.elements[k], whole[0], whole[k], aligned.params[k]) for k in range(1, len(whole)))
-    # What data have chosen is kept: they look at the function, and distances of weights do not.
+    # Elements that were found with data are always applied, because distances of weights do not measure the function.
     needs = Needs(tuple(each), is_forced=chosen_by is not None or rotate == "always")
     elements = tuple([aligned.symmetry.identity(), *needs.keep(aligned.elements[1:], aligned.symmetry)][start:])
     as_given = replace(as_given, symmetry=aligned.symmetry)
@@ -236,7 +237,7 @@ def _blend_moved(blend: Blend, elements: Sequence[Element]) -> Blend:
     """Return the merge of aligned networks. Translated or rotated networks are transformed in float64 beforehand."""
     networks, left = list(blend.networks), list(elements)
     for k, element in enumerate(elements):
-        is_first = k == 0 and blend.base is None  # It stays, and the result has its dtypes.
+        is_first = k == 0 and blend.base is None  # not transformed; the result has its dtypes
         if not is_first and (element.translation or element.rotation):
             network = networks[k]
             given = network.params if isinstance(network, Checkpoint) else network

@@ -50,9 +50,9 @@ class Need:
         worst: The largest share of permuted or negated units in a group.
         before: The distance of the unaligned networks, without running statistics.
         after: The distance of the aligned networks.
-        stored: The mean share of the reference network's matrices that the unaligned network explains. None if units
-            cannot be distinguished. See `ExplainedTensor`.
-        aligned: The mean share that the aligned network explains.
+        stored: The mean explained share (squared correlation) of the matrices before alignment; see `ExplainedTensor`.
+            None if units cannot be distinguished.
+        aligned: The mean explained share after alignment.
         is_carried: Whether the networks differ in structure tensors, such as masks, and the element maps one structure
             to the other.
     """
@@ -116,7 +116,7 @@ class Need:
     def is_there(self) -> bool:
         """Return whether alignment is needed, because it changes more than fine-tuning could have changed."""
         explained = True if self.stored is None else self.stored >= EXPLAINED * (self.aligned or 0.0)
-        # Units of noisy networks are confused at times, and then moving them brings nothing closer.
+        # In noisy networks, some units are matched wrongly, but permuting them does not bring the networks closer.
         is_better = self.after < self.before or (self.aligned or 0.0) > (self.stored or 0.0)
         is_reordered = self.worst >= SHARE and is_better
         return self.is_carried or is_reordered or self.after < CLOSER * self.before or not explained

@@ -39,12 +39,13 @@ SCALES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 HALVINGS = 3
 """The number of times that a line search halves the distance between the best scale and its neighbors."""
 ENOUGH = 24
-"""The smallest number of examples of which some are held out. With fewer, the same examples choose and judge the
-change."""
+"""The smallest number of examples of which some are held out. With fewer examples, the change is chosen and evaluated
+on the same examples.
+"""
 NOTHING = "nothing that could be carried lowers the loss on the examples that judge: base B is returned unchanged"
 FEW = f"fewer than {ENOUGH} examples: all of them both choose the scale of the change and judge the change"
 KEPT = 1 / 3
-"""The share of the examples that is held out to judge the change and to choose the number of training steps."""
+"""The share of the examples that is held out to evaluate the change and to choose the number of training steps."""
 LOOKS = 20
 """The number of evaluations on the held-out examples during training."""
 RATES = (1e-4, 1e-3)
@@ -133,10 +134,11 @@ def transport(
     the effect will probably be lost.
 
     If `inputs` are given, ridge regression between the activations of the bases yields a second candidate change. The
-    aim is that B answers on the inputs as the fine-tune of A does. The loss is the Kullback-Leibler divergence of the
-    predicted probabilities, or the mean squared difference of outputs that are no logits. A line search finds the scale
-    of each candidate on two thirds of the inputs. The other inputs judge the candidates, and base B itself. If no
-    candidate has a smaller loss than base B, the scale is zero, and a note in the result states this.
+    aim is that B gives the same outputs on the inputs as the fine-tune of A. The loss is the Kullback-Leibler
+    divergence of the predicted probabilities, or the mean squared difference of outputs that are no logits. A line
+    search finds the scale of each candidate on two thirds of the inputs. The candidates and base B itself are evaluated
+    on the other inputs. If no candidate has a smaller loss than base B, the scale is zero, and a note in the result
+    states this.
 
     If a `task` is given, the loss of the task on its labels is used instead. After the line search, Adam trains for at
     most `steps` steps on two thirds of the examples. The other examples determine the learning rate and the number of
@@ -247,7 +249,7 @@ class _Data:
         modules: The models of A and B.
         task: The task, which has the labels.
         is_other: Whether A has a model of its own.
-        is_apart: Whether the inputs are other inputs than the inputs of the task.
+        is_apart: Whether the inputs differ from the inputs of the task.
         logits: Whether outputs are logits.
     """
 
@@ -307,8 +309,8 @@ class _Data:
         return replace(learner, batches=pairs)
 
     def parts(self, tuned: Mapping[str, Tensor], steps: int, generator: torch.Generator | None) -> tuple[Task, Task]:
-        """Return the task on the examples that choose a change, and on those that judge it. With few examples, both are
-        the same.
+        """Return two tasks: one with the examples for choosing a change, and one with the examples for evaluating it.
+        With few examples, both tasks have the same examples.
         """
         task = self.taught_by(tuned) if self.task is None else self.task
         count = sum(example_counts(task.batches))
@@ -389,7 +391,7 @@ def _carry(
             "all networks on these inputs are finite"
         )
     tried = [(way, _line_search(partial(loss, choosing, way)) if scale is None else scale) for way in ways]
-    # The maps are fitted on the examples that choose, unless the inputs are others: there, all labels compare the ways.
+    # The maps are fitted on the examples for choosing. If the inputs are others, all labels compare the candidates.
     comparing = replace(judging, batches=[*choosing.batches, *judging.batches]) if data.is_apart else judging
     way, factor = min(tried, key=lambda one: loss(comparing, *one))
     after = loss(judging, way, factor)

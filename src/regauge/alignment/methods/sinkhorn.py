@@ -106,7 +106,7 @@ class Sinkhorn(DescentMethod):
         def losses(parameters: Params, batch: Batch) -> Tensor:
             soft.load(parameters)
             moved = action(soft.matrices(), b)
-            # Running statistics follow the plans, but operators do not differentiate with respect to them.
+            # Plans also transform running statistics, but operators do not differentiate with respect to them.
             moved = {name: t.detach() if name in symmetry.buffers else t for name, t in moved.items()}
             if task is None:
                 return torch.stack(

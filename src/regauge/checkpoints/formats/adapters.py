@@ -285,7 +285,7 @@ def _fit(change: Trained, name: str, shape: tuple[int, ...], folder: Path) -> Tr
     else:
         sides = (len(change.up), change.down.shape[1])
         wanted = (shape[0], math.prod(shape[1:]))
-        # The configuration has one setting for all modules, of which some may be stored the other way around.
+        # The configuration has one setting for all modules, but some modules may be stored transposed.
         if wanted != (sides[::-1] if change.is_transposed else sides):
             change = replace(change, is_transposed=not change.is_transposed)
         is_fitting = wanted == (sides[::-1] if change.is_transposed else sides)
@@ -351,8 +351,8 @@ def read_config(folder: Path) -> AdapterConfig:
         key for key, value in config.items() if key.endswith("_config") and value and key not in (*HARMLESS, *MERGEABLE)
     ]
     others = [*flags, *configs, *(key for key in ELSEWHERE if config.get(key))]
-    # Factors of a parameter that is no layer's weight have the name of its module only, and one of several experts
-    # has them stacked.
+    # If a parameter is not named `weight`, its factors have only the name of its module. The factors of several experts
+    # are stacked.
     others += [
         key for key in ("target_parameters",) if any(not f".{one}".endswith(".weight") for one in config.get(key) or ())
     ]

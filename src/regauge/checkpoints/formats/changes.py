@@ -112,7 +112,7 @@ class CarriedBias:
     """A change of a bias by a function of the bias and of the weight of the same module.
 
     Attributes:
-        make: The changed bias from the bias and the weight.
+        make: A function from the bias and the weight to the changed bias.
         weight: A function that reads the weight as it is before the adapter is added.
         is_optional: Whether a network may lack the bias.
     """

@@ -185,7 +185,7 @@ def _size(value: Any) -> tuple[int, ...]:
 
 
 def _lengths(value: Any) -> tuple[int, ...]:
-    # A tuple within tuples within tuples could not be shown in an error.
+    # A deeply nested tuple could not be shown in an error.
     if not isinstance(value, tuple) or not all(type(length) is int and 0 <= length < 1 << 63 for length in value):
         raise ValueError("it has a size that is no whole number")
     return value

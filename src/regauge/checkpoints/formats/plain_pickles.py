@@ -91,7 +91,7 @@ class _Machine:
         elif name in ("SETITEM", "SETITEMS"):
             items = self._pop(2) if name == "SETITEM" else self._marked()
             for key, value in zip(items[::2], items[1::2], strict=True):
-                # A tuple within tuples within tuples would be hashed for ever.
+                # Hashing a deeply nested tuple would not end.
                 if not isinstance(key, str | int | Record):
                     raise TypeError
                 stack[-1][key] = value

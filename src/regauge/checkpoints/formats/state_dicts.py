@@ -149,7 +149,7 @@ def _require_stored(source: Path | BinaryIO, label: str) -> None:
             packed = [one.filename for one in archive.infolist() if one.compress_type != zipfile.ZIP_STORED]
             size = sum(one.file_size for one in archive.infolist())
             length = source.stat().st_size if isinstance(source, Path) else source.seek(0, os.SEEK_END)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # not a zip file, which torch says
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):  # not a zip file: torch raises the error
         return
     finally:
         if not isinstance(source, Path):

@@ -28,7 +28,7 @@ def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
     bare = set(own.values())
     if len(bare) < len(own) or len(known) < len(theirs) or not (bare <= known.keys() or known.keys() <= bare):
         return checkpoint
-    if own.keys() == bare and theirs.keys() == known.keys():  # no prefix is what they differ by
+    if own.keys() == bare and theirs.keys() == known.keys():  # names differ in more than prefixes
         return checkpoint
     renamed = {known.get(bare, bare): name for name, bare in own.items()}
     first, name = next((new, old) for new, old in renamed.items() if new != old)

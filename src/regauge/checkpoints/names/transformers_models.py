@@ -52,7 +52,7 @@ def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> C
     with _configured(folder, "is no configuration that transformers knows"):
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if getattr(config, "use_cache", False):
-        config.use_cache = False  # It is not part of the function of the weights, and tracing it costs a second export.
+        config.use_cache = False  # A cache does not change the outputs, but needs a second export.
     with _configured(folder, "names no model class"):
         named = _find_class(transformers, getattr(config, "architectures", None) or [])
         _choose_attention(config)

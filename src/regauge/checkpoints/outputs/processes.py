@@ -69,7 +69,7 @@ class Ranks(Crew):
     def _try(self, make: Callable[[], T]) -> tuple[T | None, Exception | None]:
         try:
             return make(), None
-        except Exception as error:  # of any kind: the others wait, and are told
+        except Exception as error:  # any error is sent to the waiting processes
             return None, error
 
     def _agree(self, error: Exception | None, told: Sequence[tuple[Any, str | None]]) -> list[Any]:
@@ -98,7 +98,7 @@ def join() -> Crew:
     this call once.
 
     Raises:
-        ValueError: The environment does not describe other processes, or has no address at which the processes meet. Or
+        ValueError: The environment does not describe other processes, or has no address for their communication. Or
             torch was built without torch.distributed.
     """
     place = next((names for names in PLACES if all(name in os.environ for name in names)), None)

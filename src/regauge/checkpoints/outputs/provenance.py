@@ -74,7 +74,7 @@ class Input:
         beside = path.iterdir() if path.is_dir() else ()
         found = {p for p in beside if p.is_file() and p.suffix in DESCRIBING}
         found = {p for p in found if p.name != IN_FOLDER and not p.name.startswith(".")}
-        with suppress(FileNotFoundError, ValueError):  # a folder without weights, which stands for its configuration
+        with suppress(FileNotFoundError, ValueError):  # a folder may contain only a configuration
             found.update(files_of(locate(path)))
         return sorted(found)
 

@@ -214,7 +214,7 @@ class Staging:
 
     def _complete(self, shards: Sequence[Shard], source: Checkpoint | None) -> None:
         """Write the index of a folder, and copy the files that describe the network."""
-        from regauge.checkpoints.outputs.carrying import Carried, carry_files  # for folders alone
+        from regauge.checkpoints.outputs.carrying import Carried, carry_files  # only for folders
 
         found = Carried() if source is None else carry_files(source, self.content, self.out)
         for names, what in (
@@ -360,7 +360,7 @@ def _lock(out: Path) -> FileLock:
             continue
         if (folder / LOCK).exists():
             return lock
-        lock.release()  # of a process that ended meanwhile and removed its folder
+        lock.release()  # the process that held the lock ended and removed its folder
 
 
 def _crc_of(path: Path) -> int:

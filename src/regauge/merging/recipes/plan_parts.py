@@ -232,7 +232,7 @@ def _rule(recipe: Recipe, made: _Made, size: int) -> tuple[Rule, list[Path], tup
     if "lambda" in method.common:
         settings["scale"] = common("lambda")
     if "density" in numbers:
-        kept = [k for k, density in enumerate(numbers["density"]) if density > 0]  # the others have no part
+        kept = [k for k, density in enumerate(numbers["density"]) if density > 0]  # others contribute nothing
         used, weights = [used[k] for k in kept], tuple(weights[k] for k in kept)
         shares = {key: [one[k] for k in kept] for key, one in numbers.items()}
         norm = common("rescale_norm") if "rescale_norm" in method.common and common("rescale") else None

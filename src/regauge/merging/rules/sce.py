@@ -85,5 +85,5 @@ def find_dropped(vectors: Sequence[Tensor], density: float) -> Tensor:
     kept = int(int(differs.sum()) * density)
     if not kept:
         return torch.ones_like(differs)
-    variance.masked_fill_(~differs, -1.0)  # rounding leaves equal entries a variance
+    variance.masked_fill_(~differs, -1.0)  # rounding makes the variance of equal entries nonzero
     return variance < variance.flatten().kthvalue(variance.numel() - kept + 1).values

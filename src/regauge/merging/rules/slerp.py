@@ -65,7 +65,7 @@ class Slerp(Rule):
         long, short = length(a), length(b)
         if long == 0 or short == 0:
             return weighted_sum(iter((a, b)), factors)
-        # The arc cosine of nearly equal directions has no correct digits; this has all of them.
+        # The arc cosine of nearly equal directions has no correct digits, but this formula is exact.
         apart, together = length(a / long - b / short), length(a / long + b / short)
         angle = 2 * math.atan2(apart, together)
         if math.sin(angle) < PARALLEL or abs(math.cos(angle)) > self.linear_from:

@@ -128,7 +128,7 @@ def _psoft_turn(values: Tensor, rank: int, config: Config) -> Tensor:
     terms = require_terms(config)
     if terms < 3:
         return one + 2 * matrix * (terms - 1)
-    powers = [torch.linalg.matrix_power(matrix, k) for k in range(max(terms, 4))]  # of three terms peft makes four
+    powers = [torch.linalg.matrix_power(matrix, k) for k in range(max(terms, 4))]  # peft uses at least four terms
     series: Tensor = powers[0] + 2 * torch.stack(powers[1:-1]).sum(0) + powers[-1]
     return series
 

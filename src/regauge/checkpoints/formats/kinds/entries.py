@@ -35,7 +35,7 @@ def ia3(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
         return weight * scale.to(weight)[:, None]
 
     def inner(weight: Tensor) -> Tensor:
-        # Rows of groups of a convolution read inputs of their own.
+        # Each group of a grouped convolution has its own inputs.
         groups = scale.to(weight).reshape(-1, weight.shape[1])
         rows = groups.repeat_interleave(len(weight) // len(groups), 0)
         return weight * rows.reshape(*weight.shape[:2], *[1] * (weight.ndim - 2))

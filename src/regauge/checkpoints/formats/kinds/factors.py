@@ -54,7 +54,9 @@ def adalora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def vera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = diag(b) B diag(d) A`, where all modules share the rows of A and the columns of B."""
+    """The change is `diag(b) B diag(d) A`, with stored vectors b and d. All modules share the rows of A and the columns
+    of B.
+    """
     if not shared.keys() >= {"vera_A", "vera_B"}:
         raise ValueError(NO_PROJECTION)
     outer, inner = parts["vera_lambda_b"].double(), parts["vera_lambda_d"].double()
@@ -69,8 +71,8 @@ def vera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def pvera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """VeRA in which the vector is random; here its mean is used, which the first halves of `d` and of the rows of A
-    hold.
+    """VeRA with a random vector d. The mean of d is used, which is stored in the first halves of `d` and of the rows of
+    A.
     """
     if not shared.keys() >= {"pvera_A", "pvera_B"}:
         raise ValueError(NO_PROJECTION)

@@ -15,7 +15,7 @@ from regauge.checkpoints.formats.kinds.kind import Config, Made, Parts, antisymm
 
 
 def hra(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W H_1 ... H_r` with reflections `H = 1 - 2 u u^T`, where u are the normalized columns of `hra_u`."""
+    """`W H_1 ... H_r` with reflections `H = 1 - 2 u u^T`, where the vectors u are the normalized columns of `hra_u`."""
     columns = parts["hra_u"].double()
     if config.get("apply_GS"):
         columns = torch.linalg.qr(columns).Q
