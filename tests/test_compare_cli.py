@@ -154,6 +154,11 @@ def test_the_page_has_everything(folder: Path, capsys: pytest.CaptureFixture[str
             "their tensors or tokens differ",
         ),
         ("nan", ["a", "broken", "--model", "nets.py:model"], "holds NaN or Inf in"),
+        (
+            "nan",
+            ["a", "copy", "broken", "--model", "nets.py:model"],
+            "comparing 'a.safetensors' with 'broken.safetensors': 'head.weight' of the second network holds",
+        ),
         ("quantized", ["a", "broken", "--model", "nets.py:model"], "quantized"),
     ],
 )

@@ -5,6 +5,7 @@ import torch
 
 import regauge as rg
 from regauge import Params, Symmetry, WeightMatching
+from regauge.merging import TaskArithmetic
 
 SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")})
 
@@ -91,3 +92,9 @@ def test_a_broken_network_is_refused() -> None:
         rg.merge([network(0), broken], SYMMETRY)
     with pytest.raises(ValueError, match="'b' of the first network holds NaN or Inf in 1 of"):
         rg.merge([broken, network(0)], SYMMETRY)
+    with pytest.raises(ValueError, match="'b' of network 2 holds NaN or Inf in 1 of"):
+        rg.merge([network(0), broken], SYMMETRY, base=network(2), rule=TaskArithmetic())
+    with pytest.raises(ValueError, match="'b' of base holds NaN or Inf in 1 of"):
+        rg.merge([network(0), network(2)], SYMMETRY, base=broken, rule=TaskArithmetic())
+    with pytest.raises(ValueError, match="'b' of late holds NaN or Inf in 1 of"):
+        rg.merge([network(0), broken], SYMMETRY, labels=["early", "late"])

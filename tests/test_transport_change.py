@@ -296,7 +296,7 @@ NARROW = {**NETS.tuned, "4.bias": torch.zeros(2, dtype=torch.float64)}
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"tuned_a": BROKEN}, "'0.weight' of the second network holds NaN or Inf in 108 of"),
+        ({"tuned_a": BROKEN}, "'0.weight' of tuned A holds NaN or Inf in 108 of"),
         ({"base_b": BROKEN}, "'0.weight' of base B holds NaN or Inf in 108 of"),
         ({"tuned_a": NARROW}, "'4.bias' has shape (3,) in the first network and (2,) in the second"),
         ({"base_b": {"0.weight": NETS.base["0.weight"]}}, "the two networks have different parameters"),

@@ -145,14 +145,14 @@ def say_prefix(params_a: Collection[str], params_b: Collection[str]) -> str:
     return ""
 
 
-def require_alike(*networks: Mapping[str, Tensor], structure: Collection[str] = ()) -> None:
+def require_alike(*networks: Mapping[str, Tensor], structure: Collection[str] = (), labels: Sequence[str] = ()) -> None:
     """Raise a ValueError unless networks have one architecture and finite entries.
 
-    Structure tensors such as masks may contain Inf.
+    Structure tensors such as masks may contain Inf. The error names a network by its label, if labels are given.
     """
     for k, params in enumerate(networks):
         require_same_shapes(networks[0], params)
-        require_finite(params, label(k), structure)
+        require_finite(params, labels[k] if labels else label(k), structure)
 
 
 def equal_names(networks: Sequence[Mapping[str, Tensor]]) -> set[str]:

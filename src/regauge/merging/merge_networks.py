@@ -20,7 +20,7 @@ from regauge.checkpoints.output import Output
 from regauge.core.arguments import check_arguments
 from regauge.core.element import Element
 from regauge.core.given import as_networks, as_params, require_instance
-from regauge.core.params import VALUES, Params, label, to_work
+from regauge.core.params import VALUES, Params, label, require_alike, to_work
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, choose_and_judge
@@ -162,6 +162,9 @@ def merge(
         by_weights: type[Method] = WeightMatching if has_base else MergeMany
         method = (by_weights if task is None else METHODS["data"].load())()
     whole = [network.params if isinstance(network, Checkpoint) else network for network in networks]
+    if has_base or labels is not None:  # Counting would count the base as the first network.
+        ordered = (*names[len(params) :], *names[: len(params)])
+        require_alike(*whole, structure=as_given.symmetry.structure, labels=ordered)
     # Transformed networks are not the result, so their entries may exceed half precision. A task runs networks in their
     # own dtype.
     moving = whole if chosen_by is not None else [to_work(network) for network in whole]

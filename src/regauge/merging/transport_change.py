@@ -343,7 +343,7 @@ def _carry(
     """Transfer the change of networks in memory."""
     base_a, tuned_a, base_b = networks
     require_same_names(base_b, base_a)
-    require_alike(base_a, tuned_a, structure=symmetry.structure)
+    require_alike(base_a, tuned_a, structure=symmetry.structure, labels=("base A", "tuned A"))
     require_finite(base_b, "base B", symmetry.structure)
     symmetry = symmetry.bind(base_b)
     is_wider = any(tensor.shape != base_b[name].shape for name, tensor in base_a.items())
