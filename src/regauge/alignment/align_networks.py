@@ -90,8 +90,8 @@ def align(
     """Find an element that brings the second network close to the first, and apply it to the second network.
 
     The result is never worse than the identity by the method's objective, and `params` computes the same function as
-    `params_b`. If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). The
-    aligned network is then written in the coordinates of the first network.
+    `params_b`. If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). In
+    this case, the aligned network gets the coordinates of the first network.
 
     Networks may also be checkpoints on disk. Checkpoints that need more than `memory` are streamed from disk. For
     streamed checkpoints, weights are matched, and `params` reads tensors from `out` on access.
@@ -115,7 +115,7 @@ def align(
             head no longer prevents rotations of the stream. With `untie`, `symmetry` must be the symmetry of the untied
             model. To get this symmetry, open the untied model with `with rg.hub.untie(folder,
             rg.Checkpoint.open(folder)) as (untied, _)`, and use `rg.open_model(untied).symmetry` within this context.
-            Networks in memory store tied tensors separately under each name, so they need no untying.
+            For networks in memory, `untie` is not needed, because they store tied tensors separately under each name.
         out: The path or `Output` to which the aligned network is written. The written network has the names, dtypes and
             header of the second network. The alignment itself is written next to the aligned network. The arguments
             `out`, `memory` and `progress` apply only to networks on disk.
@@ -184,8 +184,8 @@ def align_pairs(
 
     Pair k consists of network k of the first population and network k of the second. If a single first network is
     given, every second network is aligned to it. Each pair gets the same result as from `align`. Some methods, such as
-    `WeightMatching`, work on tensors with a leading pair axis. Such methods match all pairs at once, which for small
-    networks is many times faster than a loop. All other methods process one pair after the other.
+    `WeightMatching`, work on tensors with a leading pair axis. If a method matches all pairs at once, it is many times
+    faster for small networks than a loop over the pairs. All other methods process one pair after the other.
 
     Args:
         params_a: The first networks, which stay unchanged. Every tensor has a leading model axis, unless a single
@@ -257,8 +257,8 @@ def align_many(
     `MergeMany` is the default. On five MNIST networks, the objective of `MergeMany` is within 1.2% of that of
     `FrankWolfe` for plain MLPs, and 2% above it for residual MLPs. `MergeMany` takes a sixth of the time of
     `FrankWolfe`. The average of the five networks has similar losses after both methods (plain: 0.27 and 0.26,
-    residual: 0.27 and 0.28). If all networks are aligned to the first one instead, their average has losses of 0.35 and
-    0.43.
+    residual: 0.27 and 0.28). If all five networks are aligned to the first one instead, the losses of their average are
+    0.35 (plain) and 0.43 (residual).
 
     If one common element is applied to all networks, the result is another universe. `align_many` returns the universe
     in which the first network is unchanged.

@@ -76,9 +76,9 @@ class Correspondence:
         units, the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
         weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both kinds of
         axes are simply permuted. Suppose that the second network B contains several copies of every unit of the first
-        network A, and divides the outgoing weights among the copies. For such networks, the converted network computes
-        the same function as A. If A is wider by an integer factor and every unit of B corresponds to several units of
-        A, the converted network computes the same function as B.
+        network A, and divides the outgoing weights among the copies. For such networks A and B, the converted network
+        computes the same function as A. If A is wider by an integer factor and every unit of B corresponds to several
+        units of A, the converted network computes the same function as B.
 
         Args:
             params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are
@@ -120,13 +120,13 @@ def correspond(
     """Find which units of B correspond to which units of A in networks of different widths.
 
     Every group of units gets a transport plan T `[n_a, n_b]` with uniform marginals. Suppose that all plans except one
-    are fixed and have been applied to the weights of B. The cost of pairing two units is then the squared distance
-    between their weights. Let a be the weights of A, and `map(b)` the weights of B after all plans are applied. Because
-    the marginals are fixed, the total cost is smallest where the inner product `<a, map(b)>` is largest. This inner
-    product is linear in each plan. For equal widths, `<a, map(b)>` is the objective of weight matching. For equal
-    widths and without regularization, every plan is a permutation. The sign of each pair of units is also optimized.
-    Scales are not optimized. Therefore balance the networks before calling `correspond`. Shifts of periodic units stay
-    zero.
+    are fixed and have been applied to the weights of B. With these fixed plans, the cost of pairing two units is the
+    squared distance between their weights. Let a be the weights of A, and `map(b)` the weights of B after all plans are
+    applied. Because the marginals are fixed, the total cost is smallest where the inner product `<a, map(b)>` is
+    largest. The inner product `<a, map(b)>` is linear in each plan. For equal widths, `<a, map(b)>` is the objective of
+    weight matching. For equal widths and without regularization, every plan is a permutation. The sign of each pair of
+    units is also optimized. Scales are not optimized. Therefore balance the networks before calling `correspond`.
+    Shifts of periodic units stay zero.
 
     As in weight matching, coordinate ascent finds the plans. Until a plan is computed, a uniform plan is used instead.
     The next group is always the one whose plan depends least on plans that are not computed yet. Each step finds the
@@ -134,8 +134,8 @@ def correspond(
 
     `correspond` departs from the paper in two ways. First, plans use incoming and outgoing weights and are improved in
     sweeps. In the paper, each plan is computed once, layer by layer from the input to the output. Second, the outgoing
-    weights of B are not averaged, but distributed among the corresponding units of A. Networks of different widths that
-    compute the same function are therefore recognized.
+    weights of B are not averaged, but distributed among the corresponding units of A. Because weights are distributed,
+    `correspond` recognizes networks of different widths that compute the same function.
 
     Args:
         params_a: The first network, which stays unchanged.
@@ -313,7 +313,7 @@ class _Problem:
     def _neighbors(self, group: str) -> set[str]:
         """Return the groups whose best plan depends on the given group's plan.
 
-        If the group acts on two axes of one tensor, its best plan depends on itself, so it is included.
+        A group that acts on two axes of one tensor is included, because its best plan depends on itself.
         """
         return {
             site.group.name

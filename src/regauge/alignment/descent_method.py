@@ -54,8 +54,9 @@ class DescentCourse:
     def rounds(self, program: PlainProgram[Any], task: Task | None) -> Iterator[Params]:
         """Take steps on the batches of a task, and yield the learned parameters whenever the element is evaluated.
 
-        The learned parameters are a mean over the latest steps. Such a mean has a similar effect as a learning rate
-        that decays to zero. But with a decaying rate, each step would depend on the total number of steps.
+        The learned parameters are a mean over the latest steps. A mean over the latest steps has a similar effect as a
+        learning rate that decays to zero. But with a decaying rate, each step would depend on the total number of
+        steps.
         """
         batches: Iterator[Any] = itertools.repeat(None) if task is None else cycle(task)
         clock, mean = Clock(self.seconds), program.params()
@@ -81,8 +82,8 @@ class DescentMethod(Method):
     After every `every` steps, the element is evaluated on the held-out examples. The method returns the best of all
     evaluated elements, the initial element and the identity. The steps do not depend on their total number, so a
     shorter run takes exactly the first steps of a longer run. A longer run is therefore never worse on the held-out
-    examples. If the examples cannot be split, the method learns and selects on all of them. If learning and selection
-    use the same examples, a note in the result states this.
+    examples. If the examples cannot be split, the method learns and selects on all of them. A note in the result states
+    if learning and selection use the same examples.
 
     Subclasses define `learn` and a setting `init`: an element, a method whose result is the initial element, or None
     for the identity.

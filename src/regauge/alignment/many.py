@@ -164,8 +164,9 @@ def universe_objective(moved: Sequence[Tensors], networks: Sequence[Tensors], sy
         U = sum_{i < j} <x_i, x_j> - (K - 1) / 2 sum_i (|x_i|^2 - |p_i|^2)
 
     Each pair contributes its inner product or, equivalently up to a constant, minus half of its squared distance. Inner
-    products and squared distances differ only if shifts, scales or matrices change norms. The sum is computed over
-    networks instead of pairs. `networks` contains the networks p_i, and `moved` contains the transformed networks x_i.
+    products and squared distances differ only if shifts, scales or matrices change norms. The objective is computed as
+    a sum over networks instead of pairs. `networks` contains the networks p_i, and `moved` contains the transformed
+    networks x_i.
     """
     total = 0.0
     for name in moved[0]:

@@ -7,9 +7,9 @@ nested groups are relaxed to convex combinations in the same way. If a group act
 are drawn independently, and the result is `P W P^T`.
 
 The code never builds a doubly stochastic matrix. A step moves every distribution part of the way toward a single (hard)
-element. Each step mixes the means with tensors on which the hard element has acted. These tensors are computed by
-gathers. Therefore a mixture only stores some means for every tensor: one for each subset of the axes on which random
-elements act. For a weight between two layers, the mixture stores four tensors.
+element. Each step mixes the means with tensors on which the hard element has acted. A gather computes each tensor on
+which a hard element has acted. Therefore a mixture only stores some means for every tensor: one for each subset of the
+axes on which random elements act. For a weight between two layers, the mixture stores four tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ class Mixture:
 
     @property
     def degree(self) -> int:
-        """The degree of the relaxed tensors as polynomials in the step size. This degree is at least one."""
+        """The degree of the relaxed tensors as polynomials in the step size. The degree is at least one."""
         return max((1, *(len(places) for places in self._places.values())))
 
     @property
@@ -191,8 +191,8 @@ class RelaxedUniverse:
     """Several relaxed networks and their similarity to one another; the first network is not relaxed.
 
     The objective is that of `universe_objective`, evaluated at the relaxed tensors. The objective is linear in each
-    distribution over elements, separately for each axis on which they act. On a linear path, it is therefore a
-    polynomial in the step size.
+    distribution over elements, separately for each axis on which they act. On a linear path, the objective is therefore
+    a polynomial in the step size.
     """
 
     def __init__(self, networks: Sequence[Tensors], families: Sequence[Family]) -> None:

@@ -64,8 +64,9 @@ def has_representatives(symmetry: Symmetry) -> bool:
 def on_matched(symmetry: Symmetry) -> Symmetry:
     """Return the symmetry for matching representatives: `on_data`, without gains that follow running statistics.
 
-    If these gains were set to one, fewer units would be matched correctly (docs/measurements/alignment.md). Balancing
-    treats such gains like other scales. Gains that prevent rotations of a stream are nevertheless set to one.
+    If gains that follow running statistics were set to one, fewer units would be matched correctly
+    (docs/measurements/alignment.md). Balancing treats such gains like other scales. Gains that prevent rotations of a
+    stream are nevertheless set to one.
     """
     data = symmetry.on_data
     has_statistics = any(family.is_stored_only for family in symmetry.translations)
@@ -235,7 +236,7 @@ class RotationChoice(Generic[Known]):
             networks: The representatives, whose gains are read.
             rotate: The caller's choice: "auto", "always" or "never".
             explain: A function that matches the networks by permutations. This function returns the result of the
-                match. For the balanced networks, it also returns squared norms and inner products of the tensors on
+                match. The function also returns squared norms and inner products of the balanced networks' tensors on
                 which rotatable groups act.
         """
         names = symmetry.rotatable
@@ -416,7 +417,7 @@ def _settle(method: Method, problem: Problem, there: Element, moved: Params) -> 
 
     A representative contains weights divided by gains, so noise in a small gain amplifies the noise of weights.
     Therefore the given networks are also matched, with scales fitted to the first network. Matching the given networks
-    is best if they do not differ by translations, because biases and gains then distinguish similar units. Networks
+    is best if they do not differ by translations, because biases and gains help to distinguish similar units. Networks
     that differ by translations are matched once more after their coordinates were set to those of the first network. If
     there are no gains, nothing amplifies noise, and fitting the scales is sufficient.
     """

@@ -67,7 +67,7 @@ def find_averages(
     and squared distances `c`, the squared distance from the weighted mean is the sum of `w^2 c`. Distances up to
     symmetry are not exactly Euclidean distances of points. Therefore even an average has a small computed distance to
     the mean of its parents. A network does not count as a parent if the mean of the other parents is about as close to
-    the average. For example, the network's own parent may be among them.
+    the average. For example, the other parents may include the network's own parent.
 
     Args:
         names: The names of all networks.
@@ -75,7 +75,7 @@ def find_averages(
             unknown.
         related: The networks that are related to at least one other network. Only related networks can be averages.
         parents: For each network, the parents that its provenance names.
-        twins: Pairs of copies. A network is no average of its copies.
+        twins: Pairs of copies. A network does not count as an average of its copies.
     """
     found: dict[str, Average] = {}
 

@@ -59,8 +59,8 @@ class Common:
         notes: Notes on tensors that are cut or excluded.
         widths: The groups in which the two networks have different numbers of units. Matching units of these groups are
             selected before other axes are cut.
-        is_whole: Whether the common part covers both networks completely. In this case, both networks have the same
-            shapes, but the symmetry may come from a network of other shapes.
+        is_whole: Whether the common part covers both networks completely. A whole common part means that both networks
+            have the same shapes, but the symmetry may come from a network of other shapes.
     """
 
     symmetry: Symmetry
@@ -300,7 +300,7 @@ def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
 def fit_widths(symmetry: Symmetry, shapes: Shapes) -> Symmetry:
     """Return a symmetry resized to the numbers of units of a network.
 
-    If the symmetry already fits the shapes, or cannot be resized to fit, it is returned unchanged.
+    The symmetry is returned unchanged if it already fits the shapes, or cannot be resized to fit.
     """
     if not symmetry.is_sized or _fits(symmetry, shapes):
         return symmetry

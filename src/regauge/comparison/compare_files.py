@@ -110,7 +110,7 @@ def compare_files(
     networks of the same architecture that have other widths, vocabularies or numbers of layers.
 
     Args:
-        paths: The checkpoints. The result names them by their paths relative to their common folder.
+        paths: The checkpoints. The result names checkpoints by their paths relative to their common folder.
         model: The model of the checkpoints, or its name. Default: the model is found as in `rg.open_networks`.
         symmetry: The symmetry of the networks. Default: the symmetry of the model.
         tracing: Further settings of `rg.open_model`, used if the model is given by name.

@@ -83,11 +83,11 @@ def compare(
     If networks differ in widths, vocabularies or numbers of layers, only the tensors that both have are compared.
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts, such as the token axis, they are compared up to the shorter length. One network may have more units in a
-    permutation group than the other, for example before `regauge.prune`. Only the units that best match the other
-    network are then compared (`Comparison.units`). One network may also have more blocks, such as `layers.7`, than the
-    other. The most similar blocks of both networks are then compared, in their order. The notes list all tensors and
-    units that are not compared. The verdict on networks of different shapes is never "identical". If their common parts
-    are identical, the verdict is "descended".
+    permutation group than the other, for example before `regauge.prune`. In such a group, only the units that best
+    match the other network are compared (`Comparison.units`). One network may also have more blocks, such as
+    `layers.7`, than the other. In this case, the most similar blocks of both networks are compared, in their order. The
+    notes list all tensors and units that are not compared. The verdict on networks of different shapes is never
+    "identical". If their common parts are identical, the verdict is "descended".
 
     Args:
         params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint.
@@ -95,8 +95,8 @@ def compare(
         symmetry: The symmetry of both networks. If the shapes differ, this is the symmetry of the first network.
         task: Model, data and loss, for comparing outputs, barriers and the loss of the merged network.
         references: Networks that are known to be independent of the first network. References must be trained in the
-            same way as an independent second network would have been trained. `reference_p_value` is then the rank of
-            the second network among the references, by the distance of its fingerprint from the first network's
+            same way as an independent second network would have been trained. `reference_p_value` is the rank of the
+            second network among the references, by the distance of its fingerprint from the first network's
             fingerprint. The reference p-value is exact even if elements were applied to the networks.
         draws: The number of random elements in the independence test.
         generator: The source of randomness for the independence test. Default: a generator with seed 0, which always
@@ -106,8 +106,8 @@ def compare(
             machine's memory. Networks that need more memory are streamed. Fingerprints of streamed networks are not
             computed.
         exact: Whether to compare all entries. By default, a sample of large networks is compared first. If the sample
-            gives a clear answer, only the sample is read, and a note states this. Entries outside the sample are then
-            not checked for NaN or Inf.
+            gives a clear answer, only the sample is read, and a note states this. If only the sample is read, all other
+            entries are not checked for NaN or Inf.
         progress: A function that shows the progress of each pass over streamed files.
 
     Raises:

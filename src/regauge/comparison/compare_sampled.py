@@ -73,8 +73,8 @@ def compare_sampled(
 
     Return None if the networks are small, or if the sample does not decide the verdict. From each stack of layers, the
     sample contains some layers. From each large group, the sample contains some units of the first network, and the
-    most similar units of the second. The sampled parts are then compared as smaller networks, as in `rg.compare`. Two
-    facts allow conclusions from the sample to all entries:
+    most similar units of the second. The sampled parts are compared as smaller networks, as in `rg.compare`. Two facts
+    allow conclusions from the sample to all entries:
 
     - The objective of an element on sampled units and entries is an unbiased estimate of the objective on all entries.
       The best objective on a sample is therefore, in expectation, at least as large as the best objective on all
@@ -203,8 +203,8 @@ class _Sampled:
         """Whether a rotated residual stream may be the cause of differences that remain after permutations.
 
         A rotation does not change inner products. Suppose that a rotation R leaves the difference E = X - Y R between
-        tensors X and Y. The Gram matrices of X and Y then differ by at most |E| (|X| + |Y|). If E is small, the entries
-        of both Gram matrices are therefore correlated.
+        tensors X and Y. Under this assumption, the Gram matrices of X and Y differ by at most |E| (|X| + |Y|). If E is
+        small, the entries of both Gram matrices are therefore correlated.
         """
         names = self._symmetry.rotatable
         seen = False

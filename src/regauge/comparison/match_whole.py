@@ -48,8 +48,8 @@ def match_whole(
 
     Networks that differ only by translations and gains have the same representatives. Therefore representatives are
     aligned instead of networks. If a matrix product does not have full rank, its factors contain components that do not
-    affect the product. Two networks with the same function can differ in these components, and no element then maps one
-    to the other. If a distance remains after alignment, the factors are therefore aligned again without these
+    affect the product. Two networks with the same function can differ in these components. No element maps such
+    networks to each other. If a distance remains after alignment, the factors are therefore aligned again without these
     components. Residual streams are rotated if rotations bring the networks much closer than permutations.
 
     Raises:
@@ -133,8 +133,8 @@ def rounding_noise(
     translations and gains are removed.
 
     If a translation is large compared with the weights, rounding errors of the stored weights are proportional to the
-    translation. These errors remain after the translation is removed. The estimate is the change of the representative
-    if each entry of a network is perturbed at random by up to half the spacing of its format.
+    translation. The rounding errors remain after the translation is removed. The estimate is the change of the
+    representative if each entry of a network is perturbed at random by up to half the spacing of its format.
 
     Args:
         networks: The first and the second network as stored.

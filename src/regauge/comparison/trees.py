@@ -48,7 +48,8 @@ class Branch:
             child has this parent. The support is 1 for copies, averages and pruned networks. If several networks may be
             the original of a pruned network, the support is 1 divided by their number. The support is None if the
             weights were not sampled, as in `join_neighbors`.
-        is_copy: Whether parent and child are equal up to rounding. Either of them may be the original.
+        is_copy: Whether parent and child are equal up to rounding. If they are equal, either of the two may be the
+            original.
     """
 
     parent: str
@@ -129,11 +130,12 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     """Return the tree in which a branch leads to each network from its parent, with the support of each branch.
 
     Training changes a network by steps that are nearly independent of the steps of other networks, like a random walk
-    along the tree. Squared distances are then lengths of paths, which are also the effective resistances of the tree as
-    an electrical network. The pseudoinverse of the centered inner products is the Laplacian of this electrical network.
-    The entry of the Laplacian for two networks is minus the conductance 1 / length of their branch, or zero if there is
-    no branch. The branches are the spanning tree with the largest conductances. Training runs of one task also move in
-    a common direction, which makes distances misleading, but changes conductances little.
+    along the tree. For such independent steps, squared distances are lengths of paths. These lengths are also the
+    effective resistances of the tree as an electrical network. The pseudoinverse of the centered inner products is the
+    Laplacian of this electrical network. The entry of the Laplacian for two networks is minus the conductance 1 /
+    length of their branch, or zero if there is no branch. The branches are the spanning tree with the largest
+    conductances. Training runs of one task also move in a common direction, which makes distances misleading, but
+    changes conductances little.
 
     The root is the network for which most branches lead from smaller to larger norms, because training increases norms.
     The parent of a pruned network is the network with the same entries, except those that are zero. Pruned networks and
@@ -219,7 +221,9 @@ def _squares(products: np.ndarray) -> np.ndarray:
 def _originals(
     squares: np.ndarray, norms: np.ndarray, rounding: np.ndarray, mixed: dict[int, dict[int, float]]
 ) -> list[int]:
-    """Return for each network the first network of which it is a copy up to rounding, or itself."""
+    """Return, for each network, the first network in the list that equals it up to rounding, which may be the network
+    itself.
+    """
     originals = list[int]()
     for k in range(len(squares)):
         noise = np.maximum(rounding[k] ** 2 + rounding[:k] ** 2, MOVED**2 * norms[k])

@@ -41,10 +41,10 @@ def choose_units(common: Common, a: Mapping[str, Tensor], b: Mapping[str, Tensor
     """Choose matching units of two networks with different widths, and cut both networks to these units.
 
     Translations are removed first, because the translation of a removed unit would remain in the biases of other units.
-    This is impossible if a network has more units than the network on which the symmetry was found, because its
-    translations are then unknown. Next, both networks are balanced. In each group, units of zeros are added to the
-    network with fewer units, and the second network is aligned to the first. Finally, units that are aligned to units
-    of zeros are removed.
+    Translations are unknown, and cannot be removed, if a network has more units than the network on which the symmetry
+    was found. Next, both networks are balanced. In each group, units of zeros are added to the network with fewer
+    units, and the second network is aligned to the first. Finally, units that are aligned to units of zeros are
+    removed.
 
     Args:
         common: The common part of both networks, with the widths that differ.

@@ -280,7 +280,7 @@ def by_chance(shares: Sequence[float | None]) -> float | None:
     """Return an upper estimate of the share by chance: the largest explained share of a scrambled copy, plus the
     difference between the largest and the smallest share.
 
-    This estimate is at most one. With few units, the shares of scrambled copies vary much.
+    The estimate is at most one. With few units, the shares of scrambled copies vary much.
     """
     known = [share for share in shares if share is not None]
     return min(1.0, 2 * max(known) - min(known)) if known else None

@@ -1,1 +1,1 @@
-"""Parameters, groups, symmetries and their elements. This code needs only torch and scipy, and opens no files."""
+"""Parameters, groups, symmetries and their elements. This package needs only torch and scipy, and opens no files."""

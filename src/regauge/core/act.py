@@ -3,8 +3,8 @@
 After a permutation, each entry has the value that another entry, its source, had before. The index of the source is the
 entry's own index plus one displacement for each placement on the parameter. Therefore a single gather, whose index is a
 broadcast sum of displacements, applies all permutations to a parameter. If the displacements along one axis do not
-depend on the index along another axis, the entries can also be gathered axis by axis. This needs no index tensor as
-large as the parameter.
+depend on the index along another axis, the entries can also be gathered axis by axis. Gathering axis by axis needs no
+index tensor as large as the parameter.
 """
 
 import math
@@ -41,10 +41,10 @@ class Site:
 
     A base of a group is another group within which the first group is repeated. The field `bases` has one pair (axis,
     base index) for each base. For each index of the axis, the base index gives the unit of the base (the containing
-    group) that contains this index. The axis is None if it is the placement's own axis; the base index then has shape
-    `[m]`. If another axis determines the base, the base index has the length of this axis. The field `added` is the
-    constant that the model adds to the parameter before it uses the parameter, or one constant for each index of the
-    axis. Factors multiply the sum of the parameter and the added constant.
+    group) that contains this index. The axis in such a pair is None for the placement's own axis; in this case the base
+    index has shape `[m]`. If another axis determines the base, the base index has the length of this axis. The field
+    `added` is the constant that the model adds to the parameter before it uses the parameter, or one constant for each
+    index of the axis. Factors multiply the sum of the parameter and the added constant.
     """
 
     group: Group
@@ -181,12 +181,12 @@ def overlapping(
 
 @dataclass(frozen=True)
 class Moves:
-    """The change of one parameter by an element, stored as small tables. Each table depends on the indices along only
-    some axes of the parameter.
+    """The change of one parameter by an element, stored as small tables. Each of these tables depends on the indices
+    along only some axes of the parameter.
 
-    Each table of displacements, factors or shifts acts along the last of its axes. A displacement is the index of an
-    entry's source along an axis, minus the index of the entry itself. An element first multiplies entries by factors
-    and then adds shifts. Matrices replace entries by linear combinations of the entries along an axis.
+    A table of displacements, factors or shifts acts along the last axis on which it depends. A displacement is the
+    index of an entry's source along an axis, minus the index of the entry itself. An element first multiplies entries
+    by factors and then adds shifts. Matrices replace entries by linear combinations of the entries along an axis.
     """
 
     displacements: dict[tuple[int, ...], Int[Tensor, "..."]]
@@ -355,7 +355,7 @@ def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
     """Return whether a parameter is a simple case: for every group, unit i has only index i of an axis, no other group
     acts on this axis, and the model adds no constant.
 
-    This is the case for most parameters.
+    Most parameters are such simple cases.
     """
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain
@@ -455,10 +455,10 @@ def _factor(site: Site, value: Value) -> Float[Tensor, "..."] | None:
 def _merge(
     into: dict[tuple[int, ...], Tensor], site: Site, values: Tensor, shape: tuple[int, ...], *, is_product: bool = False
 ) -> None:
-    """Add values that act along some axes of a tensor to earlier values along the same axes. `into` holds one sum for
-    each tuple of axes.
+    """Add values that act along some axes of a tensor to earlier values along the same axes. The dictionary `into`
+    contains one tensor of values for each tuple of axes.
 
-    If `is_product`, multiply values instead of adding them.
+    If `is_product`, the values are multiplied instead of added.
     """
     axes = site.axes
     if site.is_plain and values.shape[-1] == shape[axes[-1]]:  # the whole axis in its order
@@ -479,7 +479,7 @@ def _merge(
 def broadcastable(values: Tensor, axes: tuple[int, ...], batch: int, lead: int, ndim: int) -> Tensor:
     """Reshape `[*batch, *axes]` to `[*lead, *parameter axes]`.
 
-    Axes on which the values do not depend get length one.
+    The result has length one along axes on which the values do not depend.
     """
     if len(axes) > 1:
         order = sorted(range(len(axes)), key=lambda k: axes[k])

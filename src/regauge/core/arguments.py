@@ -27,12 +27,12 @@ JUDGE = f"{TASK}, or a function of parameters that returns {{'loss': ...}}"
 def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a public function before each call.
 
-    A typical mistake, such as a missing argument, then raises an error of one sentence.
+    A typical mistake in a call, such as a missing argument, raises an error of one sentence.
 
     Arguments with plain annotations (numbers, strings, booleans, paths, lists) are checked against the annotation.
-    Arguments named in `CHECKS` must be objects of the class given there. If an argument is a sequence, each of its
-    items is checked. Arguments named in `NEEDED` may not be missing. If a function takes networks, they must be its
-    first arguments. Several networks must be given as one list, followed by the module.
+    `CHECKS` contains the required class of each argument that must be an object of this package. If an argument is a
+    sequence, each of its items is checked. Arguments named in `NEEDED` may not be missing. If a function takes
+    networks, they must be its first arguments. Several networks must be given as one list, followed by the module.
 
     Raises:
         TypeError: An argument is missing, has another class, or stands in the position of another argument.

@@ -28,10 +28,10 @@ More rounds do not shorten the search for the next assignment.
 def assign(profit: Floats) -> NDArray[np.int64]:
     """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
-    First, row and column minima are subtracted from the cost `-profit`. The remaining matrix is nonnegative and has
-    many zeros. A constant that is subtracted from a row or column changes the cost of every permutation by the same
-    amount, so the optimal permutation stays the same. For the heavy-tailed profits of trained networks, this
-    subtraction makes the search several times shorter.
+    First, row and column minima are subtracted from the cost `-profit`. After this subtraction, the cost matrix is
+    nonnegative and has many zeros. A constant that is subtracted from a row or column changes the cost of every
+    permutation by the same amount, so the optimal permutation stays the same. For the heavy-tailed profits of trained
+    networks, this subtraction makes the search several times shorter.
 
     Args:
         profit: The profits as a square matrix, `[n, n]`.

@@ -77,8 +77,8 @@ class Balance:
 
     Attributes:
         element: The scales and symmetric matrices. All permutations and signs of the element are the identity.
-        rigid: For each group of matrices, whether the matrix of each network was left at the identity. This is the case
-            if a Gram matrix may be singular, because its rank is uncertain due to rounding.
+        rigid: For each group of matrices, whether the matrix of each network was left at the identity. A matrix is left
+            at the identity if rounding makes the rank of a Gram matrix uncertain.
     """
 
     element: Element
@@ -103,12 +103,12 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
 
     Newton's method optimizes all scales and matrices at once (`minimize`).
 
-    If all incoming or all outgoing weights of a unit are zero, the norm has no minimum at finite scales. A linear term
-    in the logarithm of such a unit's factor then makes the minimum finite. At the minimum, the unit's squared weights,
-    each weighted by its exponent, sum to one. If all weights of a unit are zero, the factors of this unit stay one. On
-    a subspace where only one of the two Gram matrices of a linear group is nonzero, balancing makes this Gram matrix
-    the identity. If the rank of a group's Gram matrices is uncertain because of rounding, the matrices of the group
-    stay the identity; see `balance_alike`.
+    If all incoming or all outgoing weights of a unit are zero, the norm has no minimum at finite scales. For such a
+    unit, a linear term in the logarithm of the factor is added, so that the minimum is finite. At the minimum, the
+    squared weights of such a unit, each weighted by its exponent, sum to one. If all weights of a unit are zero, the
+    factors of this unit stay one. On a subspace where only one of the two Gram matrices of a linear group is nonzero,
+    balancing makes this Gram matrix the identity. If the rank of a group's Gram matrices is uncertain because of
+    rounding, the matrices of the group stay the identity; see `balance_alike`.
 
     Args:
         symmetry: The symmetry of the architecture.
@@ -116,10 +116,10 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
         buffers: How balancing treats buffers, such as running statistics. Buffers do not contribute to the norm, except
             gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a factor can multiply a filter
             before batch normalization and its running mean, and divide the gain. With "move", balancing uses such
-            factors, and filters before batch normalization get norm one. Such filters then have equal weight in
-            comparisons; in training, their norm has no effect. With "keep", balancing uses only combinations of scales
-            that leave every buffer unchanged. Use "keep" for networks whose running statistics will be recomputed,
-            because recomputing statistics would undo a change of the statistics.
+            factors, and filters before batch normalization get norm one. Filters of norm one have equal weight in
+            comparisons; in training, the norm of a filter before batch normalization has no effect. With "keep",
+            balancing uses only combinations of scales that leave every buffer unchanged. Use "keep" for networks whose
+            running statistics will be recomputed, because recomputing statistics would undo a change of the statistics.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -137,9 +137,9 @@ def balance_alike(
 ) -> list[Balance]:
     """Balance several networks that are to be compared.
 
-    If the matrix of a group cannot be determined in one of the networks, it stays the identity in all of them. The
-    arguments of `balance_alike` may also be populations. In this case, networks with the same index in different
-    populations are compared with one another.
+    If the matrix of a group cannot be determined in one of the networks, the matrix stays the identity in all networks.
+    The networks may also be populations. If they are populations, the networks with the same index are compared with
+    one another.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)
@@ -248,8 +248,8 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
 
     The sizes of all groups of the symmetry must be known.
 
-    Balancing one of the sets alone gives the same factors as balancing all sets together. With "keep", each set also
-    contains all buffers.
+    Balancing one of the sets alone gives the same factors as balancing all sets together. If `buffers` is "keep", each
+    set of parameters also contains all buffers.
     """
     symmetry = count_frozen_gains(symmetry, buffers)
     scaled = (frozenset(place.name for place in direction.places) for direction in directions(symmetry, buffers))
@@ -261,12 +261,12 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     """Return the symmetry in which gains of frozen normalization are treated as parameters.
 
     A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
-    limit while the gain grows. Such gains must therefore contribute to the norm. A direction is a vector t that holds
-    the logarithm of a factor for each family of scales. A direction t is dangerous if no parameter grows along t (`E t
-    <= 0` for the exponents E) and at least one parameter shrinks. A buffer contributes to the norm exactly if it grows
-    along a dangerous direction. This depends only on the exponents of the scales, not on the entries of the buffers.
-    Running statistics of trained normalization neither grow nor shrink along a dangerous direction. If balancing keeps
-    buffers unchanged, no buffer needs to contribute to the norm.
+    limit while the gain grows. Gains of frozen normalization must therefore contribute to the norm. A direction is a
+    vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous if no parameter
+    grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. A buffer contributes to the norm
+    exactly if it grows along a dangerous direction. Which buffers contribute depends only on the exponents of the
+    scales, not on the entries of the buffers. Running statistics of trained normalization neither grow nor shrink along
+    a dangerous direction. If balancing keeps buffers unchanged, no buffer needs to contribute to the norm.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}
@@ -363,8 +363,8 @@ def _exponents_of(terms: Sequence[tuple[str, Exponents]], count: int) -> NDArray
 
 
 def _shrinking_way(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a short direction of scales along which no sum of squares (row) grows. Along this direction, as many rows
-    as possible shrink by at least one.
+    """Return a short direction of scales along which no sum of squares (row) grows. Among these directions, choose one
+    along which as many rows as possible shrink by at least one.
 
     If another row grows along every direction that shrinks a row, return zero.
     """

@@ -3,8 +3,8 @@
 Scales and signs that change gains cannot act on representatives. However, some rotations can act on representatives,
 but not on networks with other gains; `Group.behind_gains` names these rotations.
 
-Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by
-`w -> s (w + 1) - 1`. The same holds for the bias of a layer if the model multiplies by `1 + layer(x)`. Functions that
+Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by `w -> s (w + 1)
+- 1`. If the model multiplies by `1 + layer(x)`, a scale changes the bias of the layer in the same way. Functions that
 read or set gains use the sums `1 + weight`, because the action on the sums is linear.
 """
 
@@ -309,7 +309,7 @@ def sums(added: Mapping[str, Added], params: Mapping[str, Tensor]) -> Params:
 def from_sums(added: Mapping[str, Added], summed: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Params:
     """Return the parameters, computed from sums of parameters and the constants that the model adds to them.
 
-    If a parameter in `given` gives the same sum, it is returned instead, because it has no rounding error.
+    If a parameter in `given` gives the same sum, this parameter is returned, because it has no rounding error.
     """
     found = dict(summed)
     for name in added:

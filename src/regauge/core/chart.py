@@ -5,8 +5,8 @@ First, all gains of the network are set to one. The vectors of the translation f
 another, first from weights and then from biases. A subtraction does not change the results of earlier subtractions. The
 coordinates of a network are one vector for each translation family. A translation adds vectors to these coordinates, in
 any order. If vectors were added to the network itself, the result could depend on the order. For example, a translation
-that a LayerNorm removes changes the output weights of attention. These weights determine the output bias that
-compensates for an added value bias.
+that a LayerNorm removes changes the output weights of attention. However, the output weights determine the output bias
+that compensates for an added value bias.
 """
 
 import math
@@ -99,8 +99,8 @@ def join(symmetry: Charted, representative: Params, coordinates: Coordinates, le
 
 
 def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Params, dict[str, Tensor]]:
-    """Set running variances to one, and let gains compensate for this. Return the networks and the logarithms of the
-    variances.
+    """Set running variances to one, and change gains such that the function stays the same. Return the networks and the
+    logarithms of the variances.
 
     The gains of the returned networks are not yet one.
     """
@@ -115,10 +115,10 @@ def _without_variances(symmetry: Charted, params: Params, lead: int) -> tuple[Pa
 class Carrier:
     """The action of an element on the coordinates of translation families, `[*batch, *shape]`.
 
-    Each family of translations has a home parameter. To transform a coordinate, this class writes it into a home
-    parameter of zeros. The element then acts on this parameter, and the new coordinate is read from the result. Gains
-    are one in a representative. Therefore scales and signs do not act on gains here, and half periods are not added to
-    biases.
+    Each family of translations has a home parameter. To transform a coordinate, `carry` writes the coordinate into a
+    home parameter whose other entries are zero. The element acts on this parameter, and the new coordinate is read from
+    the result. In a representative, gains are one. Therefore `carry` neither multiplies gains by scales and signs, nor
+    adds half periods to biases.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:
@@ -147,8 +147,8 @@ class Carrier:
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
     """Return where groups act on the home parameter of a translation family.
 
-    Some translation families divide their vector by a gain. Groups then do not multiply along the axis of this gain,
-    because the gain compensates for factors.
+    Some translation families divide their vector by a gain. Along the axis of such a gain, scales and signs are left
+    out, because the factors of the parameter and of the gain cancel.
     """
     family = symmetry.translation(name)
     sites = symmetry.sites[family.entries.parameter]

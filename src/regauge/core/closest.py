@@ -101,8 +101,8 @@ class Closest:
 
 
 def character(placement: Placement) -> Character:
-    """Return which signs multiply the entries at a placement, and which odd half-period shifts flip them (the
-    character).
+    """Return the character of a placement: which signs multiply its entries, and which odd half-period shifts flip its
+    entries.
     """
     return (*(e % 2 for e in placement.sign), *placement.parity)
 
@@ -206,8 +206,8 @@ def _nearest_rotation(c: Float64[Tensor, "*lead n n"], *, is_proper: bool = Fals
 
 
 def profits(group: Group, cost: Cost) -> Float[Tensor, "*lead target source"]:
-    """Return the profit of pairing each two units, with the best signs and shifts for this pair. The profit is a large
-    loss if the classes of the two units differ.
+    """Return the profit of each pair of units, with the best signs and shifts for this pair. The profit is a large loss
+    if the classes of the two units differ.
     """
     if group.shifts:
         found = _best_profits(group, cost)
@@ -273,9 +273,8 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
     """Return, for each pattern of signs, the profit with the best shifts, `[pattern, ...]`. Also return these shifts,
     for each family.
 
-    For given signs, the best shift is the nearest integer that is even (or odd) as the pattern requires. This is exact
-    unless two families of shifts add to the same entries. Such families are optimized in turn, each while the other is
-    fixed.
+    For given signs, the best shift is the nearest integer that is even (or odd) as the pattern requires. This choice of
+    shifts is exact unless two families of shifts add to the same entries. Two such families are optimized alternately.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]

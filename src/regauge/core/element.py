@@ -5,7 +5,7 @@ All values of an element are indexed by target units. For bases b and unit i, `a
     x'[b', i'] = factor[b', i'] * x[perm_base[b'], perm[b', i']]
 
 Therefore a product of two elements takes two steps. The permutations of the left element first act on the values of the
-right element. Then both values are combined entry by entry.
+right element. Next, the values of both elements are combined entry by entry.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -409,8 +409,8 @@ def _neutral(part: str, like: Tensor) -> Tensor:
 
 
 class _Pull:
-    """A gather that is used in products of two elements. It permutes the value of one element for a group by the other
-    element's permutation for this group.
+    """The action of one element's permutation of a group on the value that another element has for this group. Products
+    of elements use this action.
     """
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:

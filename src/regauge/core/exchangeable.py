@@ -1,6 +1,6 @@
 """Classes of exchangeable units: exchanging two units of a class changes no structure tensor, such as a mask.
 
-Every structure tensor then stays the same bit by bit.
+After such an exchange, every structure tensor has the same bits.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

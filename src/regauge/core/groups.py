@@ -36,7 +36,7 @@ class Placement:
         stride: The distance between the first indices of consecutive units.
         repeats: Pairs (size, stride), which describe the block of axis indices that each unit owns.
         is_inverse: Whether the inverse transpose of the group's matrix acts on the axis, instead of the matrix itself.
-            Only orthogonal and linear groups use this field.
+            Only orthogonal and linear groups use the field `is_inverse`.
         scale: The exponent of each family of positive scales.
         sign: The exponent (0 or 1) of each family of signs.
         parity: For each family of shifts, whether an odd shift flips the sign of the entries on this axis.
@@ -316,7 +316,7 @@ def forbid_between_classes(
 ) -> Float[Tensor, "*lead target source"]:
     """Lower the profits of assigning a unit to a unit of another class.
 
-    A single assignment between classes then costs more than all other assignments together can gain.
+    A single assignment between classes costs more than all other assignments together can gain.
     """
     if not group.classes:
         return profits

@@ -24,8 +24,8 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors on which scales act along two sets of axes. Their sums of squares form matrices, whose rows and columns
-    are multiplied by scales.
+    """Tensors on which scales act along two sets of axes. The sums of squares of such tensors form matrices, whose rows
+    and columns are multiplied by scales.
 
     Attributes:
         axes: For each tensor, the axes that become the rows of its matrix, and the axes that become the columns.
@@ -40,7 +40,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Pool:
-    """Entries `[batch, copies, n, columns]` that a group of matrices multiplies along the axis of length n.
+    """Entries `[batch, copies, n, columns]` of tensors, which a group of matrices multiplies along the axis of length
+    n.
 
     Scales multiply the columns of a pool.
 
@@ -206,7 +207,7 @@ def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
 
 
 class _Rows:
-    """A growing list of sums of squares (rows). All entries in one sum are multiplied by the same scales.
+    """A growing list of sums of squares (rows). All entries in one such sum are multiplied by the same scales.
 
     Each row is one entry of a tensor of sums, and has an index along each axis over which the tensor was not summed.
     """

@@ -12,7 +12,7 @@ Outputs = Callable[[Any], Any] | str | Sequence[str] | None
 class OutputsError(ValueError):
     """Error if the output of a model lacks a field that `outputs` selects.
 
-    This error has a class of its own because `discover` must not report it as a failed trace.
+    The error has its own class, because `discover` must not report this error as a failed trace.
     """
 
 

@@ -54,9 +54,9 @@ def away(
     """Return perturbed parameters with which the outputs are finite and insensitive to rounding errors.
 
     In a chain of sines with high frequencies, every layer amplifies rounding errors if the weights are as large as in
-    other networks. Such a model is evaluated with smaller weights. If rounding errors are amplified with all sizes of
-    weights that are tried, the weights with the smallest errors are returned. Parameters in `fixed` keep the given
-    value.
+    other networks. A model that amplifies rounding errors is evaluated with smaller weights. If rounding errors are
+    amplified with all sizes of weights that are tried, the weights with the smallest errors are returned. Parameters in
+    `fixed` keep the given value.
     """
     best: tuple[float, Trial] | None = None
     infinite: Trial | None = None
@@ -104,9 +104,9 @@ def first_trial(
 ) -> tuple["Probe", float, Trial] | None:
     """Return a float64 probe, the relative error to allow for its rounding, and a trial, with only one evaluation.
 
-    In most cases, this function gives the same probe and parameters as `exact_probe` and `away`. However, it does not
-    measure how sensitive the outputs are to rounding errors. The result is None if the model cannot run in float64, or
-    if the outputs are not finite.
+    In most cases, this function gives the same probe and parameters as `exact_probe` and `away`. However, `first_trial`
+    does not measure how sensitive the outputs are to rounding errors. The result is None if the model cannot run in
+    float64, or if the outputs are not finite.
     """
     try:
         probe = Probe(module, inputs, kwargs, outputs)
@@ -325,8 +325,8 @@ class InDouble(TorchFunctionMode):
 class Check:
     """The result of a verification: the largest relative change of an output by all groups, and by each group.
 
-    The accepted change is 1e-9. If the model itself rounds to float32, the accepted change is 1e-5; if it cannot run in
-    float64, 1e-4.
+    The accepted change is 1e-9. If the model rounds to float32, the accepted change is 1e-5. If the model cannot run in
+    float64, the accepted change is 1e-4.
 
     Attributes:
         max_error: The largest change of an output, whether caused by all groups together or by one group alone.

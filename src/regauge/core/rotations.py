@@ -2,7 +2,7 @@
 
 A rotation that keeps the vector of all ones has the form `1 1^T / n + H^T R H`. The n - 1 rows of H are an orthonormal
 basis of the vectors whose sum is zero, and R is any rotation of these vectors. Such rotations change neither the mean
-of a vector nor the norm of its deviation from the mean. Therefore LayerNorm without gains commutes with them.
+of a vector nor the norm of its deviation from the mean. Therefore LayerNorm without gains commutes with such rotations.
 """
 
 import torch

@@ -125,8 +125,8 @@ class SquaredNorm:
         return np.ascontiguousarray(parts.swapaxes(1, 2))
 
     def _columns(self, rows: Array, pool: slice, copies: int) -> Array:
-        """Arrange numbers, one for each sum of squares, in the order of the columns of a pool: `[batch, copies, 1,
-        columns]`.
+        """Arrange numbers, one for each sum of squares, in the order of the columns of a pool (entries that matrices
+        multiply): `[batch, copies, 1, columns]`.
         """
         return rows[pool].T.reshape(self._batch, copies, 1, -1)
 
@@ -164,12 +164,12 @@ class SquaredNorm:
         """Return the step of scales that minimizes an upper bound of the squared norm.
 
         The upper bound is a sum of one function for each unit: `sum W exp(e t)` of the step t, with weights W and
-        exponents e. This function has a rising and a falling part, and is smallest where the slopes of both parts have
-        equal logarithms. The difference of these logarithms changes with t at most at a rate that is the sum of the
-        largest exponents of both parts. A step of this difference, divided by this rate, therefore never goes beyond
-        the minimum. If k units scale one entry, its square is bounded by the mean of k terms, each with k times the
-        exponent. If the function of a unit only rises or only falls, the step ends where the slope equals the slope of
-        the linear term.
+        exponents e. The function of a unit has a rising and a falling part, and is smallest where the slopes of both
+        parts have equal logarithms. If t changes by one, the difference of these logarithms changes at most by the sum
+        of the largest exponents of both parts. The step is the difference divided by this sum, and therefore never goes
+        beyond the minimum. If k units scale one entry, its square is bounded by the mean of k terms, each with k times
+        the exponent. If the function of a unit only rises or only falls, the step ends where the slope equals the slope
+        of the linear term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0
@@ -259,10 +259,10 @@ class SquaredNorm:
 
         Networks outside of `is_chosen` do not change. Networks in which the group must stay the identity (is rigid) do
         not change either. If the group acts on d axes of one tensor, the step is the d-th root of the best step for a
-        single axis. This shorter step does not go beyond the minimum. If a copy is singular, there may be a subspace on
-        which only one of its two Gram matrices is nonzero. The objective then gets a linear term in the logarithm of
-        the volume of this subspace. If the rank of a copy's Gram matrices is uncertain, the group becomes rigid in this
-        network.
+        single axis. The root is a shorter step, which does not go beyond the minimum. If a copy is singular, there may
+        be a subspace on which only one of its two Gram matrices is nonzero. For such a subspace, the objective gets a
+        linear term in the logarithm of its volume. If the rank of a copy's Gram matrices is uncertain, the group
+        becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)

@@ -161,8 +161,8 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Refine colors until no color changes. Two units get different colors if a structure tensor has different
-        entries for them at the indices of units of some color.
+        """Refine colors until no color changes. Two units get different colors if their entries in a structure tensor
+        differ at the indices of units of some color.
         """
         while True:
             signatures = {name: [color] for name, color in colors.items()}

@@ -74,7 +74,8 @@ class Symmetry:
         ones: The gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` sets gains to one). No
             group acts on a gain that must be one. Some groups of a symmetry exist only because certain gains are one.
         readers: The axes (parameter, axis) on which groups act and along which a layer sums over units. Along such an
-            axis, the layer multiplies its input by the parameter. The set is empty if these axes are not known.
+            axis, the layer multiplies its input by the parameter. The set of readers is empty if these axes are not
+            known.
         gains: The parameters that multiply activations unit by unit, in graph order.
         translations: The families of vectors that can be added to parameters, in the order in which `split` subtracts
             them.

@@ -94,7 +94,7 @@ class Task:
     def split(self, share: float = 0.5, *, generator: torch.Generator | None = None) -> "tuple[Task, Task]":
         """Split the examples at random into two tasks: one for making a choice, and one for evaluating the choice.
 
-        Both new tasks have the `prepare` function of this task. This function has its own data, which are not split. If
+        Both new tasks have the `prepare` function of this task. The data of the `prepare` function are not split. If
         the first axes of a batch's tensors differ in length, whole batches instead of examples are assigned at random.
 
         Args:

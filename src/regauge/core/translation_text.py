@@ -13,7 +13,7 @@ from regauge.core.typed_json import require_fields
 
 def render_translations(families: Sequence[TranslationFamily]) -> list[str]:
     """Return lines of text that describe families of translations: the parameters that each family changes, and the
-    condition by which it chooses one network.
+    condition by which the family chooses one network.
     """
     if not families:
         return []

@@ -91,9 +91,9 @@ class ImageStep:
         kind: The operation. "take" selects entries of the vector. "through" multiplies by weights `[copies, outputs,
             inputs, ...]`, which are summed over all further axes. The operation "through" maps a vector `[copies *
             inputs]` to a vector `[copies * outputs]`. "times" and "over" multiply and divide by entries of a parameter,
-            entry by entry. Before that, "times" sums these entries over the last axes, which the vector lacks. "over
-            root" divides by the square roots of entries of a parameter plus a constant. "total" multiplies by the sum
-            of entries of a parameter. "scale" multiplies by a constant.
+            entry by entry. If the parameter has further axes at the end, "times" first sums its entries over these
+            axes. "over root" divides by the square roots of entries of a parameter plus a constant. "total" multiplies
+            by the sum of entries of a parameter. "scale" multiplies by a constant.
         entries: The selected entries of the vector, or the entries of the parameter.
         factor: The constant by which "scale" multiplies, or which "over root" adds to entries.
         by: Entries of a gain by which "total" divides its entries before it computes the sum. If a gain in `by` is
@@ -177,8 +177,9 @@ class TranslationFamily:
         centered: The axes along which the added vector sums to zero, because an earlier family already adds constants.
             The last entry along each centered axis is not stored, because the other entries determine it.
         images: The vectors that are added to other parameters.
-        is_stored_only: Whether the function changes if running statistics are recomputed after the vector was added.
-            Such a family is used to compare networks, but is never applied to a network that is used afterwards.
+        is_stored_only: Whether the function changes if running statistics are recomputed after the vector was added. A
+            family with `is_stored_only` is used to compare networks, but is never applied to a network that is used
+            afterwards.
         eps: None for a family that adds vectors; a constant for a family that multiplies by factors. The home parameter
             of such a family is a running variance, and the coordinate is the logarithm of this variance plus eps.
             Vectors that are added to this coordinate are logarithms of factors. The factors multiply the home plus eps,
@@ -211,8 +212,8 @@ class TranslationFamily:
 
     @property
     def condition(self) -> str:
-        """The condition on the home parameter, to which the family adds its vector, that chooses one network (the
-        representative), as text.
+        """The condition, as text, by which the family chooses one network (the representative). The condition concerns
+        the home parameter, to which the family adds its vector.
         """
         entries = self.name.split(".mean(")[0]
         if self.eps is not None:

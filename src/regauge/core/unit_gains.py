@@ -82,7 +82,8 @@ def without_gains(symmetry: Scaled, element: Element, names: tuple[str, ...]) ->
 class GainScales:
     """The gains that scales and signs of one group can set to one, independently of one another.
 
-    Scales that change running statistics are not used, because recomputed statistics would then change the function.
+    Scales that change running statistics are not used, because the function would change if the statistics were
+    recomputed.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
 
     If a symmetry has no such record, for example one made of `Group` objects, the axes of torch's layers are returned.
     Layers of torch sum over axis 1 of weights (out, in, ...) and over axis 0 of transposed convolutions (in, out, ...).
-    There is no such axis for vectors and embeddings. The frozen axes of the symmetry show which parameters are
+    No layer sums over an axis of a vector or an embedding. The frozen axes of the symmetry show which parameters are
     transposed convolutions or embeddings.
     """
     if symmetry.readers:

@@ -87,8 +87,8 @@ class CrossMoments:
 
         Args:
             classes: The class index of each unit. All units of a class are normalized by their mean variance. With one
-                class per unit, the results are Pearson's correlations. If a rotation mixes several units, they must
-                belong to one class.
+                class per unit, the results are Pearson's correlations. Units that a rotation mixes must belong to one
+                class.
 
         Returns:
             The inner products of normalized units, `[units of the first network, units of the second]`, and the squared
@@ -139,8 +139,8 @@ class ValuePart:
 class ActivationCosts:
     """Statistics of activations, in the form of tensors on which groups act in the same way as on parameters.
 
-    The objective is the inner product of `a` and `b`, where `b` is the identity matrix after an element has acted on
-    it.
+    The objective is the inner product of `a` and `b`. The matrix `b` is an identity matrix on which an element has
+    acted.
 
     Attributes:
         symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
@@ -287,9 +287,9 @@ class Traces:
 def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
     """Return the parts of activations on which groups act jointly.
 
-    An activation tensor is left out if groups act independently on several of its axes. The cross products of such a
-    tensor would be too large for the information that they contain. Activations to which a shift adds a constant are
-    also left out.
+    An activation tensor is left out if groups act independently on several of its axes. If groups act independently on
+    several axes of a tensor, its cross products would be too large for the information that they contain. Activations
+    to which a shift adds a constant are also left out.
     """
     result: list[ValuePart] = []
     for name in names:
@@ -353,8 +353,8 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
     """Return a placement, changed such that it acts on the joint axis of an activation part.
 
-    The new placement has no scales, and its matrix acts directly, because the inverse transpose of a rotation is the
-    rotation.
+    The new placement has no scales. The matrix of the group acts instead of its inverse transpose, because both are the
+    same for a rotation.
     """
     scale = (0,) * len(place.scale)
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)

@@ -2,7 +2,7 @@
 
 All alignment methods use this ascent.
 
-The inputs are two dictionaries of tensors, and a symmetry that acts on the second one. The ascent maximizes
+The inputs are two dictionaries of tensors, and a symmetry that acts on the second dictionary. The ascent maximizes
 
     J(g) = <a, g b> - (|g b|^2 - |b|^2) / 2
 
@@ -13,10 +13,9 @@ matching differ only in the tensors that they compare: weights, activations, or 
 
 All tensors have one leading pair axis, whose length is one for a single pair. A family is a group, together with all
 groups that are nested in it. Every pair of networks has its own order of families and its own list of families to
-search. A step processes only the pairs that need it, so converged pairs cost no time. The best element of a family is
-computed from second networks to which only the *other* families have been applied. The current element of the family
-therefore does not matter. Families with nested groups are an exception, because their steps are relative to their
-current element.
+search. A step skips pairs of networks that have converged. The best element of a family is computed from second
+networks to which only the *other* families have been applied. The current element of the family therefore does not
+matter. Families with nested groups are an exception, because their steps are relative to their current element.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -156,7 +155,8 @@ class Ascent:
         Return the pairs that changed.
 
         Families that do not depend on one another are searched at the same time. Steps are nevertheless accepted in the
-        order of the families. The result is therefore the same as that of consecutive searches.
+        order of the families. Because of this order, the result is the same as if the families were searched one after
+        another.
         """
         before, numbers = self.gained[rows], rows.numpy()
         waiting: dict[int, Callable[[], None]] = {}
@@ -205,7 +205,7 @@ class Ascent:
     def start_from_barycenter(self, first: Collection[str] = ()) -> None:
         """Choose an initial element for every family, one family after the other.
 
-        A family without a chosen element is replaced by the average over all of its elements.
+        Costs are averaged over all elements of each family whose element is not chosen yet.
 
         The average of a permutation over its group is the uniform doubly stochastic matrix. The average of signs or
         rotations is zero. In each pair of networks, the next family is the one whose cost depends least on families
@@ -252,8 +252,8 @@ class Ascent:
         self._order = order
 
     def aim_at(self, a: Tensors) -> None:
-        """Replace tensors of the first networks. The ascent then continues from the current element toward the new
-        tensors.
+        """Replace tensors of the first networks. After the replacement, the ascent continues from the current element
+        toward the new tensors.
 
         Tensors of the first networks that `a` lacks are not changed. Only families that act on replaced tensors are
         searched again, beginning with the potentials (dual variables) of their last search. The total gain in `gained`
@@ -310,7 +310,8 @@ class Ascent:
         self, k: int, rows: Rows, cost: Cost, current: Value, found: Value, is_open: Bool[Tensor, " row"]
     ) -> None:
         """Take a full or a shorter step of a group that acts on two axes of one tensor, if the step raises the exact
-        objective. The exact objective is a quadratic function of the element of such a group.
+        objective. If a group acts on two axes of one tensor, the exact objective is a quadratic function of the group's
+        element.
 
         The cost is the linear model of the objective at the current value. At the maximum of the linear model, the
         exact objective may be lower than before. If a step lowers the exact objective, a shorter step is tried.
@@ -497,7 +498,7 @@ def _changed_share(old: Value, new: Value) -> Float64[Tensor, " pair"]:
 def _held_back(cost: Cost, current: Value, damping: float) -> Cost:
     """Return the cost of a group plus a term that favors its current value, for each pair of networks.
 
-    This term makes steps smaller, so the linear model of the objective is more accurate.
+    The additional term makes steps smaller, so the linear model of the objective is more accurate.
     """
     # <g, C> + d <g, g_now>: all elements have the same norm, so the second term is a penalty -d |g - g_now|^2 / 2.
     held: dict[Character, Tensor] = {}
@@ -525,8 +526,8 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
     elements.
 
     Args:
-        families: The families of groups. The families act on common tensors, so the best value of one depends on all
-            others.
+        families: The families of groups. The families act on common tensors, so the best value of each family depends
+            on all other families.
         a: The first networks, `[problem, ...]`.
         b: The second networks.
         solve: A function that optimizes a family with nested groups while the other families are fixed.

@@ -229,8 +229,8 @@ class Pursuit:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A further coordinate ascent. It runs for those pairs whose earlier ascents all ended below the objective of its
-    initial element.
+    """A further coordinate ascent from a known element. The ascent runs for those pairs of networks whose earlier
+    ascents all ended below the objective of this element.
 
     Attributes:
         worth: The objective of this initial element.
@@ -252,7 +252,7 @@ def ladder(
 
     Args:
         climbs: For every start, one ascent for each pair. Ascents from random starts come last.
-        fallbacks: Further ascents, which are tried in this order. The last one starts at the identity.
+        fallbacks: Further ascents, which are tried in this order. The last of these ascents starts at the identity.
         initial: The objective at the identity.
         losses: A function that returns the task loss of each pair for the elements of ascents. If there are losses and
             several ascents, the loss selects among ascents that are as good as the identity or better. Without losses,

@@ -1,6 +1,6 @@
 """The cost of one family of groups in coordinate ascent, for many pairs of networks at once.
 
-Terms of the cost that never change are summed only once. Other terms are corrected when they change.
+Terms of the cost that never change are summed only once. All other terms of the cost are corrected when they change.
 """
 
 import functools
@@ -21,7 +21,8 @@ from regauge.core.families import Family, barycenter, inner_products, shift_cost
 
 @dataclass
 class _Term:
-    """One summand of a family's cost. It comes from one axis of a tensor on which the family's outermost group acts.
+    """One summand of a family's cost. The summand comes from one axis of a tensor on which the family's outermost group
+    acts.
 
     If `is_present`, the term is part of the stored sums. Without `is_present`, the term is computed anew every time. If
     only one other group permutes the tensor, `neighbor` corrects the stored term when this group changes. If no other
@@ -42,7 +43,7 @@ class FamilyCost:
 
     The cost compares the first networks with second networks on which only the elements of the *other* families have
     acted. Therefore the best element does not depend on the current element of the family. A tensor on which no other
-    family acts is added only once, because it never changes.
+    family acts never changes, so its term is computed only once.
     """
 
     def __init__(self, networks: PairedNetworks, family: Family) -> None:

@@ -53,7 +53,7 @@ class Side:
 @dataclass(frozen=True)
 class TwoSided:
     """Two parts of matrices. Only the rotation changes their product, because the actions of all other groups cancel in
-    it.
+    the product.
 
     The product is summed over an inner index. For each inner index of the first part, `index` contains the
     corresponding index of the second part. Indices can repeat, because several heads may share keys and values.
@@ -151,8 +151,8 @@ class FirstRotation:
     of tensors.
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
-    square root of the product of both norms. Without this division, large tensors would dominate, although most of them
-    stay near their initialization. The weights of all products sum to a fixed number.
+    square root of the product of both tensors' norms. Otherwise large tensors would dominate, although most large
+    tensors stay near their initialization. The weights of all products sum to a fixed number.
 
     Attributes:
         group: The name of the group that rotates.

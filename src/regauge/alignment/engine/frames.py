@@ -1,10 +1,10 @@
 """Pairs of networks, prepared for comparison: each network is replaced by the smallest network on its orbit.
 
 The smallest network is the one with the smallest norm. If a filter before batch normalization is scaled, the gain
-(gamma) of the normalization can compensate for the scale. Such a scaling changes the stored running mean but not the
-running variance, so the stored statistics no longer match the activations. The function stays the same as long as the
-stored statistics are used. But if statistics are recomputed, part of the scaling is undone. Therefore the second
-network keeps its statistics, unless it is a transformed copy of the first network. In a transformed copy, the
+(gamma) of the normalization can compensate for the scale. Scaling a filter in this way changes the stored running mean
+but not the running variance, so the stored statistics no longer match the activations. The function stays the same as
+long as the stored statistics are used. But if statistics are recomputed, part of the scaling is undone. Therefore the
+second network keeps its statistics, unless it is a transformed copy of the first network. In a transformed copy, the
 statistics were transformed too. Copies are recognized by running variances that equal those of the first network. In an
 independently trained network, the running variances follow the scales of its filters.
 """
@@ -45,8 +45,8 @@ network's statistics below this fraction.
 
 
 def balances_of(symmetry: Symmetry, scales: Scales, task: Task | None) -> tuple[Buffers, ...]:
-    """Return the kinds of balancing to try: first without changing buffers, and then with changed buffers. The second
-    kind is right for transformed copies.
+    """Return the kinds of balancing to try: first without changing buffers, and then with changed buffers. Balancing
+    with changed buffers is right for transformed copies.
 
     If a task recomputes statistics, balancing never changes running statistics.
     """
@@ -194,8 +194,8 @@ class FramedProblem(Problem):
 
 
 def are_isometric(symmetry: Symmetry, a: Tensors, b: Tensors) -> Bool[Tensor, " pair"]:
-    """Return whether the invariants of balanced networks are equal. Otherwise, the networks differ by more than
-    permutations, signs and rotations.
+    """Return whether the invariants of balanced networks are equal. If an invariant differs, the networks differ by
+    more than permutations, signs and rotations.
     """
     result = torch.ones(len(next(iter(b.values()))), dtype=torch.bool)
     for name in sorted(symmetry.sites.keys() & a.keys(), key=lambda name: a[name].numel()):

@@ -52,7 +52,7 @@ class NeighborTerm:
         return self._neighbor.group.name
 
     def aim(self) -> None:
-        """Use new first networks. The next update then adds the whole term again."""
+        """Use new first networks. After a call of `aim`, the next update adds the whole term again."""
         self._a = self._by_unit(self._networks.a[self._name])
         self._factor.zero_()
         self._seen = -1

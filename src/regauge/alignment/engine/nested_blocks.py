@@ -227,9 +227,9 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
     """Return all pairs of blocks: given the blocks `[problem, block, ...]` of each network, the blocks of both networks
     as `[problem * u * v, ...]`.
 
-    Instead of large blocks, only the inner products of their rows are needed. These products sum over the axes on which
-    no inner group acts. Inner products replace the first block, and an identity matrix replaces the second: `<A, g B> =
-    <A B^T, g I>`.
+    Instead of large blocks, only the inner products of their rows are needed. Inner products of rows sum over the axes
+    on which no inner group acts. Inner products replace the first block, and an identity matrix replaces the second:
+    `<A, g B> = <A B^T, g I>`.
 
     Args:
         a: The blocks of the first network.
@@ -261,8 +261,8 @@ def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: boo
 
 
 def is_compressed(pairs: int, rows: int, rest: int) -> bool:
-    """Return whether inner products of rows are used in place of blocks. They are used if they are smaller than the
-    blocks, which have `rows` times `rest` entries.
+    """Return whether inner products of rows are used in place of blocks, because the inner products have fewer entries.
+    A block has `rows` times `rest` entries.
     """
     return rest > rows and pairs * rows * rest > COMPRESSED
 

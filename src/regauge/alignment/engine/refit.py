@@ -1,9 +1,9 @@
 """Fitting of scales and matrices to the first network after units are matched, for networks that are nearly copies.
 
 If each network is balanced separately, the single entry of a gain has as much influence as all entries of a filter. If
-such a gain is small compared with its noise, balancing determines the scale of its unit inaccurately. Small singular
-values of a product of matrices cause the same problem. Once units are matched, scales and matrices can be fitted to the
-first network instead. Signs are then optimized once more between the fitted networks.
+a gain is small compared with its noise, balancing determines the scale of its unit inaccurately. Balancing is also
+inaccurate if a product of matrices has small singular values. Once units are matched, scales and matrices can be fitted
+to the first network instead. After the fit, signs are optimized once more.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -118,7 +118,7 @@ def _match(symmetry: Symmetry, a: Tensors, b: Tensors) -> tuple[Element, Tensor]
 def _fit_parts(symmetry: Symmetry, groups: Collection[Group], a: Tensors, b: Tensors) -> tuple[Element, PerPair]:
     """Fit the independent sets of tensors one after the other, as for networks on disk.
 
-    The extrapolation of one set then does not depend on other sets.
+    Therefore the extrapolation of one set does not depend on other sets.
     """
     total, left = symmetry.identity((len(next(iter(a.values()))),)), squared_distances(a, b)
     for part in fitted_parts(symmetry, groups, a):

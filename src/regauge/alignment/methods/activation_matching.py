@@ -33,11 +33,11 @@ class ActivationMatching(Method):
 
     The objective is a sum over all units of the first network. Each unit contributes its correlation (or covariance, or
     mean product) with the signed unit of the second network that the element assigns to it. All groups that discovery
-    finds are optimized, through their action on the values that layers read. These values include outputs of activation
-    functions, all states of a residual stream, and queries, keys and values of attention heads. Values on which a group
-    acts in the same way are summed. Entries along all other axes (images, positions, tokens) are samples. For
-    correlations, units that a rotation mixes are all divided by the root of their mean variance. Therefore the matched
-    element does not depend on the basis of these units.
+    finds are optimized, through their action on the values that layers read. The values that layers read include
+    outputs of activation functions, all states of a residual stream, and queries, keys and values of attention heads.
+    Values on which a group acts in the same way are summed. Entries along all other axes (images, positions, tokens)
+    are samples. For correlations, units that a rotation mixes are all divided by the root of their mean variance.
+    Therefore the matched element does not depend on the basis of these units.
 
     The data are read once, for all networks and groups. For each activation tensor, memory holds one matrix with an
     entry for each pair of units. Groups do not depend on one another in activation matching, so their order has no

@@ -39,15 +39,15 @@ class ContinuousDescent(DescentMethod):
     Permutations, signs and half periods stay as in the initial element. To choose permutations and signs, pass another
     method as `init`. To alternate methods, pass `ContinuousDescent` as `init` of `Sinkhorn` or `StraightThrough`. The
     mean of X over the latest steps is evaluated on held-out examples (`DescentMethod`). The objective is minus the loss
-    on the held-out examples. This loss is taken at the midpoint or, with random points, as the mean at t = 1/4, 1/2,
-    3/4. The cost of a batch is proportional to its size. Every evaluation takes one or three passes over the held-out
-    examples.
+    on the held-out examples. The held-out loss is the loss at the midpoint or, with random points, the mean of the
+    losses at t = 1/4, 1/2, 3/4. The cost of a batch is proportional to its size. Every evaluation takes one or three
+    passes over the held-out examples.
 
-    In a transformer with folded gains, any rotation may act on the residual stream. The closest parameters then do not
-    give the lowest midpoint loss, and the descent removes the barrier nearly completely. In ReLU networks, the descent
-    changes the scales. At the midpoint between different units, activations are too small. If one network has the
-    incoming weights of a unit times s and the outgoing weights times 1/s, the midpoint has the larger product `(1 + s)
-    (1 + 1/s) / 4 > 1`.
+    In a transformer with folded gains, any rotation may act on the residual stream. For such a transformer, the closest
+    parameters do not give the lowest midpoint loss, and the descent removes the barrier nearly completely. In ReLU
+    networks, the descent changes the scales. At the midpoint between different units, activations are too small. If one
+    network has the incoming weights of a unit times s and the outgoing weights times 1/s, the midpoint has the larger
+    product `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.
@@ -74,13 +74,13 @@ class ContinuousDescent(DescentMethod):
             raise ValueError(f"lr={self.lr}, scale_lr={self.scale_lr}: both must be positive")
 
     def reads_representatives(self, symmetry: Symmetry, *, has_task: bool) -> bool:
-        """Return whether the method gets representatives, whose gains are one, instead of the given networks. It gets
-        the given networks if gains of one leave no scales to optimize.
+        """Return whether the method gets representatives, whose gains are one, instead of the given networks. The
+        method gets the given networks if gains of one leave no scales to optimize.
 
         For example, if all layers have batch normalization, only gains have scales that leave running statistics
-        unchanged. The descent then optimizes the networks themselves. Networks with a residual stream that can be
-        rotated are still passed as representatives. Networks with translations are passed as representatives too,
-        except if only running statistics are translated.
+        unchanged. In this example, the descent optimizes the networks themselves. Networks with a residual stream that
+        can be rotated are still passed as representatives. Networks with translations are passed as representatives
+        too, except if only running statistics are translated.
         """
         behind = symmetry.on_data.on_representatives()
         is_lost = any(kept_scales(symmetry, g) and not kept_scales(behind, behind[g.name]) for g in symmetry.groups)

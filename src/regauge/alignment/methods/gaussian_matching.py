@@ -133,7 +133,7 @@ def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
 
     The negative divergence `-KL(g q_b, q_a)` is linear in g. The coefficients of this linear function are dictionaries
     of the first network, which are multiplied by dictionaries of the second. The divergence is linear only for elements
-    without scales and shifts, because they keep all magnitudes.
+    that keep all magnitudes, that is, elements without scales and shifts.
     """
     # -KL(N(m, v), N(m_a, v_a)) = <m_a / v_a, m> - <1 / (2 v_a), m^2 + v> + terms that no permutation or sign changes.
     # The second product contains the trace and the squared means, which also depend on the permutation.

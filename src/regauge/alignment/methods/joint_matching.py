@@ -114,7 +114,7 @@ class JointMatching(Method):
     def _weigh(self, params: Mapping[str, Tensor]) -> Params:
         """Multiply dictionaries by the square roots of their weights.
 
-        In an inner product, each network of a pair then contributes the square root of a weight.
+        Both networks of a pair contribute a square root, so inner products are multiplied by the weights.
         """
         result = {}
         for name, tensor in params.items():

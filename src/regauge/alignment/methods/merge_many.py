@@ -40,7 +40,8 @@ class MergeMany(ManyMethod):
     are then matched at once to the mean of these core networks. Later rounds match all networks to the mean of all
     networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their mean
     is nearly the same as the mean without one network. Rounds that match all networks at once are many times faster
-    than visits one by one. The result of such rounds is only close to a local optimum, because they end at `tolerance`.
+    than visits one by one. Rounds that match all networks at once end at `tolerance`, so their result is only close to
+    a local optimum.
 
     Attributes:
         inner: The method that places a network. The `max_sweeps` and `tolerance` of the inner method also apply to

@@ -56,8 +56,8 @@ def fit_streamed(
     parts: Iterable[Collection[str]],
     passes: Passes,
 ) -> tuple[Element, bool]:
-    """Return scales and matrices that bring the second network closest to the first, and whether they reduce the
-    distance.
+    """Return scales and matrices that bring the second network closest to the first, and whether the distance becomes
+    smaller.
 
     Args:
         a: The first network.

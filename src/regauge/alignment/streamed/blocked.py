@@ -5,7 +5,7 @@ The tensors are read one after another, and memory holds only the cost of one gr
 A group's cost is a sum over tensors. Each tensor can therefore be released before the next one is read. One matrix in
 the dtype of the tensors sums the profits of all pairs of units with their best signs. The assignment is computed in
 place, in the memory of this matrix. The steps of the ascent are those of `Ascent`. First, signs are chosen, where costs
-are averaged over groups that have no value yet. Then the permutation of the group is chosen. Choosing signs and
+are averaged over groups that have no value yet. Next, the permutation of the group is chosen. Choosing signs and
 choosing a permutation are repeated until no step gains.
 """
 

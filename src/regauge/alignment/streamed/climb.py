@@ -307,7 +307,7 @@ class StreamedAscent:
         return sizes.nbytes(free) / max(1, sizes.nbytes(own))
 
     def _is_telling(self, group: str, name: str, unknown: set[str]) -> bool:
-        """Return whether a tensor still depends on a group after it is averaged over all other groups without a
+        """Return whether a tensor depends on a group even after the tensor is averaged over all other groups without a
         value.
         """
         hidden = [s for s in self._symmetry.sites[name] if s.group.name in unknown and s.group.name != group]

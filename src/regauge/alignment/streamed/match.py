@@ -71,12 +71,12 @@ def align_streamed(
     the end of the sweep, the spread groups are set to their best values. As in memory, the groups are therefore
     optimized one after the other, and the objective rises with every sweep. The initial values of the spread groups are
     computed from embeddings, heads, gains and other tensors that remain after averaging over groups without a value
-    (`barycenter`). Initial values of rotations also use products of tensors within working sets. These products take a
-    few passes over the files. Without spread groups, there is only one sweep, and the result equals the result of
-    `align`.
+    (`barycenter`). Initial values of rotations also use products of tensors within working sets. Computing these
+    products of tensors takes a few passes over the files. Without spread groups, there is only one sweep, and the
+    result equals the result of `align`.
 
-    If a group of several working sets acts on two axes of one tensor, it takes a linearized step. If the objective
-    decreases in the next sweep, the linearized step is undone and the ascent ends.
+    If a group of several working sets acts on two axes of one tensor, the group takes a linearized step. If the
+    objective decreases in the next sweep, the linearized step is undone and the ascent ends.
 
     If scales change running statistics, two ascents are run: with the statistics kept and with the statistics changed.
     The second ascent recognizes copies with transformed statistics. If the networks are nearly equal, the scales of the

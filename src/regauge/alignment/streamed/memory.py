@@ -155,8 +155,8 @@ class Sizes:
     def balance_peak(self, part: Collection[str]) -> int:
         """Return the bytes in use while some tensors are balanced: squares in float64, and a second copy of one tensor.
 
-        Tensors on which matrices act are also stored in float64. In addition, one such tensor is transformed, scaled
-        and unfolded.
+        Tensors on which matrices act are also stored in float64. One tensor on which matrices act is also held in
+        transformed, scaled and unfolded form.
         """
         mixed = [n for n in part if self._is_mixed(n)]
         squares = [8 * self._kept(n) for n in part]

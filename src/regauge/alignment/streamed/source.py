@@ -110,7 +110,7 @@ def part_cost(
 ) -> Cost:
     """Return the cost of a group, summed over the tensors in `sites`.
 
-    The function `load` returns such a tensor for both networks.
+    The function `load` returns a tensor of both networks, given its name.
 
     Tensors are averaged over all groups that are still unknown. If the group itself is unknown, tensors are averaged
     over its action on all other axes.
@@ -164,8 +164,8 @@ class Source:
 
     @property
     def place(self) -> tuple[Element, Element]:
-        """Two elements: the element in the stored state, and the element that acts on the second network. The latter
-        also balances the network.
+        """Two elements: the element in the stored state, and the element that acts on the second network. The element
+        that acts on the second network also balances it.
         """
         return self._state.element, self._total
 

@@ -76,8 +76,8 @@ def shares_of(sources: Sequence[Source]) -> list[ElementRun]:
 
 
 def portions(shares: Sequence[ElementRun], step: int) -> Iterator[tuple[ElementRun, slice, int]]:
-    """Yield the elements of each run in slices of at most `step` elements. Each slice comes with the index of its first
-    element within the run.
+    """Yield the elements of each run in slices of at most `step` elements. The index of the slice's first element
+    within the run is yielded together with each slice.
     """
     for share in shares:
         for start in range(0, share.elements, step):

@@ -28,8 +28,8 @@ WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class RandomMoves:
     """Random elements without matrices for each network of a population, sampled like `Symmetry.random` does.
 
-    Tables that depend only on the symmetry are computed once. Each call then samples one random tensor and sorts once
-    for all permutations. The source index of an entry is a sum of small tables over the axes of its tensor. One gather
+    Tables that depend only on the symmetry are computed once. Each call samples one random tensor, and one sort gives
+    all permutations. The source index of an entry is a sum of small tables over the axes of its tensor. One gather
     moves all entries.
 
     Args:
@@ -94,7 +94,9 @@ def move_rows(
     factors: Float[Tensor, "elements factors"] | None,
     shifts: Float[Tensor, "elements shifts"] | None,
 ) -> None:
-    """Transform one tensor of all networks in place. The elements of each `ElementRun` act on each of its batches."""
+    """Transform one tensor of all networks in place. Every `ElementRun` in `shares` lists the batches of networks on
+    which its elements act.
+    """
     step = min(max(share.elements for share in shares), max(1, ROW_VALUES_AT_ONCE // (tensor.size * tensor.run)))
     unmoved = tensor.unmoved(torch.zeros(step, dtype=torch.int32))
     behind = [1] * (networks.ndim - 1 - len(tensor.shape))
