@@ -32,10 +32,10 @@ def may_tie_on_top(known: EqualEntries, node: Any, dim: int, count: int) -> bool
 
 
 def do_ties_vanish(known: EqualEntries, top: Node, dim: int) -> bool:
-    """Return whether the only equal entries among the largest are zeros of a ReLU that are then written into zeros.
+    """Return whether all equal entries among the largest are zeros of a ReLU that are later written into zeros.
 
-    If zeros are written into zeros, it has no effect which of the zeros were chosen. Sparse autoencoders keep their
-    largest entries by writing them into zeros.
+    In this case, the choice among equal entries has no effect. For example, sparse autoencoders write their largest
+    entries into a tensor of zeros.
     """
     source = top.args[0]
     while isinstance(source, Node) and operator_name(source) in SAME:
@@ -86,13 +86,18 @@ def _matches(mask: Any, node: Node) -> bool:
 
 
 def _marked(mask: Any) -> int | None:
-    """Return the number of entries that a mask selects along its last axis, or None if it differs between rows."""
+    """Return the number of entries that a mask selects along its last axis, or None if this number may differ between
+    rows.
+    """
     found = _count(mask)
     return None if found is None or found[0] != 1 else found[1]
 
 
 def _count(node: Any) -> tuple[int, int] | None:
-    """Return the number of last axes along which a mask is defined, and the number of ones over these axes."""
+    """Return `(axes, count)` if each block of a mask along its last `axes` axes contains exactly `count` ones.
+
+    Return None if no such numbers are known.
+    """
     if not isinstance(node, Node):
         return None
     name, args, shape = operator_name(node), node.args, shape_of(node)

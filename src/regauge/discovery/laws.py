@@ -1,4 +1,4 @@
-"""Laws: the constraints that one operator imposes on the transformations of its tensors' axes.
+"""Laws: constraints of single operators on the transformations of axes of their operands and results.
 
 Laws are stored until the whole program is read, because later operators may split the axes further.
 """
@@ -15,10 +15,11 @@ LawOf = Callable[..., "Law"]
 
 
 class Virtual(NamedTuple):
-    """A virtual axis: an axis that a tensor lacks, but from which one of its axes selects indices. For example, if each
-    token selects an expert, the token axis selects indices from a virtual axis of experts.
+    """A virtual axis of a tensor: an axis of which the tensor contains only selected indices.
 
-    Axis `dim` of the tensor selects the indices, by the index tensor `source`.
+    For example, if each token selects an expert, the values of the tokens have a virtual axis of experts.
+
+    The index tensor `source` selects one index of the virtual axis for each position along axis `dim`.
     """
 
     dim: int
@@ -31,15 +32,15 @@ class Value:
     """A tensor of the traced program, with one layout for each axis.
 
     Attributes:
-        layouts: The meaning of the indices of each axis.
+        layouts: The factors of each axis.
         shape: The sizes of the axes.
         is_fixed: Whether no parameter influences the tensor. Inputs, constants and position tables are fixed.
         is_zero: Whether all entries are zero.
         is_norm: Whether the entries are norms. A norm is zero only if all entries over which it is computed are zero.
         is_complex: Whether the tensor depends on complex parameters or buffers, on which no group acts.
         uniform: The axes along which the tensor is constant.
-        index_of: If the entries are indices into an axis, this axis.
-        virtual: An axis that the tensor lacks, but from which one of its axes selects indices.
+        index_of: If the entries are indices, the axis into which they point.
+        virtual: The virtual axis, of which the tensor contains only selected indices.
         has_inputs: For a fixed tensor, whether it depends on the inputs or on an unknown value.
         made: For fixed tensors that consist of blocks of equal entries, a function that returns the same tensor with
             new axes. Each use of the tensor gets its own axes.
@@ -119,12 +120,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Law:
-    """The law of one index of an operator: a constraint on the transformations of all axes along which the index runs.
+    """The law of one index of an operator: a constraint on transformations of the axes along which this index runs.
 
-    Each row of `scale` is an equation with one integer coefficient for each axis: the sum of the coefficients times the
-    logarithms of the axes' scales is zero. Each row of `sign` is such an equation modulo two, in which a sign is 0 or
-    1. Each entry of `edges` ties the matrices on two axes: +1 means the same matrix, and -1 means the inverse
-    transpose. No matrix may act on an axis without an edge.
+    Each row of `scale` contains one integer coefficient for each axis. The sum of the coefficients times the logarithms
+    of the axes' scales must be zero. Each row of `sign` is a similar equation modulo two for signs, in which 1 stands
+    for a negative sign. Each entry of `edges` contains the numbers of two axes and a parity. If the parity is +1, the
+    same matrix acts on both axes; if it is -1, the inverse transpose acts on the second axis. No matrix may act on an
+    axis without an edge.
 
     Attributes:
         axes: The axes along which the operator index runs.
@@ -133,14 +135,14 @@ class Law:
         edges: Pairs of axes on which one matrix may act. If `edges` is None, no matrix may act.
         is_metric: Whether all matrices must be rotations.
         keeps_ones: Whether all matrices must be rotations that keep the vector of ones.
-        is_mixing: Whether the operator treats all indices jointly. No other transformation may then depend on the
-            position along this index.
-        is_shared: Whether a single permutation must apply to all copies. The group of this axis then cannot be repeated
-            within another group.
+        is_mixing: Whether the operator treats all indices jointly. Transformations of other axes may then not depend on
+            the position along this index.
+        is_shared: Whether this axis must have the same permutation at all indices of the other axes. Its group then
+            cannot be repeated within another group.
         is_virtual: Whether the result selects indices from this axis. The axis is then the virtual axis of the result.
-        shift: The equations for translations, which add numbers to entries that are constant along all other axes. If
+        shift: The equations for translations, which add the same number to all entries at one index of the axis. If
             `shift` is None, no translation commutes with the operator.
-        period: For a function with half period pi, such as sin, whether the function is odd or even.
+        period: For a function with half period pi, such as sin or cos: whether the function is odd or even.
     """
 
     axes: tuple[Axis, ...]
@@ -166,13 +168,13 @@ Record = Sequence[Law]
 
 
 def same(*axes: Axis) -> Law:
-    """Return the constraint (law) of a copy. Every transformation commutes with a copy."""
+    """Return the constraint (law) for a copy. Every transformation commutes with copying."""
     rows = _equal(len(axes))
     return Law(axes, rows, rows, _alike(len(axes)), shift=rows)
 
 
 def linear(*axes: Axis) -> Law:
-    """Return the constraint (law) of an axis that a linear operator keeps.
+    """Return the constraint (law) for an axis that the operand and the result of a linear operator share.
 
     All transformations except translations commute with a linear operator.
     """
@@ -181,14 +183,14 @@ def linear(*axes: Axis) -> Law:
 
 
 def added(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the constraint (law) of an axis along which all summands of a sum vary."""
+    """Return the constraint (law) for an axis of a sum, if all summands vary along this axis."""
     rows = _equal(len(axes) + 1)
     shift = ((*(1.0 for _ in axes), -1.0),)
     return Law((*axes, out), rows, rows, _alike(len(axes) + 1), shift=shift)
 
 
 def offset(axes: Sequence[Axis], out: Axis) -> Law:
-    """Return the constraint (law) of an axis along which one summand of a sum does not vary.
+    """Return the constraint (law) for an axis of a sum, if some summand is constant along this axis.
 
     Only permutations and translations of such an axis commute with the sum.
     """
@@ -196,53 +198,55 @@ def offset(axes: Sequence[Axis], out: Axis) -> Law:
 
 
 def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
-    """Return the constraint (law) of an axis along which the factor of a product does not vary.
+    """Return the constraint (law) for an axis of a product, if one factor is constant along this axis.
 
-    The argument `factor` is a number if the factor is known, and None otherwise.
+    The argument `factor` is the constant factor, or None if the factor is unknown.
     """
     rows = _equal(2)
     return Law((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))
 
 
 def masked(mask: Axis, *axes: Axis) -> Law:
-    """Return the constraint (law) of an axis of a selection (`where`) along which the mask varies."""
+    """Return the constraint (law) for an axis of a selection (`where`), if the mask varies along this axis."""
     rows = ((1, *(0 for _ in axes)), *((0, *row) for row in _equal(len(axes))))
     return Law((mask, *axes), rows, rows)
 
 
 def zero(axis: Axis) -> Law:
-    """Return the constraint (law) of zeros. Every transformation except a translation leaves zeros unchanged."""
+    """Return the constraint (law) for a tensor of zeros. Every transformation except a translation leaves zeros
+    unchanged.
+    """
     return Law((axis,), (), (), ((0, 0, 1),))
 
 
 def fixed(*axes: Axis, mixes: bool = False) -> Law:
-    """Return the constraint (law) of an axis that can only be permuted.
+    """Return the constraint (law) for axes that can only be permuted.
 
-    With `mixes`, the operator treats all positions along the axis jointly.
+    The argument `mixes` states whether the operator treats all positions along the axes jointly.
     """
     return Law(axes, is_mixing=mixes)
 
 
 def mixed(*axes: Axis) -> Law:
-    """Return the constraint (law) of an axis that can only be permuted, because the operator treats all its positions
-    jointly.
+    """Return the constraint (law) for axes whose positions an operator treats jointly. Such axes can only be
+    permuted.
     """
     return fixed(*axes, mixes=True)
 
 
 def shared(*axes: Axis) -> Law:
-    """Return the constraint (law) of axes that can only be permuted, where all copies of an axis share one
-    permutation.
+    """Return the constraint (law) for axes that can only be permuted, in the same way at all indices of the other
+    axes.
     """
     return Law(axes, is_shared=True)
 
 
 def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
-    """Return the constraint (law) of a function of each entry, given one equation for scales and one for signs.
+    """Return the constraint (law) for a function that is applied to each entry.
 
-    Each equation relates the transformation of the input to the transformation of the result. The equation `(1, -2)`
-    means `log(scale of x) - 2 log(scale of the result) = 0`. If an equation is None, no scale (or no sign) commutes
-    with the function.
+    One equation relates the scales of the input and the result, and another equation their signs. The equation `(1,
+    -2)` means `log(scale of x) - 2 log(scale of the result) = 0`. If an equation is None, no scale (or no sign)
+    commutes with the function.
     """
 
     def law(x: Axis, out: Axis) -> Law:
@@ -252,29 +256,32 @@ def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
 
 
 def positive(*axes: Axis) -> Law:
-    """Return the constraint (law) of a positively homogeneous function (ReLU, maximum): scales commute with it, signs
-    do not.
+    """Return the constraint (law) for positively homogeneous functions (ReLU, maximum).
+
+    Scales commute with such functions, but signs do not.
     """
     return Law(axes, _equal(len(axes)), None)
 
 
 def odd(*axes: Axis, mixes: bool = False) -> Law:
-    """Return the constraint (law) of an odd function (tanh): signs commute with it, scales do not."""
+    """Return the constraint (law) for odd functions such as tanh. Signs commute with such functions, but scales do
+    not.
+    """
     return Law(axes, None, _equal(len(axes)), is_mixing=mixes)
 
 
 def even(x: Axis) -> Law:
-    """Return the constraint (law) of a function that depends only on the magnitudes along this axis."""
+    """Return the constraint (law) for a function that depends only on the magnitudes of entries along this axis."""
     return Law((x,), None, ())
 
 
 def power(exponent: int, *, is_even: bool) -> LawOf:
-    """Return the constraint (law) of |x| ** exponent, with or without the sign of x."""
+    """Return the constraint (law) for |x| ** exponent if `is_even`, and for sign(x) * |x| ** exponent otherwise."""
     return entrywise((exponent, -1), (0, 1) if is_even else (1, 1))
 
 
 def contracted(x: Axis, y: Axis) -> Law:
-    """Return the constraint (law) of an index over which a product of two tensors is summed.
+    """Return the constraint (law) for an index over which a product of two tensors is summed.
 
     The transformations of the two tensors must be inverse to each other.
     """
@@ -282,9 +289,7 @@ def contracted(x: Axis, y: Axis) -> Law:
 
 
 def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] | None = None) -> Law:
-    """Return the constraint (law) of an entrywise product. If the product has no output axis, it is summed over this
-    index.
-    """
+    """Return the constraint (law) for a product of entries. If `out` is None, the product is summed over this index."""
     exponents = list(exponents or [1] * len(factors))
     axes = (*factors, *([out] if out else []))
     row = (*exponents, *([-1] if out else []))
@@ -292,17 +297,16 @@ def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] 
 
 
 def normed(*axes: Axis) -> Law:
-    """Return the constraint (law) of a function that depends only on the 2-norm over this axis.
+    """Return the constraint (law) for functions that use the entries along an axis only through their 2-norm.
 
-    Rotations do not change a function of the 2-norm.
+    Rotations do not change the 2-norm. They also commute with a division by the 2-norm.
     """
     edges = _alike(len(axes)) or ((0, 0, 1),)
     return Law(axes, None, _equal(len(axes)), edges, is_metric=True, is_mixing=len(axes) > 1)
 
 
 def centered(*axes: Axis) -> Law:
-    """Return the constraint (law) of a function that depends only on the norm of deviations from the mean over this
-    axis.
+    """Return the constraint (law) for functions that center the entries along an axis and divide by their norm.
 
     Rotations that keep the vector of ones change neither the mean nor the norm of deviations from the mean.
     """
@@ -310,7 +314,7 @@ def centered(*axes: Axis) -> Law:
 
 
 def periodic(x: Axis, out: Axis, period: Literal["odd", "even"]) -> Law:
-    """Return the constraint (law) of sin (odd) or cos (even). A shift by pi flips the sign of the output."""
+    """Return the constraint (law) for sin (odd) or cos (even). A shift by pi flips the sign of the output."""
     return Law((x, out), None, ((0, 1),) if period == "even" else ((1, 1),), period=period)
 
 
@@ -323,9 +327,10 @@ def _equal(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 compared = entrywise((0, 1), None)
-"""The constraint (law) of results that positive scales do not change, such as comparisons with zero and argmax
-positions."""
+"""The constraint (law) for results that positive scales do not change, such as comparisons with zero and argmax
+positions.
+"""
 magnitude = power(1, is_even=True)
-"""The constraint (law) of |x|."""
+"""The constraint (law) for |x|."""
 squared = power(2, is_even=True)
-"""The constraint (law) of x ** 2."""
+"""The constraint (law) for x ** 2."""

@@ -1,9 +1,9 @@
-"""The algebra of axes: the meaning of the indices of an axis, which is refined as operators tie axes together.
+"""The algebra of axes: how operators divide axes into factors and tie the factors of different axes.
 
 An axis is a row-major product of atoms. An atom is a leaf (units that no operator distinguishes so far), a product of
 smaller atoms, or a direct sum of layouts. Direct sums come from concatenations, fused projections and the gates of an
-LSTM. Tying two axes is unification: leaves are split, cut and merged until both axes have the same structure. Parts of
-tied axes that cannot be made to agree are frozen, which is always sound.
+LSTM. If two axes are tied, leaves are split, cut and merged until both axes have the same structure. If this is
+impossible, both axes are frozen, which is always correct.
 """
 
 import math
@@ -11,15 +11,14 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
-"""Two axes whose blocks have incompatible sizes are cut into smaller blocks of one size. This is the largest number of
-such blocks.
-
-If more blocks are needed, both axes are frozen."""
+"""The largest number of equal blocks into which two tied axes are cut if their own blocks have incompatible sizes. If
+more blocks are needed, both axes are frozen.
+"""
 
 
 class Atom:
     """A node of the union-find forest of atoms, the factors into which operators divide axes. Only the root of each
-    tree is an atom; other nodes refer to it.
+    tree is an atom; the other nodes refer to their root.
     """
 
     __slots__ = ("branches", "factors", "frozen", "origins", "parent", "size")
@@ -71,7 +70,7 @@ def expand(layout: Iterable[Atom]) -> Layout:
 
 
 def without_units(layout: Iterable[Atom]) -> Layout:
-    """Return a layout in which every factor is indivisible, without factors of size one."""
+    """Return the indivisible factors and the direct sums of an axis, except those of size one."""
     return [atom for atom in expand(layout) if atom.size > 1]
 
 
@@ -150,7 +149,7 @@ def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
 
 
 def unify(a: Layout, b: Layout, reason: str) -> bool:
-    """Tie two axes index by index.
+    """Tie two axes, index by index, by giving both the same factors.
 
     If the structures of the two axes cannot be made to agree, freeze both and return False.
     """
@@ -165,7 +164,7 @@ def unify(a: Layout, b: Layout, reason: str) -> bool:
 
 
 def terms(layout: Iterable[Atom]) -> list[Term]:
-    """Return an axis as a list of product blocks, ordered by their first index.
+    """Return the blocks of an axis, each a product of indivisible factors, in the order of their first index.
 
     Call this function only after all layouts are final.
     """
@@ -236,7 +235,7 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 
 
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
-    """Flatten a direct sum of direct sums into one direct sum.
+    """Return the parts of nested direct sums as one list, which makes them a single direct sum.
 
     Without flattening, repeated cuts would nest direct sums as deeply as the axis is long.
     """
@@ -252,7 +251,7 @@ def _flat(branches: Iterable[Layout]) -> list[Layout]:
 
 
 def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout]:
-    """Join consecutive parts of an axis, up to the next cut point."""
+    """Join the consecutive parts of an axis between each two cut points into one part."""
     joined: list[list[Layout]] = [[]]
     position = 0
     for part in parts:
@@ -264,7 +263,7 @@ def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout
 
 
 def _factor(atom: Atom, leading: int) -> tuple[Layout, Layout] | None:
-    """Split one factor of an axis into a leading and a trailing axis."""
+    """Split one factor of an axis into a leading and a trailing axis. Return None if its structure forbids it."""
     trailing = atom.size // leading
     if atom.branches is None:
         outer, inner = Atom(leading, atom.frozen), Atom(trailing, atom.frozen)
@@ -304,9 +303,11 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 
 
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
-    """Match the first (or the last) atom of `a` with one or several atoms of `b`, if the atom of `a` is the larger one.
+    """Tie the first (or last) atom of `a` to those atoms of `b` whose sizes multiply to its size, and remove all of
+    them.
 
-    Both layouts are shortened in place.
+    If there are no such atoms, divide the atom of `a` by the size of the first (or last) atom of `b`. Return False if
+    both are impossible.
     """
     big = a[end]
     ordered = b if end == 0 else b[::-1]
@@ -391,10 +392,10 @@ def _bounds(branches: Sequence[Layout]) -> set[int]:
 
 
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
-    """Cut two layouts into blocks of one size. This size is the greatest common divisor of the sizes of all their
-    blocks.
+    """Cut two axes into equal blocks, and tie the axes block by block.
 
-    Layouts are cut in this way only if blocks do not fit into each other otherwise.
+    The size of the equal blocks is the greatest common divisor of all block sizes. Axes are cut in this way only if the
+    blocks of one axis do not fit into the blocks of the other.
     """
     total = size_of(a)
     step = total

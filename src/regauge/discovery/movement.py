@@ -62,9 +62,10 @@ class Movement:
         self.node = ""
 
     def use(self, value: Value) -> Value:
-        """Return a tensor as an operand.
+        """Return a tensor in the form in which an operator uses it.
 
-        Each use of a fixed tensor gets new axes, so the tensor does not tie other tensors to one another.
+        Each operator that uses a fixed tensor gets a copy with new axes. Therefore a fixed tensor does not tie other
+        tensors to one another.
         """
         if not value.is_fixed:
             return value
@@ -111,11 +112,12 @@ class Movement:
         axes = _axes(value) if dims is None else [value.axis(dim) for dim in dims]
         for dim in (dim for axis in axes for dim in axis.dims):
             algebra.freeze(value.layouts[dim], reason or self.op)
-        rest = [law.zero(value.whole())] if len(axes) < value.ndim else []  # Along the other axes it may be scaled.
+        rest = [law.zero(value.whole())] if len(axes) < value.ndim else []  # Scales along the other axes are possible.
         self.records.append([*map(law.mixed, axes), *rest])
 
     def keep_unread(self, operands: Sequence[Any], results: Sequence[Any], start: int) -> None:
-        """Forbid scales of tensors that no record since `start` mentions, such as numbers without axes.
+        """Forbid scales of operands and results that no record from number `start` on mentions, such as numbers without
+        axes.
 
         An operand that is returned unchanged needs no record. Scales of such an operand stay possible.
         """
@@ -127,7 +129,7 @@ class Movement:
                 self.records.append([law.mixed(value.whole())])
 
     def settle(self, value: Value) -> None:
-        """Freeze the axis that a tensor of indices indexes, because an operator uses the indices as numbers."""
+        """Freeze the axis into which a tensor of indices points, because an operator uses these indices as numbers."""
         if value.index_of is not None:
             algebra.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
@@ -165,8 +167,8 @@ class Movement:
             shape: The sizes of the result's axes.
             along: The law that relates an axis of x to the corresponding axis of the result.
             ended: The law of axes of x that the result lacks. If `ended` is None, these axes are frozen.
-            reason: The reason for freezing new axes of the result, and axes of x that it lacks. If `reason` is None,
-                new axes are not frozen.
+            reason: The reason for freezing new axes of the result, and axes of x that the result lacks. If `reason` is
+                None, new axes are not frozen.
         """
         layouts = [leaf(n, reason) if d is None else x.layouts[d] for d, n in zip(sources, shape, strict=True)]
         result = Value(layouts, shape, index_of=x.index_of if along is law.same else None)
@@ -189,9 +191,9 @@ class Movement:
         return self.carry(x, range(x.ndim), x.shape, along)
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:
-        """Return the operands, with copies in place of repeated operands.
+        """Return the operands, in which copies replace an operand that occurs repeatedly.
 
-        Each use of an operand then has separate axes.
+        Each occurrence of the operand then has separate axes.
         """
         result: list[Value] = []
         for value in operands:
@@ -246,7 +248,7 @@ class Movement:
             if dim == x.dim:
                 return Stacked(dim, x.pieces[start:stop])
             return x.map(x.dim, lambda piece: self.slice(piece, dim - (dim > x.dim), start, stop))
-        if start >= stop:  # Of no values at all anything may be said.
+        if start >= stop:  # Every statement about an empty tensor is true.
             return Value.fixed([0 if k == dim else n for k, n in enumerate(x.shape)], is_zero=True)
         layouts, shape = list(x.layouts), list(x.shape)
         layouts[dim] = algebra.cut(x.layouts[dim], [start, stop])[1 if start > 0 else 0]
@@ -295,9 +297,9 @@ class Movement:
     def repeat(self, x: Value, dim: int, count: int, *, is_inner: bool) -> Value:
         """Repeat an axis as a whole, as `torch.Tensor.repeat` does.
 
-        If `is_inner`, each index is repeated in place instead, as `torch.repeat_interleave` does.
+        If `is_inner`, repeat each index of the axis in place instead, as `torch.repeat_interleave` does.
 
-        The copies lie along a new axis, along which the tensor is constant. This axis is merged with the repeated axis.
+        The copies are first put along a new axis, which is then merged with the repeated axis.
         """
         new = dim + is_inner
         wide = self.expand(self.unsqueeze(x, new), [*x.shape[:new], count, *x.shape[new:]])
@@ -328,7 +330,7 @@ class Movement:
                 self.tie(*(x.layouts[k] for x in live))
                 layouts.append(live[0].layouts[k])
         result = Value(layouts, shape, index_of=index_of)
-        # Zeros among the others scale and rotate along with them, but they do not move along with a translation.
+        # Scales and rotations leave concatenated zeros unchanged, but a translation would change them.
         along = law.same if len(live) == len(used) else law.linear
         laws = [along(*(x.axis(k) for x in live), result.axis(k)) for k in range(len(shape)) if k != dim]
         start = 0
@@ -394,7 +396,8 @@ def _value(x: Value | Stacked) -> Value:
 
 
 def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return consecutive groups of axes, before and after a view, whose sizes have equal products.
+    """Return pairs of axis groups: consecutive axes before a view, and the axes after the view with the same product of
+    sizes.
 
     Axes of size one join the group of a neighbor.
     """

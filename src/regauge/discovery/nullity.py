@@ -54,20 +54,20 @@ WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 
 @dataclass(frozen=True)
 class Nullity:
-    """The parameter directions that leave the outputs unchanged to first order, and the part that discovery explains.
+    """The parameter directions that leave the outputs unchanged to first order, and how many of these directions the
+    discovered groups span.
 
     Attributes:
         parameters: The number of entries (of parameters and buffers) that were varied. Structure tensors and integer
             buffers are not varied. Tied tensors count once.
         inert: The number of entries that do not influence the outputs at this point. Each inert entry is a dimension of
-            the null space. Examples are key biases of attention (which a translation changes), unused entries, and
-            entries of dead units.
+            the null space. Examples are key biases of attention, unused entries, and entries of dead units.
         null: The dimension of the null space of the Jacobian.
         found: The dimension of the part of the null space that the discovered symmetry spans. This part includes
             scales, rotations, invertible matrices, translations, and rotations of residual streams whose gains are set
             to one.
         explained: The known causes of missing dimensions: a sentence for each cause, and the number of dimensions that
-            it adds. The directions of each cause were checked to lie in the null space.
+            the cause adds. It was checked that the directions of each cause lie in the null space.
     """
 
     parameters: int
@@ -116,12 +116,12 @@ def nullity(
 
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
-    of the example. If the model raises an error on random inputs, or returns Inf or NaN, inputs about as large as the
-    example are sampled, nonnegative if the example is nonnegative. If the model fails on these inputs too, integer
-    inputs are copied from the example. The Jacobian has one column for each entry of the parameters and floating-point
-    buffers. Buffers such as running statistics are included, because groups act on them and they can compensate for
-    parameters. The symmetry is complete at the evaluation point if its tangent vectors span the null space. A dead unit
-    at the evaluation point may cause further null directions that belong to no symmetry.
+    of the example. On such inputs, the model may raise an error, or return Inf or NaN. In this case, inputs about as
+    large as the example are sampled. These inputs are nonnegative if the example is nonnegative. If the model fails on
+    these inputs too, integer inputs are copied from the example. The Jacobian has one column for each entry of the
+    parameters and floating-point buffers. Buffers such as running statistics are included, because groups act on them
+    and they can compensate for parameters. The symmetry is complete at the evaluation point if its tangent vectors span
+    the null space. A dead unit at the evaluation point may cause further null directions that belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.
@@ -144,7 +144,7 @@ def nullity(
     probe = Probe(module, inputs, kwargs, outputs)
     for layer in probe.module.modules():
         if isinstance(layer, nn.Embedding):
-            layer.padding_idx = None  # The row of the padding is read like any other, but has no gradient otherwise.
+            layer.padding_idx = None  # Otherwise the row of the padding has no gradient, although the model reads it.
         if isinstance(layer, _BatchNorm) and layer.running_mean is not None:
             # The kernel has no derivatives with respect to the running statistics.
             layer.forward = partial(_batch_norm, layer)  # type: ignore[method-assign]
@@ -165,7 +165,7 @@ def nullity(
     first = best = next(points)()
     if not (least := first.report.unexplained):
         return first.report
-    # What is blind at one point alone comes from units that are in one linear piece there for all inputs.
+    # Null directions of only one point come from units that stay in one linear piece there for all inputs.
     for other in (make() for make in points):
         count = other.report.unexplained + first.space.count_hidden(~other.is_active)
         if count < least:
@@ -285,7 +285,9 @@ def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.G
 
 
 class _Directions:
-    """A growing subspace of the null space, which contains the explained directions."""
+    """The null space of a Jacobian, and the subspace of explained directions, to which further directions can be
+    added.
+    """
 
     def __init__(self, jacobian: Tensor, tolerance: float) -> None:
         singular, right = _svd(jacobian)
@@ -304,7 +306,7 @@ class _Directions:
         return len(self.basis) - before
 
     def add_null(self, directions: Tensor) -> int:
-        """Add the null vectors that are combinations of some directions, and return the increase of the subspace's
+        """Add all combinations of some directions that lie in the null space, and return the increase of the subspace's
         dimension.
         """
         directions = _unit_rows(directions)
@@ -333,8 +335,8 @@ class _Directions:
         return int((torch.linalg.svdvals(seen - left @ (left.mT @ seen)) > rounding).sum())
 
     def count_hidden(self, is_dead: Tensor) -> int:
-        """Return the number of unexplained null directions that differ from an explained direction only in dead
-        entries.
+        """Return the number of unexplained null directions that differ from an explained direction only in parameter
+        entries without influence (dead).
         """
         rest = self.rest()
         parts = self.basis, torch.cat([self.basis, rest])
@@ -418,7 +420,7 @@ def _jacobian(
         inputs, kwargs = pytree.tree_map(sample, (probe.inputs, probe.kwargs))
         try:
             result = torch.func.functional_call(probe.module, named, inputs, kwargs, tie_weights=False)
-        except (RuntimeError, IndexError):  # Numbers that are positions, such as the starts of bags.
+        except (RuntimeError, IndexError):  # Random integers may be invalid positions.
             result = None
         tensors = [] if result is None else read(result)
         values = torch.cat([t.flatten() for t in tensors]) if tensors else torch.full((1,), math.nan)
@@ -454,7 +456,7 @@ def _drawn(value: Any, generator: torch.Generator) -> Any:
     if not isinstance(value, Tensor) or value.dtype == torch.bool or value.numel() == 0:
         return value
     if value.is_floating_point():
-        # Large ones among them, so that few units are always on.
+        # Some inputs are large. Otherwise more units would always be active.
         size = 4.0 ** int(torch.randint(0, 2, (), generator=generator, device=generator.device))
         return size * torch.randn(value.shape, generator=generator, dtype=value.dtype)
     low, high = int(value.min()), int(value.max())
@@ -493,7 +495,7 @@ def _tangents(symmetry: Symmetry, params: Params, names: list[str]) -> Tensor:
 
 
 def _rotations_behind_gains(symmetry: Symmetry, unit: Symmetry, params: Params, names: list[str]) -> Tensor:
-    """Return derivatives along rotations of a representative, whose gains are one: `[directions, parameters]`."""
+    """Return derivatives along rotations of a rescaled network with gains of one: `[directions, parameters]`."""
     representative, coordinates = symmetry.split(params)
     bound = unit.bind(representative)
     rows = [torch.zeros(0, sum(params[name].numel() for name in names), dtype=torch.float64)]
