@@ -299,8 +299,8 @@ class _Problem:
         return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
 
     def _reach(self, group: str, name: str, axis: int) -> int:
-        """Return the factor that converts the masses of a plan to weights: B's number of units on axes over which
-        layers sum, otherwise A's number.
+        """Return the factor that converts the masses of a plan to weights. The factor is B's number of units on axes
+        over which layers sum, otherwise A's number.
         """
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 

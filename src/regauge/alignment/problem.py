@@ -124,8 +124,8 @@ class Problem(_Setting):
     def line_losses(self, params: Mapping[str, Tensor], points: Sequence[float] = (0.5,)) -> Tensor:
         """Return the mean loss at points of the linear paths from the first to transformed second networks, `[pairs]`.
 
-        The loss is computed by the task `judge`, in float64. If `judge` has no targets, the loss is the mean squared
-        difference between the outputs and the interpolated outputs of both endpoints, `(1 - t) f(a) + t f(b)`.
+        The loss is computed by the task `judge`, in float64. If `judge` has no targets, the outputs are compared with
+        the interpolated outputs of both endpoints, `(1 - t) f(a) + t f(b)`. The loss is the mean squared difference.
         """
         task = self.task if self.judge is None else self.judge
         assert task is not None

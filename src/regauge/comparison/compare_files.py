@@ -106,8 +106,8 @@ def compare_files(
     All entries are compared, because trees and averages are computed from distances, which a sample would only
     estimate.
 
-    Networks with the same shapes are opened together. A network whose shapes no other network has is compared with
-    networks of the same architecture that have other widths, vocabularies or numbers of layers.
+    Networks with the same shapes are opened together. If no other network has the shapes of a network, it is compared
+    with networks of other widths, vocabularies or numbers of layers, which have the same architecture.
 
     Args:
         paths: The checkpoints. The result names checkpoints by their paths relative to their common folder.

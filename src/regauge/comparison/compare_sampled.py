@@ -84,8 +84,8 @@ def compare_sampled(
 
     The sample decides "descended" or "unrelated" if the share beyond chance is above or below the thresholds by more
     than its standard error plus a margin. The sample does not decide if the networks may be the same in another gauge,
-    if a residual stream may be rotated, if somebody may have chosen the order of units, or if units were matched by too
-    few entries.
+    or if a residual stream may be rotated. The sample also does not decide if somebody may have chosen the order of
+    units, or if units were matched by too few entries.
 
     Args:
         a: The first network.

@@ -71,10 +71,10 @@ def measure_independence(
     The test is not valid if one network was aligned to the other, because the alignment chose the order of the units.
     The chosen order makes the p-value small.
 
-    The test cannot recognize a copy to which a random element was applied, because the order of units in such a copy
-    contains no information. A copy to which a random element was applied can only be recognized because it lies on the
-    same orbit. But independent networks may also lie on one orbit, for example if training always finds the same
-    solution; see `Comparison.reference_p_value`.
+    The test cannot recognize a copy to which a random element was applied. The order of units in such a copy contains
+    no information. A copy to which a random element was applied can only be recognized because it lies on the same
+    orbit. But independent networks may also lie on one orbit, for example if training always finds the same solution;
+    see `Comparison.reference_p_value`.
 
     Args:
         load: A function that returns a tensor of both networks, given its name.

@@ -133,8 +133,9 @@ def rounding_noise(
     translations and gains are removed.
 
     If a translation is large compared with the weights, rounding errors of the stored weights are proportional to the
-    translation. The rounding errors remain after the translation is removed. The estimate is the change of the
-    representative if each entry of a network is perturbed at random by up to half the spacing of its format.
+    translation. The rounding errors remain after the translation is removed. For the estimate, each entry of a network
+    is perturbed at random by up to half the spacing of its format. The estimate is the resulting change of the
+    representative.
 
     Args:
         networks: The first and the second network as stored.

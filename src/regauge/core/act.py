@@ -43,8 +43,8 @@ class Site:
     base index) for each base. For each index of the axis, the base index gives the unit of the base (the containing
     group) that contains this index. The axis in such a pair is None for the placement's own axis; in this case the base
     index has shape `[m]`. If another axis determines the base, the base index has the length of this axis. The field
-    `added` is the constant that the model adds to the parameter before it uses the parameter, or one constant for each
-    index of the axis. Factors multiply the sum of the parameter and the added constant.
+    `added` is the constant that the model adds to the parameter before use, or one constant for each index of the axis.
+    Factors multiply the sum of the parameter and the added constant.
     """
 
     group: Group
@@ -352,7 +352,7 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Return whether a parameter is a simple case: for every group, unit i has only index i of an axis, no other group
+    """Return whether a parameter is a simple case. For every group, unit i has only index i of an axis, no other group
     acts on this axis, and the model adds no constant.
 
     Most parameters are such simple cases.
@@ -394,8 +394,8 @@ def _act_by_axes(sites: list[Site], read: ReadValues, tensor: Tensor, lead: int)
 def _base_index(
     base: Group, parameter: str, placement: Placement, positions: Tensor, shape: tuple[int, ...]
 ) -> tuple[int | None, Tensor]:
-    """Return the axis that determines to which unit of a base (a containing group) an entry belongs, and this unit for
-    each index of the axis.
+    """Return the axis whose index determines the unit of a base (a containing group), and the unit for each index of
+    the axis.
 
     The axis is None if the axis of the placement itself determines the index.
     """

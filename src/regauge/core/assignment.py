@@ -29,9 +29,9 @@ def assign(profit: Floats) -> NDArray[np.int64]:
     """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
     First, row and column minima are subtracted from the cost `-profit`. After this subtraction, the cost matrix is
-    nonnegative and has many zeros. A constant that is subtracted from a row or column changes the cost of every
-    permutation by the same amount, so the optimal permutation stays the same. For the heavy-tailed profits of trained
-    networks, this subtraction makes the search several times shorter.
+    nonnegative and has many zeros. Subtracting a constant from a row or column changes the cost of every permutation
+    equally, so the optimal permutation stays the same. For the heavy-tailed profits of trained networks, this
+    subtraction makes the search several times shorter.
 
     Args:
         profit: The profits as a square matrix, `[n, n]`.
@@ -81,9 +81,9 @@ def assign_many(
 
     Reductions, potentials and the optimality test are computed for all problems together, on the device of the profits.
     Only rows that the reductions leave without a column are assigned by a search on the CPU, one problem after another.
-    Potentials (dual variables) of similar problems shorten the search on the CPU. By weak duality, the profit of any
-    permutation exceeds that of the current columns at most by a bound: the sum of the reduced costs of the current
-    columns. If this bound is at most `slack`, the current columns are kept.
+    Potentials (dual variables) of similar problems shorten the search on the CPU. By weak duality, the sum of the
+    reduced costs of the current columns bounds the gain of any other permutation. If this bound is at most `slack`, the
+    current columns are kept.
 
     Args:
         profits: The profits, in float32 or float64.

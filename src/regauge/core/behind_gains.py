@@ -192,8 +192,8 @@ def lower(symmetry: Gained, element: Element, rotated: Collection[str] = ()) -> 
 
 
 def carry_rows(symmetry: Gained, linear: Element, name: str, matrix: Tensor) -> Tensor:
-    """Permute rows `[*batch, size, n]` and flip their signs, in the way in which an element permutes and flips the
-    units of a network with gains of one.
+    """Permute rows `[*batch, size, n]` and flip their signs, as an element does with the units of a network with gains
+    of one.
     """
     value = linear[name]
     if value.perm is not None:

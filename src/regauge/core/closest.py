@@ -306,8 +306,8 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
 
 
 def _by_pattern(terms: Mapping[Character, Tensor], patterns: Tensor) -> Tensor:
-    """Return, for every pattern of signs and parities, the sum of all terms, where each term is multiplied by the sign
-    that the pattern gives it.
+    """Return, for every pattern of signs and parities, the sum of all terms, multiplied by the signs that the pattern
+    determines.
     """
     tensors = torch.stack(list(terms.values())).flatten(1)
     characters = torch.tensor(list(terms), dtype=tensors.dtype, device=tensors.device)

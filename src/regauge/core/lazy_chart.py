@@ -1,5 +1,5 @@
-"""Networks whose tensors are computed one at a time: representatives (networks with the same function whose gains are
-one, see `chart`), or networks transformed by an element.
+"""Networks whose tensors are computed one at a time: representatives, or networks transformed by an element. A
+representative has the same function and gains of one; see `chart`.
 
 Only the network's coordinates, and the vectors that translation families add to parameters, are kept in memory. A
 tensor that determines vectors for other tensors is read twice. Networks on disk, and large networks in memory, are

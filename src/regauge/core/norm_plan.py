@@ -82,8 +82,8 @@ class Incidence:
         columns: The transposed matrix of exponents, `[unit, row]`.
         rising: The positive exponents, transposed.
         falling: The absolute values of the negative exponents, transposed.
-        steepest: For each unit, the largest positive and the largest negative exponent over all rows, multiplied by the
-            number of units that scale the row.
+        steepest: For each unit, the largest positive and the largest negative exponent over all rows. Each exponent is
+            first multiplied by the number of units that scale its row.
     """
 
     def __init__(self, rows: csr_array, tables: Sequence[Table]) -> None:

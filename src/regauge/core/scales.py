@@ -129,8 +129,7 @@ def _place(symmetry: Symmetry, name: str, site: Site, exponent: int, shared: int
 
 
 def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Replace combinations in a basis by sums or differences of two combinations, as long as this reduces the number of
-    axes of tensors that they scale.
+    """Replace combinations in a basis by sums or differences of two combinations that scale fewer axes of tensors.
 
     If a scale multiplies only one tensor, such as a filter before a normalization, the norm has no minimum. A linear
     term in the logarithm of the scale gives the norm a minimum. Such a linear term requires a combination that scales

@@ -2,8 +2,8 @@
 
 Each unit has one sign s_k for each family k. At each placement, the units are multiplied by the product of s_k over a
 subset of the families, which is called a *character*. Different placements can have different products of signs. For
-one pair of units, the objective is `sum_chi chi(s) c_chi`, where chi runs over the characters, and it is maximized over
-the signs s. A product of signs that is independent of all others over GF(2) contributes `|c_chi|` to the maximum.
+one pair of units, the objective is `sum_chi chi(s) c_chi`, a sum over the characters chi. The objective is maximized
+over the signs s. A product of signs that is independent of all others over GF(2) contributes `|c_chi|` to the maximum.
 Dependent characters (products of signs) are divided into components that are independent of one another.
 """
 

@@ -80,9 +80,9 @@ class Symmetry:
         translations: The families of vectors that can be added to parameters, in the order in which `split` subtracts
             them.
         added: Constants that the model adds to parameters with one axis before it multiplies by them. The constant is 1
-            for gains that are stored as `weight` and used as `1 + weight`. If the model multiplies by
-            `1 + layer(x)`, the constant is added to the bias of the layer, or to ranges (start, stop, constant) of the
-            bias. All groups act on the sums of parameter and constant.
+            for gains that are stored as `weight` and used as `1 + weight`. If the model multiplies by `1 + layer(x)`,
+            the constant belongs to the bias of the layer, or to ranges (start, stop, constant) of the bias. All groups
+            act on the sums of parameter and constant.
     """
 
     groups: tuple[Group, ...]

@@ -1,11 +1,11 @@
 """Initial rotations, computed from tensors that no other group changes, and from products of two tensors.
 
-Not only rotations act on the tensors of a residual stream, but also other groups: permutations of hidden units and
-heads, and matrices within heads. The elements of all other groups are unknown at first, but they cancel in certain
-products of tensors. One kind of product multiplies weights that read the stream by weights that write to it. Another
-kind multiplies query weights by key weights. A rotation of the stream acts on both sides of such a product. A rotation
-that is found from such products depends only on the function of the layers. A rotation from single tensors would depend
-on the matching of hidden units, and would fit the noise of this matching.
+Besides rotations, other groups act on the tensors of a residual stream: permutations of hidden units and heads, and
+matrices within heads. The elements of these groups are unknown at first, but they cancel in certain products of
+tensors. One kind of product multiplies weights that read the stream by weights that write to it. Another kind
+multiplies query weights by key weights. A rotation of the stream acts on both sides of such a product. A rotation that
+is found from such products depends only on the function of the layers. A rotation from single tensors would depend on
+the matching of hidden units, and would fit the noise of this matching.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,8 +176,8 @@ class FirstRotation:
         self._gained: Tensor | float = 0.0
 
     def add(self, cost: Float64[Tensor, "pair n n"], size: Float64[Tensor, " pair"]) -> None:
-        """Add the term of one tensor to the objective, given the inner products between the units of both networks, and
-        the product of the tensor's norms in both networks.
+        """Add the term of one tensor to the objective. `cost` contains the inner products between the units of both
+        networks, and `size` the product of the tensor's norms in both networks.
         """
         self._cost = self._cost + cost * torch.where(size > 0, size, 1.0).rsqrt()[:, None, None].to(cost)
         self._reach = self._reach + size.sqrt()
@@ -192,8 +192,8 @@ class FirstRotation:
         return True
 
     def see(self, a: Float[Tensor, "pair n n"], b: Float[Tensor, "pair n n"]) -> None:
-        """Add a product of two tensors to the objective, given its value `a` in the first networks and its value `b` in
-        the second networks after rotation by `matrix`.
+        """Add a product of two tensors to the objective. The product is `a` in the first networks, and `b` in the
+        second networks after rotation by `matrix`.
         """
         size = norms(a) * norms(b)
         weight = SHARE / self.count * self._reach / torch.where(size > 0, size, 1.0)

@@ -2,7 +2,7 @@
 
 The smallest network is the one with the smallest norm. If a filter before batch normalization is scaled, the gain
 (gamma) of the normalization can compensate for the scale. Scaling a filter in this way changes the stored running mean
-but not the running variance, so the stored statistics no longer match the activations. The function stays the same as
+but not the running variance. The stored statistics then no longer match the activations. The function stays the same as
 long as the stored statistics are used. But if statistics are recomputed, part of the scaling is undone. Therefore the
 second network keeps its statistics, unless it is a transformed copy of the first network. In a transformed copy, the
 statistics were transformed too. Copies are recognized by running variances that equal those of the first network. In an

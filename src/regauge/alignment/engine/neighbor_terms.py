@@ -17,9 +17,9 @@ corrected together."""
 class NeighborTerm:
     """The term `sum_u <a[u, i], (h b)[u, j]>` of one group's cost, where h of another group acts on the index u.
 
-    The method `update` adds to the cost what has changed since the last update: the products with those units u that h
-    moved or flipped. The group to which the cost belongs acts on the axis `own` of the tensor, and the other group on
-    the axis `neighbor`.
+    The method `update` corrects the cost after a change of h: only products with units u that moved or flipped since
+    the last update are replaced. The group to which the cost belongs acts on the axis `own` of the tensor, and the
+    other group on the axis `neighbor`.
 
     Elements are stored on the CPU, where the changed units are determined. Therefore the code never waits for the
     device on which the tensors lie.
@@ -37,7 +37,7 @@ class NeighborTerm:
 
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
-        """Return whether a `NeighborTerm` can be used: the neighboring group must only permute units and flip signs,
+        """Return whether a `NeighborTerm` can be used. The neighboring group must only permute units and flip signs,
         along a whole axis on which this group does not act.
         """
         a, b = networks.a[name], networks.b[name]

@@ -224,8 +224,8 @@ def _components(blocks: Blocks, b: Tensors, root: Group) -> list[_Inner]:
 
 
 def pair_blocks(a: Tensor, b: Tensor, sites: Sequence[Site], *, is_permuted: bool) -> tuple[Tensor, Tensor]:
-    """Return all pairs of blocks: given the blocks `[problem, block, ...]` of each network, the blocks of both networks
-    as `[problem * u * v, ...]`.
+    """Return all pairs of blocks of two networks. From blocks `[problem, block, ...]` of each network, the function
+    makes tensors `[problem * u * v, ...]` for both networks.
 
     Instead of large blocks, only the inner products of their rows are needed. Inner products of rows sum over the axes
     on which no inner group acts. Inner products replace the first block, and an identity matrix replaces the second:

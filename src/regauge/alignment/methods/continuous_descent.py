@@ -46,8 +46,8 @@ class ContinuousDescent(DescentMethod):
     In a transformer with folded gains, any rotation may act on the residual stream. For such a transformer, the closest
     parameters do not give the lowest midpoint loss, and the descent removes the barrier nearly completely. In ReLU
     networks, the descent changes the scales. At the midpoint between different units, activations are too small. If one
-    network has the incoming weights of a unit times s and the outgoing weights times 1/s, the midpoint has the larger
-    product `(1 + s) (1 + 1/s) / 4 > 1`.
+    network has the incoming weights of a unit times s and the outgoing weights times 1/s, the product of both at the
+    midpoint is larger: `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.

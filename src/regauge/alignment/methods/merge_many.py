@@ -26,9 +26,9 @@ NETWORKS_AT_ONCE = 512
 class MergeMany(ManyMethod):
     """A method that matches each network to the mean of the others, until no element changes.
 
-    The method maximizes the sum of inner products over all pairs of transformed networks (`universe_objective`). If a
-    step raises one network's inner product with the mean of the others, the objective rises by K - 1 times this amount,
-    for K networks. Therefore the objective never decreases. The result is a local optimum: changing one group of one
+    The method maximizes the sum of inner products over all pairs of transformed networks (`universe_objective`). For K
+    networks, a step that raises one network's inner product with the mean of the others raises the objective by K - 1
+    times as much. Therefore the objective never decreases. The result is a local optimum: changing one group of one
     network cannot improve it.
 
     `MergeMany` departs from the paper in the following ways. First, the networks are placed one after the other: each

@@ -28,7 +28,7 @@ class StraightThrough(DescentMethod):
 
     The target theta starts at the first network. At every step, the second network is matched to theta by coordinate
     ascent on `<theta, g b>`, starting from the last element. The loss of `(a + g b) / 2` on the next batch is
-    differentiated with respect to g b, and the gradient step is applied to the target theta. The objective is minus the
+    differentiated with respect to g b. The gradient step is applied to the target theta. The objective is minus the
     midpoint loss on held-out examples (`DescentMethod`).
 
     `StraightThrough` departs from the paper in the following ways. Every group of the symmetry is matched to theta. The

@@ -72,9 +72,9 @@ class WeightMatching(Method):
         scales: The treatment of scales and matrices. With "balance", both networks are balanced before they are
             compared. The second network keeps its running statistics, and the scales of filters before batch
             normalization. With the filter scales of the first network, the second network's statistics would no longer
-            match its activations, and recomputing them would undo part of the transformation. Only a copy of the first
-            network whose statistics were also transformed gets these scales. With "recompute", or with a task that
-            recomputes statistics (`prepare`), copies do not get these scales either. "keep" compares the networks
+            match its activations. Recomputing the statistics would undo part of the transformation. Only a copy of the
+            first network whose statistics were also transformed gets these scales. With "recompute", or with a task
+            that recomputes statistics (`prepare`), copies do not get these scales either. "keep" compares the networks
             without balancing, leaves all factors at one, and restricts invertible matrices to orthogonal matrices.
 
     References:

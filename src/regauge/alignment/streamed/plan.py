@@ -147,8 +147,8 @@ class Plan:
         return tuple(sorted(free[:MAX_SHARED]))
 
     def parts(self, name: str) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
-        """Return the parts of a family that acts on several working sets: the tensors of each part, and the sign
-        families that are chosen in this part.
+        """Return the parts of a family that acts on several working sets. A part consists of its tensors and of the
+        sign families that are chosen in this part.
 
         The tensors of one part are in memory together.
         """

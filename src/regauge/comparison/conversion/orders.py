@@ -127,8 +127,8 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 
 def periods(owner: Ints) -> int | None:
-    """Return the number of equal segments into which a list of sources can be divided such that the sources follow one
-    another in the same way in each segment. Return None if there is no such number.
+    """Return the number of segments into which a list of sources can be divided if all segments must have the same
+    sequence of sources. Return None if there is no such number.
     """
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]

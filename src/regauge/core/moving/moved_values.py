@@ -25,8 +25,9 @@ LARGEST_PLACE = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One random value for each entry of concatenated small tensors. The fields are the column of the table that holds
-    the value, and the number of entries by which an entry moves if its unit moves by one position.
+    """One random value for each entry of concatenated small tensors. The first field is the column of the table that
+    holds the value. The second field is the number of entries by which an entry moves if its unit moves by one
+    position.
     """
 
     columns: Int[Tensor, "1 values"]
