@@ -266,6 +266,29 @@ class LinearAttention(nn.Module):
         return out
 
 
+class DecayingStates(nn.Module):
+    """States that decay by a factor of each head; a convolution along the time reads one projection (Mamba-2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(4, 12, bias=False), nn.Linear(4, 4, bias=False)
+        self.conv = nn.Conv1d(10, 10, 2, groups=10, padding=1)
+        self.speed, self.skip = nn.Parameter(torch.randn(2)), nn.Parameter(torch.randn(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined, steps = self.into(x).split([10, 2], -1)
+        joined = functional.silu(self.conv(joined.mT)[..., : x.shape[1]].mT)
+        values, keys, queries = joined.split([4, 3, 3], -1)
+        values, steps = values.unflatten(-1, (2, 2)), functional.softplus(steps)
+        state, read = x.new_zeros(len(x), 2, 2, 3), []
+        for t in range(x.shape[1]):
+            written = torch.einsum("bh,bhp,bn->bhpn", steps[:, t], values[:, t], keys[:, t])
+            state = state * (-steps[:, t] * self.speed.exp()).exp()[..., None, None] + written
+            read.append(torch.einsum("bhpn,bn->bhp", state, queries[:, t]))
+        out: Tensor = self.out((torch.stack(read, 1) + self.skip[:, None] * values).flatten(-2))
+        return out
+
+
 class CrossAttention(nn.Module):
     """A few latent rows read a sequence, as in Perceiver."""
 
@@ -412,6 +435,7 @@ CASES: dict[str, NullSpaceCase] = {
     "WIRE": own("neural fields", Gabor, normal(7, 2)),
     "random features with a skip": own("neural fields", Fourier, normal(7, 2)),
     "linear attention": own("attention", LinearAttention, normal(3, 5, 6)),
+    "decaying states": own("state space models", DecayingStates, normal(2, 4, 4)),
     "cross attention": own("attention", CrossAttention, normal(3, 5, 6)),
     "GPT": own("attention", lambda: GPT(21, 5, width=8, layers=1, heads=2), words()),
     "Llama": own("attention", lambda: Llama(21, width=8, layers=1, heads=2, kv_heads=1), words()),

@@ -384,6 +384,8 @@ add(
     mean_of_products_kept=lambda m, h, g: (h * g).mean(-1, keepdim=True) * g.new_ones(4),
     sum_of_products_of_tokens_with_queries=lambda m, h, g: (h[:, :, None] * g[:, None]).sum(-1),
     product_summed_twice=lambda m, h, g: (p := h * g).sum(-1) + p.mean(-1),
+    product_of_vectors_summed=lambda m, h, g: (h[0, 0] * g[0, 0]).sum(),
+    pad_units_number=lambda m, h, g: fn.pad(h, (1, 0), value=0.7),
 )
 add(
     "tokens",
@@ -588,6 +590,7 @@ add(
     "tokens",
     "permutation",
     pad_number=lambda m, h, g: fn.pad(h, (0, 0, 1, 0), value=0.7),
+    pad_units_and_tokens_number=lambda m, h, g: fn.pad(h, (0, 2, 1, 0), value=0.7),
     index_put_number=lambda m, h, g: h.index_put([torch.tensor([2, 0])], torch.tensor(0.7, dtype=h.dtype)),
     gather=lambda m, h, g: g.gather(-1, h.argmax(-1, keepdim=True)),
 )
@@ -628,7 +631,6 @@ add(
     masked_scatter_units=lambda m, h, g: h.masked_scatter((torch.eye(5, 6) > 0), g[0]),
     index_units=lambda m, h, g: h[..., torch.tensor([0, 5, 1])],
     index_across=lambda m, h, g: h[torch.tensor([0, 1]), :, torch.tensor([1, 5])],
-    pad_units_number=lambda m, h, g: fn.pad(h, (1, 0), value=0.7),
 )
 add(
     "tokens",

@@ -408,7 +408,7 @@ def _as_summed(node: Node, call: Call) -> Summed | None:
     if not all(isinstance(x, Value) and not x.is_fixed for x in factors):
         return None
     for user in node.users:
-        dims: Any = user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")
+        dims: Any = (user.args[1] if len(user.args) > 1 else user.kwargs.get("dim")) or [*range(len(call.shape))]
         if operator_name(user.target) not in ("mean", "sum") or not isinstance(dims, list | tuple) or len(dims) != 1:
             return None
         dim = dims[0] % len(call.shape)

@@ -231,7 +231,7 @@ class Movement:
                 continue
             for k, part in zip(outs, parts, strict=True):
                 result.layouts[k] = part or leaf(1)
-                if len(outs) > 1 and len(part) == 1:
+                if shape[k] < algebra.size_of(merged) and len(part) == 1:
                     part[0].origins |= {(self.node, k)}
             if x.virtual is not None and ins == (x.virtual.dim,) and len(outs) == 1:
                 result.virtual = x.virtual._replace(dim=outs[0])

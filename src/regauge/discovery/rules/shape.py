@@ -115,17 +115,17 @@ def stack(b: Builder, call: Call) -> Stacked:
 
 
 def pad(b: Builder, call: Call) -> Value:
-    """Pad a tensor. Zero padding is a concatenation with zeros; any other padding freezes the padded axes."""
+    """Pad a tensor. Padding with a number is a concatenation; any other padding freezes the padded axes."""
     x, widths = as_value(b, call.x), ints(call.first("pad", "padding"))
     dims = [x.ndim - 1 - k for k in range(len(widths) // 2)]
     is_constant = call.get("mode", "constant") == "constant" and not call.name.startswith(("refl", "repl"))
-    is_zero = is_constant and call.get("value", 0) == 0
-    if not is_zero or min(widths) < 0:
+    is_zero = is_constant and not call.get("value", 0)
+    if not is_constant or min(widths) < 0:
         moved = [d for k, d in enumerate(dims) if widths[2 * k] or widths[2 * k + 1]]
         return _rearrange(b, x, moved, call.shape, law.linear if is_zero else law.fixed if is_constant else law.same)
     for k, dim in enumerate(dims):
         before, after = (
-            Value.fixed([width if d == dim else n for d, n in enumerate(x.shape)], is_zero=True)
+            Value.fixed([width if d == dim else n for d, n in enumerate(x.shape)], is_zero, frozenset(range(x.ndim)))
             for width in (widths[2 * k], widths[2 * k + 1])
         )
         x = _join(b, [before, x, after], dim)
