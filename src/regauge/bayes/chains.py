@@ -250,7 +250,7 @@ def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
         moves = {name: values.max((0, 1)) > values.min((0, 1)) for name, values in rounded.items()}
         columns = np.concatenate([values[:, :, moves[name]] for name, values in rounded.items()], -1)
         tree = arviz_base.from_dict({"posterior": {"entries": columns}})
-        # Chains that stand still have no variance within: their R-hat is infinite.
+        # If a chain does not move, its variance is zero, and R-hat is infinite.
         with np.errstate(divide="ignore", invalid="ignore"):
             numbers = {"rhat": arviz_stats.rhat(tree, method="rank")} if columns.shape[-1] else {}
             for way in ("bulk", "tail") if columns.shape[-1] else ():

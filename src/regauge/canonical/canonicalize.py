@@ -132,7 +132,7 @@ def canonicalize(
     if not is_factorized:
         base, element = params, whole
     if job is not None and job.out is not None:
-        # What acts goes tensor by tensor so that the canonical network is never in memory as a whole.
+        # Elements act on one tensor at a time, so the whole canonical network is never in memory.
         pieces = _canonical_pieces(job.source, symmetry, element, base)
         return cast(Params, job.write(pieces, lambda path: Alignment(symmetry, whole).save(path, overwrite=True)))
     moved = symmetry.act(element, base)

@@ -149,7 +149,7 @@ class _Work:
             blank = self.symmetry.identity(self.lead)
             self.element = self.symmetry.compose(blank.replace(name, move[name]), self.element)
         else:
-            # All orders come after this kind of step so that no group moves what another one says.
+            # Permutations are chosen after this kind of step, so that no group permutes values that others compare.
             so_far = Element({key: replace(self.element[key], perm=None) for key in names}, self.lead)
             product = _element.compose(fixed, move, so_far)[name]
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
@@ -218,7 +218,7 @@ class _Work:
         """Return the eigenvectors of the Gram matrix as rows, in descending order of eigenvalues."""
         values = torch.cat([self.coordinates(p, w) for p, w in zip(step.places, step.weighed, strict=True)], dim=-1)
         squares, vectors = torch.linalg.eigh(values @ values.mT)
-        # Directions in which there are no values may be turned into each other, all others must differ.
+        # Directions in which all values are zero may be rotated into each other. All other eigenvalues must differ.
         smallest = SINGULAR * squares[..., -1:]
         is_distinct = ((squares.diff(dim=-1) > smallest) | (squares[..., 1:] <= smallest)).all(-1)
         found = vectors.flip(-1).mT
@@ -244,7 +244,7 @@ class _Work:
     def reflect(self, step: SignStep) -> Value:
         """Return the diagonal matrix of signs that flips the selected coordinates."""
         signs = self.signs(step)
-        if self.symmetry[step.group].is_proper:  # An even number of coordinates: the last one follows the others.
+        if self.symmetry[step.group].is_proper:  # The other signs determine the last sign.
             signs = torch.cat([signs[..., :-1], signs[..., :-1].prod(-1, keepdim=True)], -1)
         matrix = torch.diag_embed(signs)
         return Value(matrix=keeping_ones(matrix) if self.symmetry[step.group].keeps_ones else matrix)
@@ -254,7 +254,8 @@ class _Work:
         signs = torch.zeros((), dtype=torch.float64)
         for place in step.places:
             values = self.coordinates(place)
-            # Odd power sums change sign with the unit, and do not depend on the order of the values, fixed later.
+            # Odd power sums change sign with the unit, and do not depend on the order of the values, which is chosen
+            # later.
             for power in (1, 3):
                 total, scale = values.pow(power).sum(-1), values.abs().pow(power).sum(-1)
                 is_certain = total.abs() > self.tolerance * scale
@@ -271,7 +272,7 @@ class _Work:
     def shift(self, step: ShiftStep) -> Value:
         """Return the numbers of half periods that bring the mean of the entries nearest to zero."""
         amount = step.place.site.placement.shift[step.family]
-        # The two ends of the cell are one point so that a mean which rounding has moved across one stays there.
+        # Both ends of the interval count as one point: the tolerance corrects a mean that rounding moved across an end.
         steps = -torch.ceil(self.values(step.place).mean(-1) / amount - 0.5 - self.tolerance).to(torch.int64)
         families = range(self.symmetry[step.group].shifts)
         return Value(shift=torch.stack([steps if f == step.family else steps * 0 for f in families], dim=-2))
@@ -326,8 +327,8 @@ class _Classes:
         column = values.numpy()
         order = np.lexsort((column, self._classes))
         sizes = scales.reshape(-1, self._size).amax(-1).repeat_interleave(self._size).numpy()
-        # Neighbors are compared, not all values with the first: values in a chain of steps below the tolerance stay
-        # together so that no pair within rounding of each other is ever told apart.
+        # Neighboring values are compared: values in a chain of differences below the tolerance get the same class.
+        # Therefore no two values that are equal up to rounding get different classes.
         is_new = np.diff(self._classes[order]) != 0
         is_new |= np.diff(column[order]) > self._tolerance * sizes[order][1:]
         self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])

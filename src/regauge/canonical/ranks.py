@@ -18,7 +18,7 @@ def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]])
     """
     ranks = {group.name: group.size for group in symmetry.groups if group.matrix == "linear"}
     before: dict[str, int] = {}
-    while before != ranks:  # Ranks only fall, so this ends.
+    while before != ranks:  # Ranks only decrease, so the loop ends.
         before = dict(ranks)
         for name in ranks:
             for is_inverse in (False, True):

@@ -88,7 +88,8 @@ class Manifold:
         self._require_pair(params_a, params_b)
 
         def angle(x: Tensor, y: Tensor) -> Tensor:
-            # A vector of the point's length whose only entry is the angle: squares of all factors then sum alike.
+            # A vector of the point's length whose only nonzero entry is the angle: its squared norm is then the squared
+            # distance.
             rest = x.new_zeros(x.shape[-1] - 1).expand(*x.shape[:-1], -1)
             return torch.cat([sphere.distance(x, y).unsqueeze(-1), rest], dim=-1)
 
@@ -179,8 +180,8 @@ class Manifold:
         result = dict(straight)
         for spheres in self.spheres:
             points = [self._vectors(spheres, params) for params in networks]
-            # A unit without weights has norm zero and no point on the sphere: the function gets a point in its place,
-            # which keeps NaN out of its gradient, and the Euclidean result is taken.
+            # A unit without weights has norm zero and no point on the sphere. The function gets another point instead,
+            # which prevents NaN in the gradient, and the Euclidean result is used.
             blank = torch.zeros_like(points[0])
             blank[..., 0] = 1
             is_on = torch.stack([_norms(x) > 0.5 for x in points]).all(0).unsqueeze(-1)
@@ -260,7 +261,7 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
             )
         whole = torch.arange(torch.Size(symmetry.shapes[head]).numel()).unsqueeze(0)
         spheres.append(Spheres(((head, whole),)))
-    # Canonical forms leave what they leave of representatives, whose streams are rotated.
+    # Canonical forms are computed from representatives, whose streams are rotated.
     behind = plan(symmetry.on_representatives(rotate=True)) if symmetry.rotatable else steps
     return Manifold(symmetry, tuple(spheres), behind.left)
 

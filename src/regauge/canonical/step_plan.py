@@ -142,7 +142,7 @@ class _Planner:
         signs = {group.name: group.signs if group.matrix == "none" else 1 for group in symmetry.groups}
         self.signs = {name: Span(count, is_binary=True) for name, count in signs.items()}
         self.open_shifts = {group.name: set(range(group.shifts)) for group in symmetry.groups}
-        # In a representative these biases are zero, and a norm of zero fixes no scale.
+        # In a representative, these biases are zero, and a norm of zero does not determine a scale.
         self.zero = {family.entries.parameter for family in symmetry.translations if not family.constant}
         self.ranks = largest_ranks(symmetry, self.places)
         self.linear = {*self.ranks}

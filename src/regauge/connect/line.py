@@ -206,7 +206,7 @@ def line(
     if not is_pair:
         params_a, params_b = as_params(params_a, "the first network"), as_params(params_b, "the second network")
     if is_pair:
-        path.at(params_a, params_b, 0.0)  # Refuses what is no pair.
+        path.at(params_a, params_b, 0.0)  # raises an error for other arguments
     for ends in zip(params_a, params_b, strict=True) if is_pair else ((params_a, params_b),):
         require_comparable(ends, judge)
     table, stored, at = [], [], walk(path, params_a, params_b)

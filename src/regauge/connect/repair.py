@@ -341,7 +341,7 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
         try:
             for layer in layers.values():
                 layer.train()
-                layer.momentum = None  # Then torch keeps the cumulative average.
+                layer.momentum = None  # torch then computes the cumulative average
             with torch.no_grad():
                 for batch in batches:
                     call(module, state, inputs_of(batch))
@@ -391,7 +391,7 @@ def require_endpoints(
 
 def _repair_layer(layer: AffineLayer, params: Params, now: RunningMoments, mean: Tensor, std: Tensor) -> Params:
     """Return the weight and bias of a layer that give its units a mean and a standard deviation."""
-    # A unit that is constant has no spread to scale; its factor of one leaves the spread at zero and moves the mean.
+    # A constant unit has a standard deviation of zero. With a factor of one, only its mean changes.
     is_live = now.std > CONSTANT_UNIT * (now.mean.abs() + std)
     factor = torch.where(is_live, std / torch.where(is_live, now.std, 1.0), 1.0)
     weight = params[layer.weight]

@@ -152,7 +152,7 @@ def find_classes(space: Space) -> list[Tensor]:
 
 def _root(left: Float[Tensor, "models classes members"]) -> Float[Tensor, "classes classes"]:
     """Return the symmetric square root of the covariance between classes, estimated over networks and members."""
-    # Members of a class are exchangeable, so their covariances are pooled: only those of classes can be estimated.
+    # Members of a class are exchangeable, so only the pooled covariances of classes can be estimated.
     values = left.double().permute(1, 0, 2).flatten(1)
     sizes, axes = torch.linalg.eigh(values @ values.T / values.shape[1])
     root: Tensor = (axes * sizes.clamp_min(0).sqrt()) @ axes.T

@@ -168,7 +168,7 @@ class FlowFitting(Fitting[Flow]):
             points = {name: manifold.reduce(own) for name, own in points.items()}
         moments = Moments.of([points["train"]], manifold, is_pooled=not config.is_aligned)
         begin = moments if starts is None else Moments.of([space.enter(starts)], space)
-        assert config.prior is not None  # A design chooses one.
+        assert config.prior is not None  # A design always has a prior.
         if isinstance(config.prior, FullGaussian):
             found = find_covariance(points["train"], manifold, moments, config.prior.shrink)
             begin = replace(begin, covariance=found)
@@ -214,7 +214,7 @@ class FlowFitting(Fitting[Flow]):
         if self.task is None:
             return Validation((loss,), facts)
         drawn = float(self._drawn_losses(self.task).mean())
-        # Velocities that fit held-out networks worse than a normal distribution does are learned by heart.
+        # If velocities fit held-out networks worse than a normal distribution does, the model has overfitted.
         is_worse = self.config.has_gaussian and loss > self._normal_loss
         return Validation((float(is_worse), drawn), {**facts, "drawn_loss": drawn})
 
@@ -232,7 +232,7 @@ class FlowFitting(Fitting[Flow]):
         networks.
         """
         drawn = self._make(None, {}).draw_starts(DRAWN, self.division.chance("outlook"))
-        finite_losses(task, drawn := to_device(drawn, self.config.device))  # Refuses a task on which nothing is finite.
+        finite_losses(task, drawn := to_device(drawn, self.config.device))  # raises an error if no loss is finite
         known = to_device(validation, self.config.device)
         one_answer = find_one_answer(predict_classes(task, select(known, slice(0, 1))))
         return find_kept(find_means(task, drawn), find_means(task, known), one_answer)

@@ -206,7 +206,7 @@ class _Distances:
     def describe(self, own: Points) -> dict[str, Any]:
         """Return the distances of some networks, for their score."""
         distance, sources = nearest(self.space, own, self.train)
-        few = own[: max(2, len(self.train))]  # Among more networks than those for training, each has nearer ones.
+        few = own[: max(2, len(self.train))]  # as many as for training: distances depend on the number
         others, _ = nearest(self.space, few, few, is_same=True)
         # The energy distance 2 E|X - Y| - E|X - X'| - E|Y - Y'| is zero only for equal distributions (Szekely and
         # Rizzo 2013); without bias, since no point is paired with itself, it may come out negative.

@@ -83,7 +83,7 @@ class Space(Manifold):
         names = tuple(n for n in population if n not in again | fixed)
         positive = tuple(n for n in names if n in symmetry.buffers and bool((population[n] > 0).all()))
         constants = {n: t[0].clone() for n, t in population.items() if n in fixed}
-        # Networks that are drawn are run, and may have their statistics computed anew.
+        # Sampled networks are evaluated, and their running statistics may be recomputed.
         symmetry = without_structure(symmetry).on_data
         head = how.head if how.head_form != "keep" else None
         if head is not None and head not in symmetry.shapes:

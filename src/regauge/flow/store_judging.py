@@ -41,7 +41,7 @@ def judge_store(
         ValueError: The flow was fitted to other stores.
     """
     known = {"checkpoints": flow.about.get("checkpoints"), **flow.about.get("selection", {})}
-    is_last = known.get("final", known["checkpoints"] == "last")  # as flows of earlier versions told it
+    is_last = known.get("final", known["checkpoints"] == "last")  # earlier versions stored this
     chosen = stores.find(known.get("where", ()), "last" if is_last else "all")
     parts = divide(stores, chosen, split_by=known.get("split_by") or None)
     counts = {name: len(part) for name, part in parts.items()}

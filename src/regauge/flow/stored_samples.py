@@ -101,7 +101,7 @@ def sample_store(
             )
             known = {"step": 0} if label is None else {"step": 0, "label": label}
             rows = [{"id": start + k, **known} for k in range(count)]
-            # An output appears when there is something in it: settings that cannot be sampled leave no folder.
+            # The output is opened only when there are samples, so settings with errors leave no folder.
             target = target or open_target()
             target.append({n: round_to(tensor, dtypes[n], n) for n, tensor in made.items()}, rows, name=name)
         advance(count)

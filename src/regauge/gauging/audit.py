@@ -141,7 +141,7 @@ class _Audit:
         names = list(self.wide)
         marks = {name: torch.full(t.shape, k, dtype=torch.float64) for k, (name, t) in enumerate(self.wide.items())}
         found = {own: mark.flatten() for own, mark in self.convert(marks).items() if mark.numel()}
-        # What several layers share has several marks.
+        # A tensor that several layers share has several marks.
         return {names[int(mark[0])]: own for own, mark in found.items() if bool((mark == mark[0]).all())}
 
     def run(self) -> list[Finding]:
@@ -232,7 +232,7 @@ class _Audit:
                         torch.func.functional_call(norm, {"weight": w, **bias}, (x,))
                         for w in (weight, 2 * (weight + offset) - offset)
                     )
-            except (RuntimeError, TypeError, ValueError):  # Batch normalization of images takes no rows.
+            except (RuntimeError, TypeError, ValueError):  # Batch normalization of images does not accept rows.
                 return 0.0
             if torch.allclose(2 * once, twice, rtol=1e-4, atol=1e-6):
                 return offset

@@ -83,7 +83,7 @@ def _sylvester(n: int) -> tuple[Square, ...]:
 def _paley(n: int) -> Square | None:
     """Return Paley's first construction if n - 1 is a prime, or the second construction if n / 2 - 1 is a prime."""
     if _is_prime(n - 1):
-        core = _conference(n - 1)  # Skew, since n - 1 leaves 3 modulo 4.
+        core = _conference(n - 1)  # skew, because n - 1 is 3 modulo 4
         return _normalize(torch.eye(n, dtype=torch.float64) + core)
     q = n // 2 - 1
     if q % 4 == 1 and _is_prime(q):

@@ -38,7 +38,7 @@ def named_method(
     chosen = None
     if name != "best":
         kind: Any = METHODS[name]
-        # Where the network is judged as a whole, groups are rotated even if their own rounding error grows.
+        # If the loss of the whole network decides, groups are rotated even if their own rounding error grows.
         every = {"scheme": scheme, "is_kept_always": is_kept_always or is_loss, **settings}
         chosen = (kind(**{field.name: every[field.name] for field in fields(kind) if field.name in every}),)
     by: Literal["loss", "weights"] = "loss" if is_loss else "weights"

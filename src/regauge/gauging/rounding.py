@@ -146,7 +146,7 @@ def layer_rows(symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
             continue
         acted, read = acting.get(name, set()), readers[name]
         if len(shape) == 2 and not read and acted == {1} and symmetry.readers:
-            continue  # A table: what it holds of a token goes on as it is.
+            continue  # An embedding table: its rows are used unchanged.
         if read:
             others = [axis for axis in range(len(shape)) if axis not in read]
             rows = tuple(axis for axis in others if axis == 0 or axis in acted) or tuple(others)

@@ -78,7 +78,7 @@ class Configuration:
         layers = LayerStack.of(names, str(self.folder), stack)
         count = layers.count
         places = sorted(_places(settings, count), key=lambda place: "layer" not in place[-1])
-        for place in places:  # A default may follow another setting.
+        for place in places:  # A default may depend on another setting.
             if "layer" in place[-1]:
                 _part_at(self.document, place[:-1]).setdefault(place[-1], count)
         for place in places:
@@ -87,7 +87,7 @@ class Configuration:
             _keep(_part_at(larger.document, place[:-1]), place[-1], count, [*range(count), count - 1])
             try:
                 found = list(larger.build())
-            except (ValueError, RuntimeError):  # not a number that can be changed alone
+            except (ValueError, RuntimeError):  # a number that cannot be changed separately
                 continue
             new = [name for name in found if name not in names]
             if new and all((own := layers.split(name)) is not None and own[0] == count for name in new):

@@ -109,14 +109,14 @@ def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mappi
     try:
         with torch.no_grad():
             before = None if is_meta else _tensors(module(*inputs, **kwargs))
-    except Exception:  # These are not its inputs, which the trace has said.
+    except Exception:  # The inputs do not fit; the trace raises the error.
         return False
     for spare in (0, 1):
         module.forward = MethodType(_visiting(type(module).forward, spare), module)
         try:
             with torch.no_grad():
                 after = _tensors(module(*inputs, **kwargs))
-        except Exception:  # A model can fail in any way on blanks in place of its numbers.
+        except Exception:  # A model may raise any error for tensors without entries.
             continue
         if before is None or (len(before) == len(after) and all(map(_is_close, before, after))):
             return True
@@ -128,7 +128,7 @@ def _visiting(forward: Callable[..., Any], spare: int) -> Callable[..., Any]:
     """Return a converted forward method that uses the parameters of the module on which it is called."""
 
     def visiting(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # Routers convert their own weights, which a trace cannot; tensors of a trace have lists of their own.
+        # Routers convert their own weights, which cannot be traced. Tensors in a trace have separate lists.
         with EveryExpert(spare), ExitStack() as patches:
             patches.enter_context(patch.object(nn.Module, "to", lambda module, *_, **__: module))
             for kind in (Tensor, FakeTensor, FunctionalTensor):

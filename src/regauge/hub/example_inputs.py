@@ -68,7 +68,7 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
             if not (is_text or _reaches(module, kwargs, parts) or "inputs_embeds" in kwargs):
                 spare = trial if spare is None else spare
                 continue
-        except Exception as error:  # A model can fail in any way on inputs that are not its own.
+        except Exception as error:  # A model may raise any error for unsuitable inputs.
             if not _needs_values(error):
                 said = " ".join(str(error).split())[:200]
                 reason = reason or f"with {', '.join(kwargs)}: {type(error).__name__}: {said}"
@@ -264,7 +264,7 @@ class _Made:
     def _tokens(self) -> Tensor:
         try:
             text = self.config.get_text_config()
-        except ValueError:  # There are several.
+        except ValueError:  # there are several text configurations
             text = self.config
         count = getattr(text, "vocab_size", None) or self._setting("vocab_size", 16)
         drawn = torch.randint(3, max(4, int(count)), (2, TOKENS), generator=self.generator)
@@ -338,7 +338,7 @@ class _Made:
             try:
                 with torch.no_grad(), without_memory(self.module):
                     found = find(**{name: t for name, t in kwargs.items() if name in taken})
-            except Exception:  # A model can fail in any way on media that it does not take alone.
+            except Exception:  # A model may raise any error if it needs further inputs.
                 return None
             marks.append(torch.full((2, _count(getattr(found, "pooler_output", found))), mark))
         return torch.cat([*marks, self._tokens()], 1)

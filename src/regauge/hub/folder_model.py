@@ -35,7 +35,7 @@ def build_folder(folder: Path, values: Values) -> tuple[nn.Module, Iterator[Kwar
         is_small = sum(p.numel() for p in module.parameters()) <= MATERIALIZED
         if values == "always" or (values == "if small" and is_small):
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)  # What the verification says of the symmetry is the same in every run.
+                torch.manual_seed(0)  # The verification gives the same result in every run.
                 module = traceable(build())
     return module.eval(), example_inputs(module, module.config)
 

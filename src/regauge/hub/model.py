@@ -109,7 +109,7 @@ class Model:
     def traced(self) -> Traced:
         """The result of tracing the model, or the cached result of an earlier run."""
         if self._given is not None or "_traced_now" in self.__dict__ or folder_of(self.name) is None:
-            return self._traced_now  # What a factory makes may change from run to run: nothing is kept.
+            return self._traced_now  # A factory may make different models in each run: no cache.
         settings = [self.values, self.verify]
         return trace_once(self.name, self.tracing, settings, lambda: self._traced_now, retrace=self.retrace)
 

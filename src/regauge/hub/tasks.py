@@ -78,7 +78,7 @@ def make_task(
                 raise ValueError(f"the model fails on the data: {type(error).__name__}: {error}") from error
     if loss == "mse":
         return task
-    # From here on the loss is that of `Task`, which methods recognize.
+    # From here on, the loss is the default loss of `Task`, which methods recognize.
     classes = [(inputs, targets.long()) for inputs, targets in converted]
     return Task(module, classes, outputs=tuple(outputs) or None)
 

@@ -101,7 +101,7 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # whatever a tokenizer's own reader raises
+    except Exception as error:  # any error of the tokenizer's reader
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"the tokenizer in {str(folder)!r} cannot be read ({type(error).__name__}: {reason}); it is needed because "
@@ -118,7 +118,7 @@ def _require_own_files(folder: Path) -> None:
         require_inside(path)
     for path in (folder / name for name in WITHOUT_TOKENS):
         settings = read_object(path) if path.is_file() else {}
-        # Paths in tokenizer_config.json are those of the machine that wrote it, and not read.
+        # Paths in tokenizer_config.json refer to the machine that wrote the file, and are not read.
         are_read = [
             k for k in settings if k in READ_AS_PATHS or (k.endswith("_file") and path.name != WITHOUT_TOKENS[0])
         ]
@@ -187,7 +187,7 @@ def _different_settings(first: Path, second: Path, is_united: bool) -> list[str]
         return []
     try:
         one, two = (dict(read_json(folder / CONFIG)) for folder in (first, second))
-    except (ValueError, TypeError):  # told by who builds the model
+    except (ValueError, TypeError):  # the model builder raises an error
         return []
     keys = [key for key in sorted({*one, *two}) if key not in HISTORY and one.get(key) != two.get(key)]
     keys = [key for key in keys if not (is_united and (key == "vocab_size" or holds_tokens(key)))]

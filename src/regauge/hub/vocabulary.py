@@ -171,7 +171,7 @@ def unite(
     ]
     giver = 0 if isinstance(wanted.source, str) else folders.index(wanted.source)
     place = places[giver]
-    tokenizer = load_tokenizer(place)  # A new one, to which tokens are added.
+    tokenizer = load_tokenizer(place)  # a new tokenizer, to which tokens are added
     added = _added(tokenizer, tokenizers, known) if wanted.source == "union" else []
     added += [token for token in wanted.tokens if token not in tokenizer.get_vocab() and token not in added]
     tokenizer.add_tokens(added)
@@ -188,7 +188,7 @@ def unite(
         vocabulary = {token: k for token, k in vocabulary.items() if k < rows[giver] or token in wanted.tokens}
     size = -(-(max(vocabulary.values()) + 1) // wanted.multiple) * wanted.multiple
     stored = " and ".join(f"{count:,}" for count in rows)
-    if size > 2 * (sum(rows) + len(vocabulary)) + PADDING:  # Before memory is taken for rows.
+    if size > 2 * (sum(rows) + len(vocabulary)) + PADDING:  # before memory is allocated for rows
         raise ValueError(
             f"the tokens of {folders[giver]} would need {size:,} rows of embeddings, but there are {len(vocabulary):,} "
             f"tokens, and networks with {stored} rows; correct the tokenizers, or the multiple to which rows are added"

@@ -47,7 +47,7 @@ def _is_signal(text: str) -> bool:
         return is_signal(text)
     try:
         return not {"inputs", "targets"} <= read_arrays(text).keys()
-    except ValueError:  # told where the file is read
+    except ValueError:  # the reader of the file raises the error
         return False
 
 

@@ -145,7 +145,7 @@ def write_orbit(
     rows = [
         {"id": k, "step": 0, "noise": copies.noise, "reach": copies.reach, "parts": parts} for k in range(len(copies))
     ]
-    with suppress(FileExistsError):  # they are there
+    with suppress(FileExistsError):  # already written
         store.append(copies.params, rows, name="orbit")
     return Store.open(folder)
 

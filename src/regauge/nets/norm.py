@@ -48,7 +48,7 @@ class FilterResponseNorm(nn.Module):
         weight, bias, threshold = (t.reshape(-1, 1, 1) for t in (self.weight, self.bias, self.threshold))
         power = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).square() / x.shape[-2:].numel()
         scale = weight * torch.rsqrt(power + self.eps)
-        # Few passes over tensors as large as x, and all of them in its dtype: their time is that of memory.
+        # Only few passes over tensors as large as x, all in its dtype, because memory access determines the time.
         above = torch.addcmul((bias - threshold).to(x.dtype), x, scale.to(x.dtype))
         return functional.relu(above) + threshold.to(x.dtype)
 

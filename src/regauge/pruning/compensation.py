@@ -153,8 +153,8 @@ class _State:
 
     def costs(self, copy: int) -> Float[Tensor, " units"]:
         """Return the additional error caused by removing each unit and refitting the weights."""
-        # 1 / (M^-1)_ii is the variance that the other units leave of unit i: the error of the best linear substitute,
-        # counted by the weights that read it (as for the optimal brain surgeon, Hassibi and Stork 1993).
+        # 1 / (M^-1)_ii is the error of the best linear prediction of unit i from the other units. It is weighted by the
+        # weights that read the unit (optimal brain surgeon, Hassibi and Stork 1993).
         return self.weights[copy].diagonal() / self.inverse[copy].diagonal()[:-1].clamp_min(1e-300)
 
     def plain(self, copy: int, removed: Bool[Tensor, " units"]) -> Float[Tensor, " units"]:
@@ -172,7 +172,7 @@ class _State:
         column = own[:, unit].clone()
         part = row[:-1]
         own -= torch.outer(column, part) + torch.outer(part, column) - column[unit] * torch.outer(part, part)
-        # What is left of the removed unit is rounding.
+        # The remaining entries of the removed unit are rounding errors.
         self.inverse[copy, unit], self.inverse[copy, :, unit] = 0.0, 0.0
         self.mixing[copy, :, unit] = 0.0
         own[unit], own[:, unit] = 0.0, 0.0

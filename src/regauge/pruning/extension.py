@@ -55,7 +55,7 @@ def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     added = dict(symmetry.added)
     ranges = {name: number for name, number in symmetry.added.items() if isinstance(number, tuple)}
     masks = kept_entries(found, {group.name: group.size for group in symmetry.groups}) if ranges else {}
-    for name in ranges.keys() & masks.keys():  # Additional units follow those of the same range.
+    for name in ranges.keys() & masks.keys():  # Additional units come after the units of the same range.
         numbers = torch.as_tensor(constant(ranges[name], symmetry.shapes[name][0]))
         added[name] = ranges_of(numbers[masks[name][0].cumsum(0) - 1])
     return replace(found, added=added)
@@ -88,7 +88,7 @@ def _extend_axis(own: dict[int, tuple[Group, Placement]], length: int, name: str
             last, end = _last_unit(group, place)
             for number in range(1, size - old + 1):
                 source.append(last)
-                ends.append(2 * end - 1)  # Behind all that lies before the end of the block, and before what follows.
+                ends.append(2 * end - 1)  # after all entries before the end of the block, and before later entries
                 copies.append(torch.full_like(last, number))
     origin, copy, key = torch.cat(source), torch.cat(copies), torch.cat(ends)
     order = ((key * (size + 1) + copy) * length + origin).argsort()

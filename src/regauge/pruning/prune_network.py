@@ -243,7 +243,7 @@ class _Work:
         for name in (name for names in sets for name in names):
             count, size = self.symmetry.count_copies(name), self.symmetry[name].size
             last = torch.zeros(count, size, dtype=torch.bool)
-            last[:, -max(size // 3, 1) :] = True  # One unit alone may be silent on the inputs.
+            last[:, -max(size // 3, 1) :] = True  # A single unit may be inactive on the inputs.
             trial.remove(name, last.flatten())
             gone[name] = last
         try:
@@ -378,7 +378,7 @@ class _Work:
             self.gone[name] = criterion.remove(self.network, name, scores[name], self.gone[name], counts[name])
         if element is not None:
             inverse, blank = symmetry.inverse(element), symmetry.identity()
-            for name in mixed:  # What is cut keeps its directions.
+            for name in mixed:  # Cut tensors keep their directions.
                 inverse = inverse.replace(name, blank[name])
             after = symmetry.act(inverse, self.network.params)
             changed = {name for name, tensor in self.network.params.items() if tensor is not before[name]}
@@ -408,11 +408,11 @@ class _Work:
         cut, outputs = None, self.network.run_smaller(module)
         if is_compared:
             cut = self.network.change(self.network.run(self.network.params), outputs)
-        half = len(given) // 2  # The others are of inputs that are no data.
+        half = len(given) // 2  # The second half belongs to inputs that are not data.
         distance = self.network.change(given[:half], outputs[:half])
         params = self._as_given(self._in_coordinates(small, after, kept))
         if self.coordinates:
-            for name, tensor in module.state_dict().items():  # Some modules load only what says its version.
+            for name, tensor in module.state_dict().items():  # Some modules load only state dicts with a version.
                 if name in params:
                     tensor.copy_(params[name])
         module = module.to(next((t.dtype for t in self.given.values() if t.is_floating_point()), torch.float32))

@@ -159,7 +159,7 @@ class PrunedConfigs:
                 with torch.device("meta"):
                     state = type(self._module)(self._config(config)).state_dict()
                 self._built[key] = {name: tuple(tensor.shape) for name, tensor in state.items()}
-            except Exception:  # Code of transformers, which may fail in any way on sizes that do not fit.
+            except Exception:  # transformers may raise any error for unsuitable sizes
                 self._built[key] = None
         shapes = self._built[key]
         return None if shapes is None else {name for name, shape in wanted.items() if shapes.get(name) != tuple(shape)}

@@ -320,7 +320,7 @@ def _cell(segments: Mapping[int, _Segment], ndim: int, present: set[str]) -> _Ce
         joint = tuple(e for p in chain for e in labels[p].character)
         indices = "".join(target[p] for p in chain) + "".join(source[p] for p in chain)
         operands.append(_Operand((place[0], joint), indices, power))
-    # Divisors come first, and the tensor after the first product: sums then are taken as early as can be.
+    # Divisors come first, and the tensor after the first product, so that sums are computed as early as possible.
     operands.sort(key=lambda operand: operand.power)
     at = 1 + sum(operand.power < 0 for operand in operands)
     terms = ["..." + operand.letters for operand in operands]

@@ -142,7 +142,8 @@ def _normalize(logits: Tensor, g: Tensor, tolerance: float, max_iterations: int)
             rows = plan.sum(-1)
             if done >= max_iterations or not bool(((rows - 1).abs() > tolerance).any()):
                 return plan, g
-            # u scales rows and v columns. Vectors stand on the left: products of many matrices are slow with columns.
+            # u scales rows and v scales columns. Vectors are on the left, because products of many matrices with
+            # columns are slow.
             v = torch.ones_like(g).unsqueeze(-2)
             for _ in range(CHECKED):
                 u = (v @ plan.mT).reciprocal()
@@ -159,7 +160,7 @@ def _gradient(plan: Tensor, gradient: Tensor) -> Tensor:
     n, eps, tiny = plan.shape[-1], torch.finfo(plan.dtype).eps, torch.finfo(plan.dtype).tiny
     b = plan.sum(-2, keepdim=True)
     h = (plan * gradient).sum(-2, keepdim=True)
-    # In a row and a column there is at most one entry above one half: what cancels does so there.
+    # In each row and column, at most one entry is above one half. Cancellation occurs only at such entries.
     is_large = (plan > 0.5).to(plan.dtype)
     large = plan * is_large
     small = plan - large
@@ -170,7 +171,7 @@ def _gradient(plan: Tensor, gradient: Tensor) -> Tensor:
     weights = (plan / b) @ plan.mT
     weights = weights - torch.diag_embed(weights.diagonal(dim1=-2, dim2=-1))
     scale = (weights.sum(-1, keepdim=True) + tiny).rsqrt()
-    # Constants are in the kernel, and which one is added does not matter.
+    # Constants are in the kernel of this map, so any constant may be added.
     kernel = 1 / scale
     kernel = kernel / torch.linalg.vector_norm(kernel, dim=-2, keepdim=True)
     ridge = (1 + RIDGE * n**0.5 * eps) * torch.eye(n, dtype=plan.dtype, device=plan.device)

@@ -199,7 +199,7 @@ class SoftElement:
             within = symmetry[name].within
             own = "".join(target[base] for base in within) + "".join(source[base] for base in within)
             term = self._own(symmetry[name], exponents, plans)
-            if term.ndim == 3:  # Nothing to choose in a block: the identity whatever the blocks are.
+            if term.ndim == 3:  # no choice within blocks: the identity
                 own = ""
             terms.append("z" + own + target[name] + source[name])
             operands.append(term)

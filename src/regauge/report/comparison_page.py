@@ -118,7 +118,7 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
                 axes.annotate(abridge(name, 44), (x, y), xytext=(7, 0), textcoords="offset points", va="center")
         axes.set_ylim(rows - 0.5, -0.5)
         end = max(x for x, _ in places.values()) or 1.0
-        axes.set_xlim(-0.02 * end, 1.55 * end)  # Names stand to the right of their networks.
+        axes.set_xlim(-0.02 * end, 1.55 * end)  # names are drawn to the right of their networks
         axes.set_yticks([])
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("squared distance modulo the group, relative to the norm", color=MUTED, loc="left")

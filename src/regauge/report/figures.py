@@ -78,7 +78,7 @@ def draw_figure(width: float, height: float, layout: Any = "constrained") -> Ite
         figure = Figure(figsize=(width, height), layout=layout)
         yield figure
         _show_texts_as_they_are(figure)
-        # Ticks are chosen for the size that the layout leaves: the next drawing leaves room for the labels of these.
+        # Ticks depend on the size that the layout gives. The next drawing reserves space for the labels of these ticks.
         figure.draw_without_rendering()
 
 
@@ -92,7 +92,7 @@ def _show_texts_as_they_are(figure: Figure) -> None:
             text.set_parse_math(False)
     for axis in axes:
         formatter = axis.get_major_formatter()
-        if isinstance(formatter, FixedFormatter | FuncFormatter | StrCategoryFormatter):  # labels that are given
+        if isinstance(formatter, FixedFormatter | FuncFormatter | StrCategoryFormatter):  # labels set by the caller
             axis.set_major_formatter(_escaping(formatter))
 
 

@@ -126,7 +126,7 @@ def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
         if _is_free(curves, rows, (x, x + side * LABEL[0]), y, 0.5 * LABEL[1] * (high - low)):
             axes.text(x, y, f"barrier {height:.2f}", va="center", ha="left" if side > 0 else "right", **style)
             return
-    # A narrow hill: the label stands above its top, for which the axis becomes longer.
+    # For a narrow peak, the label is drawn above the peak, and the axis is extended.
     axes.set_ylim(low, high + LABEL[1] * (high - low))
     axes.text(top["t"], high, f"barrier {height:.2f}", va="center", ha="center", **style)
 

@@ -96,7 +96,7 @@ def lay_out(
         }
         found[group.name] = sorted(places_of.values(), key=lambda mark: mark.band)
     drawn = [group for group in groups if found[group.name]]
-    # Long threads come first, and therefore stand to the left.
+    # Long threads come first, and are therefore drawn on the left.
     drawn.sort(key=lambda group: (found[group.name][0].band, -found[group.name][-1].band))
     threads, ends = [], list[int]()
     for group in drawn:

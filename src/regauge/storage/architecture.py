@@ -72,7 +72,7 @@ class Architecture:
             object.__setattr__(self, "layout", layout_of(module.state_dict()))
 
     def __hash__(self) -> int:
-        # Without the settings: equal ones may be in another order, or have 1 in the place of 1.0.
+        # The hash leaves out the settings, because equal settings may differ in order, or have 1 instead of 1.0.
         return hash((self.name, self.factory, self.layout))
 
     @property

@@ -149,7 +149,7 @@ class Loader(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         """Yield the remaining batches of the current epoch."""
         for batch in self._prepare(self._share()):
-            # Before the batch is given so that a state that is saved then does not repeat it.
+            # Set before the batch is returned, so that a state saved afterwards does not repeat the batch.
             self.number = batch.state["number"] or len(self)
             yield batch
         self.epoch, self.number = self.epoch + 1, 0

@@ -95,7 +95,7 @@ class PlainProgram(Generic[B]):
         lrs: Mapping[str, float] | None = None,
     ) -> None:
         self._gradient = gradient
-        # The fused kernels run over memory, so parameters and gradients have the same strides.
+        # The fused kernels ignore strides, so parameters and gradients need the same strides.
         self._params = {n: t.detach().clone(memory_format=torch.contiguous_format) for n, t in params.items()}
         settings = require_numbers(optimizer)
         self._lrs = [(lrs or {}).get(name, settings["lr"]) for name in self._params]

@@ -63,7 +63,7 @@ class NetProgram(Generic[B]):
         self.net.train()
         seed, device = derive_seed(self._seed, "step", self.taken), next(self.net.parameters()).device
         with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type=device.type):
-            torch.manual_seed(seed)  # dropout knows no other source of chance
+            torch.manual_seed(seed)  # dropout uses the global generator
             loss = self._loss(batch, torch.Generator().manual_seed(seed))
             self._optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

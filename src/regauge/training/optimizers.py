@@ -83,7 +83,7 @@ class SGD:
         if not _is_zero(decay):
             gradient = gradient + decay * block.param
         for buffer in block.moments:
-            # Zeros at the first step so that the buffer becomes the gradient then.
+            # In the first step, the buffer is zero and becomes the gradient.
             buffer.mul_(momentum).add_(gradient)
             gradient = gradient + momentum * buffer if self.is_nesterov else buffer
         if isinstance(lr, Tensor):
@@ -145,7 +145,7 @@ class Adam:
             gradient = gradient + decay * block.param
         mean.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        # m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), with the corrections taken out of the tensors.
+        # m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), where the corrections are numbers instead of tensors.
         correction = (1 - second**step) ** 0.5
         root = square.sqrt().add_(self.eps * correction)
         factor *= correction / (1 - first**step)
@@ -247,7 +247,7 @@ class Fused:
 
     def update(self, gradients: Sequence[Tensor], rate: Rate) -> None:
         """Take a step at the scheduled rate."""
-        # The fused kernels run over memory: a gradient with other strides than its parameter would be read wrongly.
+        # The fused kernels ignore strides, so a gradient needs the same strides as its parameter.
         plain = [gradient.contiguous() for gradient in gradients]
         for (views, optimizer, lr), own in zip(self.parts, self._views(plain), strict=True):
             for view, gradient in zip(views, own, strict=True):

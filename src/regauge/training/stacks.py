@@ -252,5 +252,5 @@ class LoopEngine:
                 hook.remove()
             pieces = min(len(batch), -(-max(sizes) // PIECE_BYTES))
             apart = torch.cat([self._run(own, piece) for piece in batch.chunk(pieces)])
-        # A module may compare the examples of a batch; then its outputs for pieces are others.
+        # A module may compare the examples of a batch, so its outputs for parts of the batch may differ.
         return pieces if torch.allclose(whole, apart, rtol=0, atol=1e-3 * float(whole.abs().max())) else 1

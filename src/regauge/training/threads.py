@@ -55,7 +55,7 @@ def one_thread() -> Iterator[None]:
             _LIMIT.threads = torch.get_num_threads()
             os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
         _LIMIT.blocks += 1
-        torch.set_num_threads(1)  # each thread has a number of its own
+        torch.set_num_threads(1)  # the number is per thread
     try:
         yield
     finally:

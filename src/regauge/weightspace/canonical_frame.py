@@ -50,14 +50,14 @@ class CanonicalFrame:
         needed = [step for step in found.steps if step.group not in touched]
         places = (place for step in needed for place in getattr(step, "places", ()))
         if any(other.group.name in touched for place in places for other in place.others):
-            needed = list(found.steps)  # Their values are not settled before those of the matrices are.
+            needed = list(found.steps)  # Their values depend on those of the matrices.
         kept = tuple(step for step in needed if _part(step) in parts)
         still_open = {part for group, part in found.open if group not in touched and part in parts}
         if "sign" in left and any(map(_sees_signs, kept)):
-            parts = (*parts, "sign")  # What these steps choose by is settled only once signs are.
+            parts = (*parts, "sign")  # These steps choose by values that depend on signs.
             kept = tuple(step for step in needed if _part(step) in parts)
         if "scale" in left and kept:
-            parts = (*parts, "scale")  # Sums over units that scales change.
+            parts = (*parts, "scale")  # These sums over units depend on scales.
             kept = tuple(step for step in needed if _part(step) in parts)
         return cls(layout.symmetry, replace(found, steps=kept), parts, frozenset(still_open), layout.is_weighed)
 

@@ -170,7 +170,7 @@ class Encoder(nn.Module):
             if has_pairs or len(block.ends) < 2:
                 self._add_maps(k, block, layout, width, generator)
         self._add_vectors(layout, width, generator)
-        # Half periods change values that add to an angle, whose sines and cosines are blocks of their own.
+        # Half periods change values that add to an angle. The sines and cosines of such angles form separate blocks.
         self.moments = nn.ModuleDict(
             {
                 f"{k}": Dense(MOMENTS, width, gain=1 / math.sqrt(count), generator=generator)
@@ -186,7 +186,7 @@ class Encoder(nn.Module):
         waves = {name for wave in (layout.waves or {}).values() for name in (wave.sine, wave.cosine)}
         if block.name in layout.signs and block.name not in waves:
             odd = Dense(block.channels, width, is_biased=False, gain=gain, generator=generator)
-            if self.frequencies_of[k] is not None:  # Waves of at most that many radians per unit of an input.
+            if self.frequencies_of[k] is not None:  # the largest frequency, in radians per unit of an input
                 nn.init.uniform_(odd.weight, -1.0, 1.0, generator=generator)
             self.odd_maps[f"{k}"] = odd
         dense = Dense(block.channels * self.values.count(), width, gain=gain, generator=generator)

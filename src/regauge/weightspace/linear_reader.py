@@ -61,7 +61,8 @@ class LinearReader(nn.Module):
         soft = torch.maximum(SOFT * mean, least)
         known = torch.cat([exact, (exact.abs() + soft).log()], 1)
         deviation = known.std(0, correction=0)
-        # Rounding alone is no spread: of a statistic that is the same for all networks nothing can be learned.
+        # A deviation caused by rounding counts as zero: a statistic that is equal for all networks contains no
+        # information.
         deviation[deviation <= torch.cat([least, torch.full_like(least, LEAST)])] = torch.inf
         for buffer, found in ((self.soft, soft), (self.mean, known.mean(0)), (self.deviation, deviation)):
             buffer.copy_(found)

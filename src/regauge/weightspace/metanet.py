@@ -159,7 +159,7 @@ class Metanet(nn.Module):
         layer, values = MessagePassing() if layer is None else layer, Scalars() if values is None else values
         wanted, axes = (*PARTS, TRANSLATION) if parts is None else tuple(parts), tuple(sorted(readers))
         if readers and any(one.translations for one in symmetries):
-            wanted = tuple(part for part in wanted if part != TRANSLATION)  # in whose means a split unit counts twice
+            wanted = tuple(part for part in wanted if part != TRANSLATION)  # its means would count a split unit twice
         self.settings = Settings(layer, head, width, depth, values, wanted, reads_moments, axes, conditions, is_linear)
         _require_fitting(self.settings, symmetries, given)
         self._architectures = len(symmetries)

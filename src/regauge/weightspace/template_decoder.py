@@ -62,7 +62,7 @@ class Template(nn.Module):
             head=Equivariant(scale=SHARE),
             width=settings.width,
             depth=settings.depth,
-            parts=("permutation",),  # no other element moves the template
+            parts=("permutation",),  # other elements do not change the template
             readers=find_readers(symmetry) if settings.widening else (),
             conditions=inputs,
             generator=generator,

@@ -189,7 +189,7 @@ def from_swag(
     variance = {}
     for name, square in second_moment.items():
         _require_alike(name, square.shape, mean, "second moments of SWAG")
-        # The difference of two averages is as exact as they are, not as it is small itself.
+        # The rounding error of a difference of two averages is proportional to the averages, not to the difference.
         tolerance = 64 * torch.finfo(square.dtype).eps * square.abs()
         found = square.detach().double() - mean[name].detach().double().square()
         if bool((found < -tolerance).any()):

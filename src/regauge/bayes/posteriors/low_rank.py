@@ -88,7 +88,7 @@ class LowRankPosterior:
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)
-        # On differences of parameters shifts still flip signs, but add nothing.
+        # Shifts flip signs of differences of parameters, but add nothing to them.
         moving = replace(symmetry.on_sums, groups=tuple(group.without("shift") for group in symmetry.groups))
         deviations = role_symmetry(moving, "parameters", self.deviations).act(linear, self.deviations)
         return LowRankPosterior(symmetry.act(element, self.mean), std, deviations)

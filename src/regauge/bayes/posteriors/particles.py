@@ -100,7 +100,7 @@ class ParticlePosterior:
         products = torch.zeros(self.count, self.count, dtype=torch.float64)
         for x, y in self._pieces(other, skip):
             products += ((x - x.mean(0)) @ (y - y.mean(0)).mT).cpu()
-        # |x - y|^2 summed over pairs is constant up to the products: means change all pairings alike.
+        # The sum of |x - y|^2 over pairs depends on the pairing only through the products <x, y>.
         order = torch.from_numpy(assign(products.numpy()))
         paired = {name: tensor.index_select(0, order.to(tensor.device)) for name, tensor in other.stack.items()}
         return self, ParticlePosterior(paired, other.buffers)
@@ -112,7 +112,8 @@ class ParticlePosterior:
         """
         mean = spread = 0.0
         for x, y in self._pieces(other, skip):
-            # Over pairs mean |d|^2 = |mean d|^2 + mean |d - mean d|^2: the shift, and the rest.
+            # Over pairs, mean |d|^2 = |mean d|^2 + mean |d - mean d|^2: the shift of the means, and the remaining
+            # differences.
             difference = x - y
             common = difference.mean(0)
             mean += float(common.square().sum())

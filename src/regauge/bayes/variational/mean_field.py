@@ -135,7 +135,7 @@ def fit(
     pull = 1 / (config.prior_std**2 * len(targets))
     entropy_pull = config.temperature / len(targets)
 
-    # Vectors as long as the network are written to again and again: making new ones takes longer.
+    # Vectors as long as the network are reused, because allocating new ones takes longer.
     mean_slope, std_slope = torch.empty_like(mean), torch.empty_like(log_std)
     theta, slope, std = torch.empty_like(mean), torch.empty_like(mean), torch.empty_like(log_std)
     noise = torch.empty(len(std), dtype=std.dtype, device=generator.device)

@@ -160,7 +160,7 @@ def _flat(group: Group, lead: tuple[int, ...], generator: torch.Generator | None
     inner = torch.zeros(*lead, n, n, dtype=torch.float64)
     inner[..., 0, 0] = 1.0
     inner[..., 1:, 1:] = flat_rotation(n - 1) * _signs((*lead, n - 1), generator).unsqueeze(-2)
-    basis = flat_rotation(n)  # Its first column is the direction of the ones.
+    basis = flat_rotation(n)  # The first column is the vector of ones, normalized.
     return Value(matrix=basis @ inner @ basis.mT)
 
 

@@ -132,7 +132,8 @@ def sample_surface(vertices: Tensor, faces: Tensor, count: int, *, generator: to
     """Sample points on a mesh, uniformly by area, `[count, 3]`, in the dtype of the vertices."""
     a, b, c = (vertices[faces[:, k]].double() for k in range(3))
     areas = torch.linalg.cross(b - a, c - a).norm(dim=1)
-    # By the inverse distribution function: torch.multinomial takes at most 2^24 triangles, and float32 weights badly.
+    # Sample by the inverse distribution function: torch.multinomial accepts at most 2^24 triangles, and is inexact for
+    # float32 weights.
     bounds = areas.cumsum(0)
     places = torch.rand(count, generator=generator, dtype=torch.float64) * bounds[-1]
     chosen = torch.searchsorted(bounds, places, right=True).clamp_(max=len(faces) - 1)

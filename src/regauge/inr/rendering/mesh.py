@@ -125,7 +125,7 @@ def load_mesh(path: str | Path) -> Mesh:
             f"{str(path)!r} is damaged or holds no mesh; give a file with faces, since a point cloud has none"
         )
     if path.suffix == ".stl":
-        with np.errstate(invalid="ignore"):  # vertices that are not finite are told by who uses them
+        with np.errstate(invalid="ignore"):  # callers check that vertices are finite
             mesh.merge_vertices()
     vertices = torch.from_numpy(np.array(mesh.vertices, np.float32))
     return require_mesh(Mesh(vertices, torch.from_numpy(np.array(mesh.faces, np.int64))), path)

@@ -123,7 +123,7 @@ def extract_points(
         draws += ROUND
         points = (2 * uniform - 1).to(like)
         distances = labels.from_logits(evaluate(module, own, points).squeeze(-1))
-        # Few of the points that start are needed in the last round.
+        # In the last round, only some of the starting points are needed.
         points = points[distances <= projection.near]
         for portion in torch.split(points, max(256, missing)):
             if missing <= 0:
@@ -144,7 +144,8 @@ def _walk(
     for _ in range(projection.steps):
         start = points.detach().requires_grad_()
         logits = torch.func.functional_call(module, dict(params), (start,)).squeeze(-1)
-        # The logit falls where the distance grows; its gradient has the direction even where the distance is flat.
+        # The logit decreases as the distance grows. Its gradient has the right direction even where the distance is
+        # constant.
         (uphill,) = torch.autograd.grad(logits.sum(), start)
         distances = labels.from_logits(logits.detach())
         points = points + distances.unsqueeze(-1) * torch.nn.functional.normalize(uphill, dim=-1)

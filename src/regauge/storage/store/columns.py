@@ -196,7 +196,7 @@ def _plain(value: Any, name: str) -> Any:
         return value
     try:
         if isinstance(value, str):
-            value.encode()  # half of a character cannot be read again
+            value.encode()  # an unpaired surrogate cannot be read again
             return value
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()

@@ -71,7 +71,7 @@ class Listing:
         shards, rows = self.locate(numbers)
         starts = self._segment_starts(segment)[shards] + rows * segment.width
         ends = starts + segment.width
-        # Rows that follow one another in one shard are one piece.
+        # Consecutive rows of one shard form one piece.
         is_next = (starts[1:] == ends[:-1]) & (numbers[1:] == numbers[:-1] + 1)
         bounds: Sequence[int] = range(len(numbers) + 1)
         if is_next.any():

@@ -124,7 +124,7 @@ def _are_finite(flat: Tensor) -> Tensor:
     """Return, for each row, whether all of its entries are finite, `[rows]`."""
     if not flat.is_floating_point():
         return torch.ones(len(flat), dtype=torch.bool)
-    # A finite sum has finite terms, and costs one reading; one that is not may only have overflowed.
+    # If a sum is finite, all its terms are, and the sum takes one pass. A sum that is not finite may be an overflow.
     fine = flat.sum(1).isfinite()
     for row in (~fine).nonzero().flatten().tolist():
         fine[row] = flat[row].isfinite().all()

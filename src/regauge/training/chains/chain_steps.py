@@ -40,7 +40,7 @@ def _elementwise(by_numpy: np.ufunc, by_torch: Callable[..., Tensor], z: Tensor,
     more than two threads.
     """
     if z.dtype == torch.float32 and z.device.type == "cpu" and torch.get_num_threads() <= 2:
-        # A network that diverges is no reason to warn.
+        # Diverging networks must not cause warnings.
         with np.errstate(all="ignore"):
             by_numpy(z.numpy(), out=out.numpy())
     else:
@@ -290,7 +290,7 @@ def _read(module: nn.Module, *, reads_vectors: bool) -> tuple[Step, ...] | None:
     """Return the steps of a module in its current mode."""
     try:
         first, *inner, last = fx.symbolic_trace(module).graph.nodes
-    # What a module does while it is traced is its own business; one that cannot be traced is no chain.
+    # A module may raise any error while it is traced. A module that cannot be traced is not a chain.
     except (fx.proxy.TraceError, AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return None
     steps: list[Step] = []

@@ -56,7 +56,8 @@ class ImageChain:
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = _maxima_first(steps)
         self.first = next(k for k, step in enumerate(self.steps) if step.names)
-        # What comes from these steps is nobody else's, and is written over; maxima are found again by their positions.
+        # No other code uses the outputs of these steps, so they are overwritten. Maxima are recovered from their
+        # positions.
         fresh = (Convolution, Linear, MaxPooling)
         self.is_free = [k > 0 and isinstance(self.steps[k - 1], fresh) for k in range(len(self.steps))]
         # The first step that runs for several networks at once.
@@ -156,7 +157,7 @@ class ImageChain:
         batch.
         """
         outputs, trunks, passed = self._forward(unit, params, batches)
-        # The derivative is written over the outputs, which a last activation would need.
+        # The derivative overwrites the outputs, but an activation in the last step still needs them.
         outputs = outputs if isinstance(self.steps[-1], Linear) else outputs.clone()
         losses, deltas = mean_losses(outputs.mT, targets)
         delta = deltas.mT.flatten(0, 1)
@@ -235,7 +236,7 @@ def _fits_blocks(step: Step) -> bool:
 
 def unstack(params: Mapping[str, Tensor], *, is_blocked: bool = False) -> list[Params]:
     """Return the networks of a stack. Kernels get channels-last layout; for oneDNN's layout, they stay unchanged."""
-    # Kernels of one channel are in either layout as they are, and convolutions would take the other one.
+    # Kernels of one channel fit both memory layouts, and convolutions would choose the other one.
     apart = {
         name: tensor.permute(0, 1, 3, 4, 2).clone(memory_format=torch.contiguous_format).permute(0, 1, 4, 2, 3).unbind()
         if tensor.ndim == 5 and not is_blocked

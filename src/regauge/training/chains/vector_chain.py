@@ -73,7 +73,7 @@ class VectorChain:
         The next call may overwrite these gradients.
         """
         hidden, slopes = self._forward(params, inputs, is_training=True)
-        # The derivative is written over the outputs, which the last activation would need.
+        # The derivative overwrites the outputs, but a last activation still needs them.
         is_plain = self.links[-1].activation == "identity"
         losses, delta = judge(hidden[-1] if is_plain else hidden[-1].clone())
         found: dict[str, Tensor] = {}

@@ -184,7 +184,7 @@ class _Change:
             period = find_period(block) if read.layout.waves is not None else None
             if period is None:
                 values = values / read.sizes[written.piece.parameter]
-            else:  # A half period adds `period[2]` to the value and so 2 pi to this angle, which its sine does not see.
+            else:  # A half period adds `period[2]` to the value and 2 pi to the angle, so the sine stays the same.
                 values = torch.sin(2 * math.pi / period[2] * values)
             self.values = divide_by(values, self.weights)
         self.out: Tensor | None = None

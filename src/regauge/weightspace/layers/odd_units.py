@@ -154,7 +154,7 @@ class OddUnits(nn.Module):
 
     def hear_turned(self, turned: "Turned") -> Iterator[Tensor]:
         """Yield functions of the updated features that no sign changes, as vectors of the hidden width."""
-        # Squares entry by entry lose all signs; their mean over characters has one size whatever their number is.
+        # Squares have no signs. Their mean has about the same size for any number of characters.
         found = [u.square() for u in (*turned.mixed.values(), *turned.waves.values())]
         if found:
             yield self.from_squares(torch.stack(found).mean(0))
@@ -169,7 +169,7 @@ class OddUnits(nn.Module):
         for name, known in features.odd.units.items():
             made, new = turned[name], dict(known)
             for sign in self.new_signs[layout.key].get(name, ()):
-                # Gates multiply by functions of even features, so the product keeps the character of what it gates.
+                # Gates are functions of even features, so multiplying by a gate keeps the character of a feature.
                 if sign in made.waves:
                     along, beside = self.wave_gate(hidden[name]).chunk(2, -1)
                     new[sign] = made.waves[sign] * (1 + along) + made.mixed[sign] * beside

@@ -193,7 +193,7 @@ class _Layer(nn.Module):
                 ones = [torch.ones(*x.shape[:-1], 1).to(x) for x in units.values()]
                 grids = [layout.grids[name] for name in units]
                 weighed = [weigh(x, range(1, x.ndim - 1), g, shares) for x, g in zip(ones, grids, strict=True)]
-                # softmax(logit + log w) is the softmax in which each unit counts w times.
+                # softmax(logit + log w) is the softmax in which each unit occurs w times.
                 logits = logits + torch.cat([x.flatten(1, -2) for x in weighed], 1).clamp_min(LOGARITHM_FLOOR).log()
             yield self.network_heard(tokens.collect(logits.softmax(-2)).flatten(-2))
 

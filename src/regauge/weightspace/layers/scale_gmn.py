@@ -235,7 +235,7 @@ class _Layer(nn.Module):
                 told = average(made, away, layout.grid(block.name), shares)
                 if message.is_block_odd and has_scale(layout.signs[block.name]):
                     told = told * math.prod(made.shape[axis] for axis in away) ** 0.5
-                    told = told if is_odd(message.heard) else torch.asinh(told)  # of a size that nothing else limits
+                    told = told if is_odd(message.heard) else torch.asinh(told)  # no other step limits its size
                 heard = self.heard[keys["heard"][0]](order_as(told, end))
                 (odd_inbox[end.units][message.heard] if is_odd(message.heard) else inbox[end.units]).append(heard)
         return inbox, odd_inbox

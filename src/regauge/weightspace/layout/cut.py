@@ -90,7 +90,7 @@ def cut(name: str, shape: tuple[int, ...], sites: Sequence[Site], read: Collecti
 def _segments(axis: int, size: int, sites: Sequence[Site]) -> Iterator[_Segment]:
     """Yield the segments of an axis, in the order of their first index."""
     here = [site for site in sites if site.placement.axis == axis]
-    owners = torch.full((len(here) + 1, size), -1)  # a last row, so that axes that nothing moves have a key too
+    owners = torch.full((len(here) + 1, size), -1)  # the last row gives fixed axes a key too
     for row, site in zip(owners, here, strict=False):
         row[site.positions] = site.units
     keys, which = torch.unique(owners >= 0, dim=1, return_inverse=True)

@@ -208,7 +208,7 @@ def _confirmed(
     )
     try:
         exact = activations(copy.deepcopy(module).double().cpu(), doubled, layout.symmetry, keywords, outputs=outputs)
-    except (RuntimeError, ValueError):  # it makes tensors of single precision of its own
+    except (RuntimeError, ValueError):  # the model creates float32 tensors
         return list(found.read)
     there = {f"%{node.name}" for node in exact.intermediate.program.graph.graph.nodes}
     return [name for name in found.read if name not in there or _moves(found, name) == _moves(exact, name)]

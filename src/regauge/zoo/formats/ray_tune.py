@@ -215,7 +215,7 @@ def _results(tree: Tree, trial: str) -> dict[int, dict[str, Any]]:
     for line in tree.read(name).splitlines():
         try:
             found = parse_json(line)
-        except ValueError:  # a trial that was stopped while it wrote
+        except ValueError:  # a trial that was stopped while writing
             continue
         if not isinstance(found, dict) or type(found.get("training_iteration")) is not int:
             raise ValueError(f"{str(tree.path / name)!r} has a line without the number of its epoch; fetch it again")

@@ -61,7 +61,7 @@ class Tree:
             names = [file.relative_to(self.path).as_posix() for file in files]
         elif self.path.exists():
             try:
-                self._archive = zipfile.ZipFile(self.path)  # open as long as it is used: its list of files is long
+                self._archive = zipfile.ZipFile(self.path)  # stays open, because reading its list of files is slow
             except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError) as error:
                 raise ValueError(
                     f"{str(self.path)!r} is neither a folder nor a zip file ({error}); unpack it, and give the folder"

@@ -44,7 +44,7 @@ class CompareBlocks:
     def __call__(self, key: tuple[int, int]) -> None:
         """Compare two blocks of networks, and write the block of the matrix."""
         first = self._read(key[0])
-        # The same object where they are the same networks: half the matrix is enough then.
+        # The same object for the same networks: half of the matrix is then enough.
         second = first if key[0] == key[1] else self._read(key[1])
         part = self.compare(first, second).numpy()
         if part.shape != (len(self._block(key[0])), len(self._block(key[1]))):

@@ -197,7 +197,7 @@ class TrainShards:
                 for stack, own in groupby(blocks, key=lambda block: block.stack):
                     stage.keep(stack, own, is_last=stack[-1] == ids[-1])
             stage.publish()
-        except FileNotFoundError:  # another worker finished the same job, and deleted what was kept for it
+        except FileNotFoundError:  # another worker finished the job and deleted its files
             if not self.is_done(key):
                 raise
 
@@ -294,7 +294,7 @@ def plan_training(
                 store = Store.open(folder)
     jobs = TrainShards(Path(folder), config, size, device, products, tuple(store.about.get(EARLIER, ())))
     if missing_jobs(jobs):
-        load_examples(config.data)  # what is wrong with them is told before any network is trained
+        load_examples(config.data)  # raises errors before any network is trained
     return store, jobs
 
 

@@ -169,7 +169,7 @@ def plan_population(
         ValueError: The reference does not exist.
     """
     store, path = Store.open(source), Path(target) / REFERENCE
-    # Found first so that a reference that is not there leaves no store behind.
+    # Found first, so that a missing reference leaves no store.
     found = None if path.exists() else reference(store, to, count=count, seed=seed)
     if isinstance(to, Path):
         described: dict[str, Any] = {"file": to.name, "sha256": hashlib.sha256(to.read_bytes()).hexdigest()}

@@ -103,7 +103,7 @@ class PairMatrices:
         else:
             distances = self("distances of orbits", params, OrbitDistances(symmetry, seed=seed))
             center = select(params, int(distances.sum(1).argmin()))
-            method = WeightMatching(scales="recompute")  # With data, statistics are computed anew between networks.
+            method = WeightMatching(scales="recompute")  # Statistics are recomputed on paths if there are data.
             title, moved = "aligned to the medoid", align_pairs(center, params, symmetry, method=method).params
         return found | {title: self("barriers, aligned", moved, before)}
 

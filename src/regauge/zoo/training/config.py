@@ -67,7 +67,7 @@ class ClassHalves:
         """Return the indices of a group's examples."""
         if not examples.is_classification:
             raise ValueError(f"{examples.name!r} has no classes to be halved; use another subset")
-        # The same cut for all groups so that the halves have no example in common.
+        # All groups are split in the same way, so the halves have no example in common.
         order = torch.randperm(len(examples.inputs), generator=generator_of(seed, "halves"))
         targets = examples.targets.cpu()[order]
         classes = int(targets.max()) + 1

@@ -132,7 +132,7 @@ def require_trainable(module: nn.Module, examples: Examples) -> None:
         raise ValueError(f"{tied[:3]} are names of tensors with other names too; untie them to train a population")
     inputs = examples.inputs[:2].cpu()
     (first, draws), (second, _) = (_try(module, inputs, seed) for seed in (0, 1))
-    # Other sources of chance than torch's global generator are only seen in what comes out.
+    # Randomness from other sources than torch's global generator is detected only by different outputs.
     if draws or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
         raise ValueError(
             f"a {type(module).__name__} draws random numbers in training, and networks would depend on their "

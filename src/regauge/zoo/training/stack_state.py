@@ -137,7 +137,7 @@ class Running:
         """Return a row for each position, including positions of stopped networks."""
         finite = torch.stack([t.isfinite().flatten(1).all(1) for t in params.values() if t.is_floating_point()]).all(0)
         loss, accuracy = self._validation()
-        # Each list leaves a device at once, and not number by number.
+        # Copy each list from the device at once instead of number by number.
         fine, validation = (finite & loss.isfinite()).tolist(), loss.tolist()
         correct = None if accuracy is None else accuracy.tolist()
         last = [None] * len(self.members) if losses is None else losses.tolist()

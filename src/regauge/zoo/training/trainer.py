@@ -196,9 +196,9 @@ class _Maker:
         if self.chain is not None:
             return "stacked"
         parts, config, size = tuple(self.module.modules()), self.config, self.config.architecture.size
-        if any(isinstance(part, nn.RNNBase) for part in parts):  # torch.func.vmap does not know them
+        if any(isinstance(part, nn.RNNBase) for part in parts):  # torch.func.vmap does not support them
             return "loop"
-        if any(isinstance(part, nn.modules.conv._ConvNd) for part in parts):  # stacked, they are grouped ones
+        if any(isinstance(part, nn.modules.conv._ConvNd) for part in parts):  # their stacks become grouped convolutions
             return "loop" if self.device.type == "cpu" else "stacked"
         work = float(networks) * config.total_steps(self.examples) * self.batch * size * 3
         pays = work >= COMPILED_WORK and size <= COMPILED_SIZE and not config.discards
@@ -254,7 +254,7 @@ def _train_stack(
     reached = 0
 
     def show(state: State) -> None:
-        if on_step is not None:  # Networks that are given up make room.
+        if on_step is not None:  # Abandoned networks free memory.
             on_step(state._replace(networks=tuple(member.id for member in stack.members)))
 
     batches = map(stack.batches.at, range(total))
