@@ -297,9 +297,9 @@ def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] 
 
 
 def normed(*axes: Axis) -> Law:
-    """Return the constraint (law) for functions that use the entries along an axis only through their 2-norm.
+    """Return the constraint (law) for the 2-norm along an axis, and for functions that divide by this norm.
 
-    Rotations do not change the 2-norm. They also commute with a division by the 2-norm.
+    Rotations do not change the 2-norm. They also commute with division by the 2-norm.
     """
     edges = _alike(len(axes)) or ((0, 0, 1),)
     return Law(axes, None, _equal(len(axes)), edges, is_metric=True, is_mixing=len(axes) > 1)

@@ -306,8 +306,8 @@ def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
     """Tie the first (or last) atom of `a` to those atoms of `b` whose sizes multiply to its size, and remove all of
     them.
 
-    If there are no such atoms, divide the atom of `a` by the size of the first (or last) atom of `b`. Return False if
-    both are impossible.
+    If there are no such atoms, split the atom of `a` into two factors, one of them of the size of the first (or last)
+    atom of `b`. Return False if this is impossible too.
     """
     big = a[end]
     ordered = b if end == 0 else b[::-1]

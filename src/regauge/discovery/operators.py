@@ -21,7 +21,7 @@ SAME = words("clone contiguous detach alias _to_copy to type_as dropout feature_
 VIEWS = words("view _unsafe_view reshape flatten unflatten permute transpose t numpy_T movedim squeeze unsqueeze")
 """Operators that return the same entries with other axes, such as `reshape` and `permute`."""
 COPIES = SAME | VIEWS | {"expand"}
-"""Operators whose result contains the entries of the first operand unchanged."""
+"""Operators whose result has the same entries as the first operand, perhaps with other axes or repeated."""
 PIECES = words("slice select narrow unbind split split_with_sizes chunk")
 """Operators that return parts of one operand."""
 READERS = words(
@@ -29,7 +29,7 @@ READERS = words(
     "_convolution conv_transpose1d conv_transpose2d conv_transpose3d scaled_dot_product_attention lstm gru rnn_tanh "
     "rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 )
-"""Operators that are linear in each operand or begin with a linear step; layers read their inputs through them."""
+"""Operators through which layers read their inputs: matrix products, convolutions, attention, and recurrent layers."""
 PRODUCTS = words("mul multiply")
 NORMS = {
     "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,
@@ -61,9 +61,9 @@ Rule = Callable[[Builder, "Call"], Any]
 
 
 class NoRuleError(Exception):
-    """Error that a rule raises if it does not cover a call.
+    """Error that a rule raises if it cannot handle a call of its operator.
 
-    A call without a rule is treated like an unknown operator.
+    The call is then treated like a call of an unknown operator.
     """
 
 
@@ -117,7 +117,10 @@ class Call:
 
 
 def as_value(b: Builder, x: Any) -> Value:
-    """Return an operand as one tensor, even if it is stacked or a number. A fixed operand gets new axes."""
+    """Return an operand as one tensor: stacked tensors are joined, and a fixed tensor gets new axes.
+
+    Raise NoRuleError if the operand is a number.
+    """
     if isinstance(x, Stacked):
         x = b.whole(x)
     if not isinstance(x, Value):

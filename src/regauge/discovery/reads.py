@@ -1,4 +1,7 @@
-"""A search for the axes of parameters along which a layer sums over units, for weights in any order of axes."""
+"""A search for the axes of parameters over which layers sum, such as the input axis of a linear layer.
+
+The axes of a weight may have any order.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -19,8 +22,8 @@ def read_axes(
     """Return the axes of parameters on which groups act and over which operators sum products with other values.
 
     Before an operator sums products, other operators may rearrange, mask, scale or multiply the weights. An axis is
-    excluded if one operator sums over it, and another operator uses it as an output axis. An example is an embedding
-    that is also the last layer.
+    excluded if one operator sums over it, and another operator uses it as an output axis. An example is the weight of
+    an embedding that the last layer shares.
     """
     found = _Roles(params)
     for record in records:
@@ -39,8 +42,8 @@ class _Roles:
 
     Attributes:
         parts: Pairs of an axis and the axes into which an operator splits it.
-        open: Axes over which a product of parameters alone is summed. Any of these axes may be chosen as the axis along
-            which a layer reads units.
+        open: For each product of two parameters, the axes of both over which the product is summed. One of these axes
+            is later chosen as the axis along which a layer reads units.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:
@@ -53,7 +56,7 @@ class _Roles:
         self.open: list[list[list[Node]]] = []
 
     def add(self, record: Record) -> None:
-        """Add the axes of one operator. Tensors that no earlier operator had are results of this operator."""
+        """Add the axes of one operator. Tensors that occur for the first time are results of this operator."""
         values = dict.fromkeys(axis.value for law in record for axis in law.axes)
         seen = [value for value in values if value in self.has_params]
         for value in values:
@@ -97,12 +100,13 @@ class _Roles:
         return node
 
     def read(self) -> set[Node]:
-        """Return one axis for each set of joined axes along which layers sum over units, if the set has no other
-        role.
+        """Return the axes along which layers sum over units, without axes that also have another role.
+
+        Each set of joined axes is represented by one axis.
         """
         reads, gives = ({self._top(node) for node in found} for found in (self.reads, self.gives))
         for sides in self.open:
-            # As a layer reads a value: a matrix rather than a vector, and the second of two matrices.
+            # The chosen axis belongs to a matrix rather than a vector, and to the second of two matrices.
             able = [own for own in sides if not any(self._top(node) in gives for node in own)]
             if able:
                 chosen = max(reversed(able), key=lambda own: own[0][0].ndim)

@@ -1,4 +1,4 @@
-"""A region of a program: the operators whose tensors have a certain part of an axis, evaluated on random numbers."""
+"""A region of a program: the operators whose tensors contain a certain axis factor, evaluated on random numbers."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ FEW = 3
 
 
 class Region:
-    """The operators from some parameters up to the first values that lack a certain part (atom) of an axis.
+    """The operators from some parameters up to the first values that lack a certain axis factor (atom).
 
     Operands from outside the region are constants with their true values, or random numbers.
     """
@@ -80,8 +80,9 @@ class Region:
         )
 
     def draw(self, generator: torch.Generator) -> None:
-        """For every tensor that the region reads from outside, choose a value: the true value if it is constant, or
-        random numbers.
+        """Choose random parameters for the region, and values for all tensors that the region reads from outside.
+
+        Constant tensors keep their true values, and all other tensors get random values.
         """
         for node, name in zip(self._starts, self.names, strict=True):
             shape = tuple(node.meta["val"].shape)

@@ -70,7 +70,7 @@ def register_leaf(
 
 
 def registered_rules() -> dict[str, Rule]:
-    """Return all rules that users registered, including the rule for leaf modules."""
+    """Return all rules that users registered, including the rule for modules that are traced as one operator."""
     return {**_RULES, LEAF: _leaf_rule} if _LEAVES else dict(_RULES)
 
 

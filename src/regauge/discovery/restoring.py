@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEPTH = 3
-"""The depth to which attributes of attributes of a module are followed to restore its state.
+"""The depth to which the attributes of a module, and the attributes of these attributes, are restored.
 
 Key-value caches are at depth two.
 """
@@ -24,8 +24,8 @@ Container = MutableMapping[Any, Any] | list[Any] | set[Any] | deque[Any]
 def restored(module: nn.Module) -> Iterator[None]:
     """Return a context that restores the attributes, containers, buffers and gradients of a module at its end.
 
-    The entries of parameters are restored only within `parameters_kept`. A copy of all parameters would double the
-    memory.
+    The entries of parameters are restored only within `parameters_kept`, because a copy of all parameters would double
+    the memory.
     """
     before = _Snapshot()
     for part in module.modules():
@@ -40,7 +40,10 @@ def restored(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def parameters_kept(module: nn.Module) -> Iterator[None]:
-    """Return a context that restores the entries of parameters at its end, by copies made before operators write."""
+    """Return a context that restores the entries of parameters at its end.
+
+    A parameter is copied before the first operator writes to it.
+    """
     with _CopyOnWrite(module) as written:
         try:
             yield
@@ -50,7 +53,7 @@ def parameters_kept(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _TensorState:
-    """A tensor, with its properties that can change, and with its entries if they were copied."""
+    """The state of a tensor: its properties that can change, and its entries if they were copied."""
 
     tensor: Tensor
     shown: Tensor

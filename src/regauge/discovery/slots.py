@@ -3,8 +3,8 @@ factor.
 
 An atom is a factor of an axis that also occurs in a parameter. An axis consists of one or several blocks, and each
 block is a product of indivisible atoms (leaves). A slot is one occurrence of an atom: in one block, on one axis of one
-tensor. A law constrains the transformations of several axes. A tie is a law, applied to single slots: one slot of each
-of these axes, all at the same position.
+tensor. A law constrains the transformations of several axes. A tie is a law, restricted to one slot on each of these
+axes. All slots of a tie are at the same position.
 """
 
 import math
@@ -21,12 +21,13 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A law of an operator, applied to single slots: one slot of each axis of the law, all at the same position.
+    """A law of an operator, restricted to one slot on each axis of the law. All slots are at the same position.
 
-    The companions of a slot are other atoms of the same tensor that have an index at every entry to which the slot
-    belongs. A transformation of the slot may depend on the index of a companion. For example, each head may have its
-    own scales. Each companion is stored with the number of an operator index, because one atom may belong to several
-    operator indices. For example, the rows and columns of `x @ x.T` have the same atom, but different operator indices.
+    The companions of a slot are other atoms (axis factors) of the same tensor. Each entry to which the slot belongs has
+    one index along each companion. A transformation of the slot may depend on the index of a companion. For example,
+    each head may have its own scales. Each companion is stored with the number of an operator index, because one atom
+    may belong to several operator indices. For example, the rows and columns of `x @ x.T` have the same atom, but
+    different operator indices.
     """
 
     law: Law
@@ -34,8 +35,8 @@ class Tie:
     companions: tuple[frozenset["Companion"], ...]
 
     def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
-        """Return the companions that all given slots of this law have in common, or None if the law contains none of
-        the given slots.
+        """Return the companions that all given slots of this tie have in common, or None if the tie contains none of
+        these slots.
         """
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
@@ -48,8 +49,9 @@ Companion = tuple[Atom, int]
 OWN = -1
 """The number of a companion that belongs to the same operator index as the law.
 
-Numbers from zero on are positions of other laws in the record. Numbers below this one belong to virtual axes. A virtual
-axis is an axis from which another axis selects indices."""
+Numbers from zero on are positions of other laws in the record. Numbers below -1 belong to virtual axes, from which
+other axes select indices.
+"""
 
 
 @dataclass
@@ -119,7 +121,7 @@ def write_out(
     """Expand the laws of all operators into ties between single slots (occurrences of atoms on axes). All axes must be
     final, that is, no later operator splits them further.
 
-    Slots are also found in watched values, but they do not affect the ties.
+    Watched values get slots too, but these slots do not affect the ties.
     """
     return _Writer(params, watched or {}).run(records)
 
@@ -333,7 +335,7 @@ def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
 def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
     """Return the axis factors (atoms) that occur exactly once in a list.
 
-    If an atom occurs twice, a transformation could depend on either of two indices.
+    If an atom occurs twice, it would be unclear on which of two indices a transformation depends.
     """
     return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
 
@@ -351,6 +353,6 @@ def _virtual_axes(record: Record) -> list[tuple[frozenset[Atom], set[Value]]]:
                     direct[atom].add(axis.value)
             virtual = axis.value.virtual
             if virtual is not None and axis.dims == (virtual.dim,) and not law.is_mixing:
-                # Two indices that both choose (tokens and tokens) are two choices, even from one index tensor.
+                # Two axes that select indices are two selections, even if one index tensor makes both.
                 found.setdefault((id(virtual.source), k), (frozenset(leaves(virtual.layout)), set()))[1].add(axis.value)
     return [(atoms, values.union(*(direct[atom] for atom in atoms))) for atoms, values in found.values()]

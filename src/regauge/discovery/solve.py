@@ -35,7 +35,7 @@ def solve(slots: Slots) -> list[Freedom]:
 
 class _AtomSolver:
     """The constraints (laws) on one factor of axes (atom), as systems of equations. Each occurrence of the factor on an
-    axis (slot) has an unknown.
+    axis (slot) is one unknown.
     """
 
     def __init__(self, atom: Atom, own: list[int], watched: list[int], slots: Slots) -> None:
@@ -69,9 +69,7 @@ class _AtomSolver:
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
-        """Return the factors of axes (atoms) on whose index a transformation may depend, if it acts on the given axes
-        (slots).
-        """
+        """Return the axis factors (atoms) on whose index a transformation of the given slots may depend."""
         touching = {id(tie): tie for slot in slots for tie in self.reading.get(slot, ())}
         there = [self.beside[slot] for slot in slots if slot in self.beside]
         return _common([*there, *_bases(touching.values(), slots)])
@@ -130,15 +128,16 @@ class _AtomSolver:
         return result
 
     def _translations(self) -> tuple[Proportions, list[int]]:
-        """Return the translations, which add numbers to entries along this factor of axes. Also return the axes that
-        occur in arguments of periodic functions, such as sin.
+        """Return the equations for translations, which add numbers to entries along this axis factor.
+
+        Also return the slots of the arguments of periodic functions, such as sin.
         """
         unknowns = Proportions()
         periods: list[int] = []
         if not any(tie.law.period for tie in self.ties):
             return unknowns, periods
         unknowns.fix(*self.blocked)
-        # A translation must be constant along all other axes: only a vector can hold one.
+        # A translation must be constant along all other axes. Among parameters, only vectors allow this.
         unknowns.fix(*(slot for slot in self.own if self.places[slot].numel_elsewhere > 1))
         for tie in self.ties:
             if tie.law.period is not None:
@@ -152,7 +151,7 @@ class _AtomSolver:
                     unknowns.equate(tie.slots, [quotient(Fraction(c), 1) for c in row])
         unknowns.settle()
         while unknowns.pending:
-            # Two biases that add up: the shift goes to one of them.
+            # If the model adds two biases, only one of them is shifted.
             unknowns.fix(max(unknowns.pending[0]))
             unknowns.settle()
         return unknowns, periods

@@ -124,7 +124,7 @@ class _Statistics:
     def _follow(self, graph: GraphModule) -> None:
         """Record, in graph order, the buffers from which each node is computed.
 
-        A nested graph is followed when the operator that contains it is reached.
+        The nodes of a nested graph are recorded at the operator that contains the graph.
         """
         for node in graph.graph.nodes:
             if node.op != "call_function":
@@ -173,7 +173,7 @@ class _Statistics:
                     self.names |= self._vector(operand)
 
     def _vector(self, node: Any) -> frozenset[str]:
-        """Return the buffers from which a vector is computed, or none if it also depends on other values."""
+        """Return the buffers from which a vector is computed, or none if the vector also depends on other values."""
         return self._sources.get(node, frozenset()) if isinstance(node, Node) and _is_vector(node) else frozenset()
 
 

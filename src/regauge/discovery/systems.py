@@ -76,7 +76,7 @@ class Proportions:
         self._use(zip(unknowns, coefficients, strict=True))
 
     def settle(self) -> None:
-        """Apply those stored equations in which at most two unknowns remain after other equations were used."""
+        """Apply stored equations as soon as other equations have reduced them to at most two unknowns."""
         changed = True
         while changed:
             rows, self.pending = self.pending, []

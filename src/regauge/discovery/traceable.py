@@ -18,7 +18,7 @@ FOREIGN = (Path(torch.__file__).parent, Path(__file__).parents[1])
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.ao.nn.sparse.quantized")
 """The Python modules that define quantized layers."""
 WITHOUT_VALUES = "its data is not allocated yet"
-"""Text of torch's error if a constructor such as `torch.tensor` of a list reads meta tensors."""
+"""A part of torch's error message if a constructor, such as `torch.tensor` of a list, reads meta tensors."""
 DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 """The errors that torch raises if Python code needs the entries of a traced tensor."""
 OTHERWISE = (

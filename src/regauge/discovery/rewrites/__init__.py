@@ -1,1 +1,1 @@
-"""Changes of parameters that leave the function unchanged, after which rotations are possible."""
+"""Rewrites that set gains to one without a change of the function. After such a rewrite, rotations are possible."""

@@ -65,9 +65,9 @@ def fold(
 
     Three rewrites remove redundant parameters. The rewrites use the gains and translations of the network's symmetry.
 
-    - A gain is multiplied into the parameters that read its output. This is done by the scales and signs of the
-      symmetry. A folded gain becomes one. If a gain is zero, the parameters that read its output become zero, unless a
-      bias is added after the gain.
+    - A gain is multiplied into the parameters that read its output. The scales and signs of the symmetry do this. A
+      folded gain becomes one. If a gain is zero, the parameters that read its output become zero, unless a bias is
+      added after the gain.
     - A bias is moved into a parameter that can absorb it, and the bias becomes zero. The bias of a LayerNorm moves into
       the layers that read it, and the bias of attention values moves into the output projection. The bias of a
       recurrent state moves into the bias of the layer's input. Biases that have no effect, such as a key bias before a
@@ -140,7 +140,7 @@ class _Folding:
         self.is_careful = False
 
     def run(self) -> None:
-        """Remove translations, fold the gains, and remove the translations that were impossible before.
+        """Remove translations, fold the gains, and then remove translations that have become possible.
 
         Translations are removed first, because a bias that is added after a gain of zero could prevent folding.
         """
@@ -203,14 +203,14 @@ class _Folding:
             self.params |= dict.fromkeys(tied.get(name, (name,)), tensor)
 
     def _take_out(self) -> None:
-        """Set the coordinates of translations to zero, one translation family after the other."""
+        """Use each translation family to set entries of one parameter to zero, or their mean to zero."""
         for family in self.symmetry.translations:
             home = family.entries.parameter
             coordinate, size = family.read(self.params), float(self.params[home].abs().max())
             if not bool((coordinate.abs() > EXACT * size).any()):
                 continue
             moved = family.add(self.params, coordinate, sign=-1.0)
-            if not family.constant:  # What is left is exactly nothing.
+            if not family.constant:  # Remove rounding errors: these entries are exactly zero.
                 family.entries.of(moved[home]).zero_()
             if not self._take(family.name, {name: moved[name] for name in family.parameters}):
                 continue

@@ -126,8 +126,9 @@ class _Family:
         self.kept: list[str] = []
 
     def choose(self, params: Mapping[str, Tensor]) -> list[str]:
-        """Return gains that can all be set to one at the same time, because the scales multiply them by linearly
-        independent exponents.
+        """Return gains that the group can set to one at the same time.
+
+        The scales of the group multiply these gains with linearly independent exponents.
         """
         result: list[str] = []
         for name in self.sites:
@@ -189,8 +190,9 @@ class _Family:
         return {**result, **{key: torch.ones_like(result[key]) for key in tied if key in result}}
 
     def _local(self, name: str, direction: Tensor) -> Symmetry:
-        """Return a group, restricted to the parameters that change if a gain is set to one: by a combination of the
-        group's scales (`direction`), or by the signs that flip the gain.
+        """Return the symmetry of one group, restricted to the parameters that change if a gain is set to one.
+
+        Parameters change by a combination of the group's scales (`direction`), or by the signs that flip the gain.
 
         The returned group does not permute units.
         """

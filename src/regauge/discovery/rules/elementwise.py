@@ -14,7 +14,7 @@ from regauge.discovery.operators import Call, NoRuleError, Rule, as_value, named
 
 
 def unary(along: LawOf) -> Rule:
-    """Return a rule with the given law for a function of each entry."""
+    """Return a rule for a function that is applied to each entry, given the constraint (law) of the function."""
 
     def rule(b: Builder, call: Call) -> Value:
         require_evaluation(call)
@@ -24,7 +24,7 @@ def unary(along: LawOf) -> Rule:
 
 
 def copy(b: Builder, call: Call) -> Value | Stacked:
-    """Return a copy of a tensor: clone, contiguous, dropout in evaluation mode."""
+    """Return a copy of a tensor, as clone, contiguous and (in evaluation mode) dropout do."""
     require_evaluation(call)
     return call.x if isinstance(call.x, Stacked) else b.unary(call.x, law.same)
 
@@ -132,7 +132,7 @@ def clamp(b: Builder, call: Call) -> Value:
         and low is not None
         and 0 < low <= LARGEST_LOWER_BOUND
     ):
-        along = law.positive  # Where the norm is zero so is what is divided; elsewhere the bound is not reached.
+        along = law.positive  # If the norm is zero, the divided entries are zero too.
     elif (low, high) in ((0, None), (None, 0)):
         along = law.positive
     elif low is not None and high is not None and low == -high <= 0:
@@ -201,7 +201,7 @@ def _operands(b: Builder, call: Call) -> list[Any]:
 
 
 def _operand(b: Builder, x: Any) -> Any:
-    """Return a tensor as a `Value` of discovery. A number is returned unchanged."""
+    """Return a tensor in the form in which the builder uses it. A number is returned unchanged."""
     return as_value(b, x) if isinstance(x, Value | Stacked) else x
 
 

@@ -22,9 +22,9 @@ REDUCED: dict[str | None, LawOf] = {
     "prod": law.fixed,
     "multiply": law.fixed,
 }
-"""The law along the remaining axes, for each way of combining entries at the same position.
+"""The constraint (law) on the remaining axes, for each way of combining entries at the same position.
 
-Products have no entry, because the number of factors at a position is unknown.
+Products allow only permutations, because the number of factors at a position is unknown.
 """
 
 
@@ -56,7 +56,7 @@ def scatter_into(b: Builder, call: Call) -> Value:
     kept = {k: -1 if is_number else k for k in range(x.ndim) if k != dim}
     if any(value.shape[k] != x.shape[k] for k in kept for value in (positions, *([] if is_number else [source]))):
         raise NoRuleError("a scatter that reads or writes part of another axis")
-    # Along an axis on which the positions are the same, whole slices are moved.
+    # Along an axis on which the positions are constant, whole slices are moved.
     apart = {k: d for k, d in kept.items() if k in positions.uniform or positions.shape[k] == 1}
     return _put(b, x, source, apart, call.shape, [positions], along)
 
@@ -85,7 +85,7 @@ def index_put(b: Builder, call: Call) -> Value:
     if not addressed or any(not isinstance(one, Value | Stacked) for one in indices[:addressed]):
         raise NoRuleError("a write that leaves out an axis before those that it addresses")
     positions = [as_value(b, one) for one in indices[:addressed]]
-    # A number addresses one axis, a mask as many as it has; both are tensors here.
+    # An index tensor addresses one axis, and a mask addresses as many axes as it has.
     reached = max(addressed, sum(one.ndim for one in positions))
     kept = {k: k - x.ndim + values.ndim for k in range(reached, x.ndim)}
     return _put(b, x, values, kept, call.shape, positions)

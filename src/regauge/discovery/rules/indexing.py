@@ -13,10 +13,10 @@ from regauge.discovery.rules.indexed_writes import scatter_into
 
 
 def index(b: Builder, call: Call) -> Value:
-    """Return x[i, :, j].
+    """Return the entries of a tensor at the positions in index tensors, such as x[i, :, j].
 
-    A single index tensor is a lookup along the axis that it indexes. Several index tensors freeze the axes that they
-    index.
+    If there is a single index tensor, it looks up entries along one axis. If there are several, the axes that they
+    index are frozen.
     """
     x, indices = as_value(b, call["self"]), list(call["indices"])
     indices += [None] * (x.ndim - len(indices))
@@ -27,7 +27,7 @@ def index(b: Builder, call: Call) -> Value:
 
 
 def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
-    """Replace one axis of a table by the axes of an index tensor that looks up its rows."""
+    """Look up entries along one axis of a tensor. In the result, the axes of the index tensor replace this axis."""
     dim %= x.ndim
     positions = as_value(b, indices)
     layouts = [*x.layouts[:dim], *positions.layouts, *x.layouts[dim + 1 :]]
@@ -126,9 +126,10 @@ def scatter(b: Builder, call: Call) -> Value:
 
 
 def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
-    """Return whether positions along an axis have an unspecified order, and are therefore distinct.
+    """Return whether positions along an axis have an unspecified order, such as those of an unsorted `topk`.
 
-    If the positions and the written values are permuted together, the result of the write stays the same.
+    Such positions are distinct. Therefore the result of a write stays the same if positions and written values are
+    permuted together.
     """
     ranks = list(algebra.leaves(positions.layouts[dim]))
     return any(list(algebra.leaves(order.value.layouts[order.dim])) == ranks for order in b.orders)
@@ -167,7 +168,7 @@ def _points_into(positions: Value, size: int) -> Layout | None:
 
 
 def _address(b: Builder, x: Value, dim: int, positions: Value) -> Law:
-    """Freeze an axis that is indexed by positions as plain numbers, and return the law of the axis."""
+    """Freeze an axis whose indices are plain numbers, and return the constraint (law) on this axis."""
     b.settle(positions)
     algebra.freeze(x.layouts[dim], f"{b.op}: positions are addressed by index")
     return law.mixed(x.axis(dim))

@@ -15,10 +15,10 @@ from regauge.discovery.rules.reductions import inner_product
 def normalize(
     b: Builder, x: Value, dims: Sequence[int], odd_dims: Sequence[int] = (), *, over: LawOf = law.mixed
 ) -> Value:
-    """Return a function that treats the entries along the axes `dims` jointly and symmetrically.
+    """Return the result of a function that treats the entries along the axes `dims` jointly and symmetrically.
 
-    The law of the axes `dims` is `over`. The function is odd along the axes `odd_dims`: if the input changes its sign,
-    so does the output.
+    The constraint (law) on the axes `dims` is `over`. The function is odd along the axes `odd_dims`: if the input
+    changes its sign, so does the output.
     """
     dims = [d % x.ndim for d in dims]
 
@@ -86,7 +86,7 @@ def weight_norm(b: Builder, call: Call) -> Value:
     """Return g * v / |v|, where the norm is over all axes or over all axes but one."""
     v, g, dim = as_value(b, call["v"]), as_value(b, call["g"]), call.get("dim", 0)
     if dim == -1:
-        # Scales of units do not pass: only one that all entries share cancels.
+        # Only a scale that all entries share cancels.
         along = law.normed if v.ndim <= 2 else _odd_jointly
         return b.mul([b.unary(v, along), g], call.shape)
     own = law.entrywise((0, 1), (1, 1))  # A scale of v cancels exactly: there is no epsilon.

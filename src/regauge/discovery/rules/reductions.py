@@ -23,7 +23,7 @@ def reduce(b: Builder, x: Value, call: Call, along: LawOf, over: Over = "sum") -
 
 
 def reduction(along: LawOf) -> Rule:
-    """Return a rule for a symmetric reduction that has the given law along the remaining axes."""
+    """Return a rule for a symmetric reduction, given the constraint (law) on the remaining axes."""
 
     def rule(b: Builder, call: Call) -> Value:
         return reduce(b, as_value(b, call.x), call, along)
@@ -102,8 +102,8 @@ def histogram(b: Builder, call: Call) -> Value:
 def order(b: Builder, call: Call) -> list[Value]:
     """Return the sorted or the largest entries, and their positions (sort, topk, argsort).
 
-    Each rank has a fixed meaning, unless the operator leaves the order of its results unspecified. The returned
-    positions point into the axis along which entries are compared.
+    The ranks of the results cannot be permuted, unless the operator leaves the order of its results unspecified. The
+    returned positions point into the axis along which entries are compared.
     """
     x = as_value(b, call.x)
     is_open = not call.get("sorted", True)

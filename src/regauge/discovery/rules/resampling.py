@@ -11,7 +11,7 @@ from regauge.discovery.operators import Call, Rule, as_value, named, single_wind
 
 
 def pool(along: LawOf) -> Rule:
-    """Return a rule for pooling or resampling that freezes spatial axes; channels have the given law."""
+    """Return a rule for pooling or resampling, given the constraint (law) on channels. Spatial axes are frozen."""
 
     def rule(b: Builder, call: Call) -> list[Value]:
         x = as_value(b, call.x)
@@ -65,7 +65,7 @@ def affine_grid(b: Builder, call: Call) -> Value:
 
 
 def fold_patches(b: Builder, call: Call) -> Value:
-    """Return images assembled from patches (col2im), N (C K) L to N C H W.
+    """Return images of shape N C H W, assembled from patches of shape N (C K) L (col2im).
 
     Spatial positions are frozen, and transformations of channels also act on the result.
     """

@@ -179,7 +179,7 @@ def shuffle(b: Builder, call: Call) -> Any:
 
 
 def unfold_patches(b: Builder, call: Call) -> Any:
-    """Return the patches of images (im2col), N C H W to N (C K) L.
+    """Return the patches of images of shape N C H W, with the shape N (C K) L (im2col).
 
     Spatial positions are frozen, and transformations of channels also act on the result.
     """
@@ -193,7 +193,7 @@ def unfold_patches(b: Builder, call: Call) -> Any:
 def unfold_windows(b: Builder, call: Call) -> Any:
     """Return sliding windows along one axis of a tensor. A new last axis indexes the positions within a window.
 
-    If windows cover the axis without overlap, the result is a view.
+    If the windows cover the axis without overlap, the axis is split by a view.
     """
     x, size, step = call.x, call["size"], call["step"]
     ndim = len(x.shape)
