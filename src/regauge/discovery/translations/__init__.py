@@ -1,3 +1,3 @@
-"""Search for translations of a traced model: vectors are added to parameters, and their effects are followed through
-operators.
+"""Search for translations of a traced model: vectors that can be added to parameters without a change of the
+outputs.
 """

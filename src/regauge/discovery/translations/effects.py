@@ -46,7 +46,7 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Rules, Run
 
 HIDDEN = -1e3
-"""Attention scores to which a mask adds less than this number get no weight in a softmax."""
+"""A softmax gives no weight to an attention score if a mask has replaced the score by a number below this one."""
 
 
 def _move(run: Run, node: Node) -> Any:
@@ -66,7 +66,7 @@ def _move(run: Run, node: Node) -> Any:
     held = {one: run.graph.constant(one) for one in indices}
     if any(one is None for one in held.values()):
         offset = run.of(first)
-        # Wherever an unknown index points to, the offset must be the same.
+        # If an index is unknown, the offset must be the same at all positions.
         if operator_name(node) == "index" and None not in given(node)[1]:
             dims = range(len(given(node)[1]))
         elif operator_name(node) == "index_select":
@@ -113,7 +113,9 @@ def _joined(run: Run, node: Node, sources: list[Node], held: Mapping[Node, Any])
 
 
 def _pad(run: Run, node: Node) -> Any:
-    """Return the change of a padded value. The padding must be zero or repeat entries of the same channel."""
+    """Return the change of a padded value. The padding must consist of zeros, or of repeated entries of the same
+    channel.
+    """
     if pads_zeros(node):
         return _move(run, node)
     if argument(node, 2, "constant") not in ("reflect", "replicate", "circular"):
@@ -231,8 +233,9 @@ def _resampled(run: Run, node: Node) -> Any:
 
 
 def _spread(offset: Offset, dims: Iterable[int], shape: Sequence[int]) -> Offset:
-    """Return the change of a value, broadcast to a result in which the axes `dims` have other lengths; raise
-    `SeenError` unless the change is constant along these axes.
+    """Return the change of a value, broadcast to a result in which the axes `dims` have other lengths.
+
+    Raise `SeenError` unless the change is constant along these axes.
     """
     if not offset.is_uniform(*dims):
         raise SeenError
@@ -405,7 +408,7 @@ def _batch_norm(run: Run, node: Node) -> Any:
         if not offset.is_uniform(*(k for k in range(len(shape_of(x))) if k != 1)):
             raise SeenError
         if not uses_batch and _require_statistic(run, mean):
-            for term in offset.known():  # Of concatenated values, some may have no offset.
+            for term in offset.known():  # Some of several concatenated values may have no offset.
                 own = channels(term, 1)
                 there = own.nonzero().flatten()
                 steps, size = picked(term, own[there[0] : there[-1] + 1])
@@ -455,7 +458,7 @@ EFFECTS: Rules = {
     **dict.fromkeys(CELLS, through_recurrent),
     **dict.fromkeys(words("masked_fill where"), _masked),
     "neg": lambda run, node: run.of(given(node)[0]).then(ImageStep("scale", factor=-1.0)),
-    # What is made in the shape of a value does not see the value.
+    # These operators use only the shape of their operand.
     **dict.fromkeys(words("zeros_like ones_like full_like new_zeros new_ones new_full"), lambda run, node: None),
     "topk": _topk,
     "argmax": _argmax,

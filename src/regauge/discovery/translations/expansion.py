@@ -2,8 +2,8 @@
 
 An offset is the change of a value that is caused by adding a vector to a parameter. The model may multiply an offset by
 a value that depends on the inputs. In linear attention, for example, an offset is multiplied by the sum of the
-attention weights. The model later divides by the same sum, which may be computed by other operators. Two values are
-equal if their expansions consist of the same products, apart from the names of summed indices.
+attention weights. The model later divides by the same sum, but may compute this sum with other operators. Two values
+are equal if their expansions consist of the same products, apart from the names of summed indices.
 """
 
 import math
@@ -40,7 +40,8 @@ class Expansion:
         self.graph, self._names = graph, count(1)
 
     def of(self, node: Any, indices: Sequence[Index], *, is_input: bool = False) -> Values:
-        """Return the products whose sum is a value, with one index for each axis of the value.
+        """Return the products whose sum equals a value. The argument `indices` contains one index for each axis of the
+        value.
 
         The input of a layer with parameters is kept as one factor and not expanded.
 
@@ -145,9 +146,7 @@ class Expansion:
 
 
 def _begun(indices: Sequence[Index], axis: int, start: int) -> tuple[Index, ...]:
-    """Return the indices of an operand, given the indices of a slice of it that begins at position `start` along
-    `axis`.
-    """
+    """Return indices into an operand, given indices into a slice that begins at position `start` of `axis`."""
     own = indices[axis]
     return (*indices[:axis], own._replace(start=own.start + start), *indices[axis + 1 :])
 
@@ -212,7 +211,7 @@ def _total(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
     """Expand a sum or mean along axes."""
     source, dims = shape_of(given(node)[0]), argument(node, 1, None)
     several = [dims] if isinstance(dims, int) else list(dims or range(len(source)))
-    # A number has no axes: PyTorch takes a sum along its axis 0 for the number.
+    # A number has no axes, but PyTorch accepts axis 0 for it.
     axes = {int(d) % len(source) for d in several} if source else set[int]()
     is_kept = bool(argument(node, 2, False))
     summed = {axis: e.summed(source[axis]) for axis in axes}
@@ -268,8 +267,9 @@ def _layer(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
 
 
 def _table(e: Expansion, node: Node, indices: Sequence[Index]) -> Values | None:
-    """Expand a lookup in a table: a sum over rows of the table's entries times a factor that is one for the selected
-    row and zero otherwise.
+    """Expand a lookup in a table as a sum over all rows of the table.
+
+    Each row is multiplied by a factor that is one for the selected row and zero for all other rows.
     """
     table, index = given(node)[:2]
     if e.graph.entries(table) is None:

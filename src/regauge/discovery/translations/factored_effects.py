@@ -1,4 +1,4 @@
-"""Changes of values (offsets) that operators multiply by values of the model, and layers that compensate for them."""
+"""Products of changes (offsets) with values of the model, and the layers that can compensate for such products."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,8 +28,9 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Run
 
 MOST_TERMS = 32
-"""The largest number of terms of an offset after it is multiplied by other values, which are expanded as sums of
-products."""
+"""The largest number of terms of a change (offset) that is multiplied by other values. These values are expanded as
+sums of products.
+"""
 
 
 def indices_of(shape: Sequence[int]) -> tuple[Index, ...]:
@@ -38,8 +39,9 @@ def indices_of(shape: Sequence[int]) -> tuple[Index, ...]:
 
 
 def contracted(run: Run, shape: Sequence[int], offset: Offset, own: Sequence[int], others: Sequence[Values]) -> Offset:
-    """Return the change (offset) of a product of values if one of them changes. The product is summed over some
-    indices.
+    """Return the change (offset) of a product of values in which only one value changes.
+
+    The product is summed over some indices.
 
     Args:
         run: The propagation of the offset.
@@ -131,7 +133,7 @@ def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, a
     """Return an added vector after it is multiplied or divided by entries of a parameter. The result may vary along
     more axes than before.
 
-    Axes of these entries that the value lacks are summed.
+    The result is summed over those axes of the entries that the value lacks.
     """
     shape = term.places.shape
     several = [k for k in range(len(shape)) if k in axes or not is_constant(term.places, k)]
@@ -163,8 +165,8 @@ def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int
     return the change.
 
     For example, let the change be a vector times the output of layer 1, as one summand of a sum. A second layer can
-    compensate if its output is another summand of this sum, and if it reads the same value as layer 1. A parameter of
-    the layer compensates for a term if the model multiplies both by the same values.
+    compensate if its output is another summand of this sum, and if both layers read the same value. A parameter of the
+    layer compensates for a term if the model multiplies both by the same values.
     """
     if offset.labels is not None or offset.is_masked or run.is_missed or not _is_read_by_this_sum(run, operand):
         return offset

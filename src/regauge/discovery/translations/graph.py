@@ -47,7 +47,7 @@ class Graph:
     Attributes:
         program: The traced model.
         ones: Gains that are one in a representative, which is a rescaled network of the same function.
-        onward: Cached results of following an offset from a node to the outputs.
+        onward: Cached effects that the change (offset) of a node's value has on the outputs.
     """
 
     program: Program
@@ -181,7 +181,7 @@ class Graph:
         found = set[tuple[int, ...]]()
         for node in nodes:
             shapes, axis = [shape_of(part) for part in given(node)[0]], int(argument(node, 1, 0))
-            # An empty vector, as of a cache that holds nothing yet, may stand beside values of any shape.
+            # An empty vector, such as an empty cache, may be concatenated with values of any shape.
             found.add(tuple(shape[axis] for shape in shapes if tuple(shape) != (0,)))
         return tuple(sorted(found))
 
@@ -280,7 +280,7 @@ class Graph:
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None
-        if (node, axis) not in self._totals:  # Of a product of equal factors, both are asked.
+        if (node, axis) not in self._totals:  # A square has the same factor twice.
             self._totals[node, axis] = self._total(node, axis)
         return self._totals[node, axis]
 
@@ -307,7 +307,7 @@ class Graph:
         before = axis_before(node, axis)
         found = None if before is None else self.total(source, before)
         is_padded = name in PADS and any(given(node)[1])
-        return None if is_padded and found and found[1] else found  # Zeros lack the bias.
+        return None if is_padded and found and found[1] else found  # The zeros of the padding lack the bias.
 
     def _total_of_two(self, node: Node) -> Total | None:
         """Return the known sum of a product or sum of two values, as in norms that are written in Python.
@@ -336,7 +336,7 @@ class Graph:
         return None if entries is None else (gain, (ImageStep("total", entries, by=gain),))
 
     def sums_to_one(self, node: Any, axis: int = -1) -> bool:
-        """Return whether a value holds non-negative weights that sum to one along an axis."""
+        """Return whether a value consists of non-negative weights that sum to one along an axis."""
         while isinstance(node, Node) and node.op == "call_function" and (ndim := len(shape_of(node))):
             if operator_name(node) in ("softmax", "_softmax", "_safe_softmax"):
                 return (int(given(node)[1]) - axis) % ndim == 0

@@ -70,8 +70,8 @@ def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Return the change of a layer's outputs, if one vector is added to its input channels, or to a range of adjacent
-    ones.
+    """Return the change of a layer's outputs, if one vector is added to all of its input channels, or to a range of
+    adjacent channels.
     """
     copies, outputs, inputs = weights.sizes[:3]
     own = channels(term, dim)
@@ -129,9 +129,9 @@ def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
     numbers = torch.ones(1, dtype=torch.int64).expand(shape[dim])
     if not is_constant(places, 0):
         (few,) = once([places])
-        if len(set(_first_column(few).tolist())) == len(few):  # Mostly so, and seen without a look at all entries.
+        if len(set(_first_column(few).tolist())) == len(few):  # The usual case, found without comparing all entries.
             raise SeenError
-        # Rows to which the same is added change alike.
+        # Rows to which the same vector is added change by the same amounts.
         rows, numbers = torch.unique(few.flatten(1), dim=0, return_inverse=True)
         is_without = ~(rows != 0).any(1)
         numbers = torch.where(is_without[numbers], 0, numbers + 1)
@@ -191,8 +191,9 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
 def _contracted_or_labels(run: Run, node: Node, operands: list[Any], changed: int) -> Offset:
     """Return the change of a product of operands, if one of the operands changes.
 
-    If the change of the operand varies along a summed axis, the change of the product depends on the inputs. It is
-    still constant along an axis that the other operands lack, if the change of the operand is constant along this axis.
+    If the change of the operand varies along a summed axis, the change of the product depends on the inputs. The change
+    of the product is still constant along an axis that the other operands lack, if the change of the operand is
+    constant along this axis.
     """
     offset, shape = run.of(operands[changed]), shape_of(node)
     names, target = letters(node) if operator_name(node) == "einsum" else _axes_of_product(operands, shape)

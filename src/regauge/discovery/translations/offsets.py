@@ -54,7 +54,7 @@ class Multiplicand(NamedTuple):
 
 
 class Monomial(NamedTuple):
-    """A number times factors, summed over the indices with positive names."""
+    """A product of a number and several factors, summed over the indices with positive names."""
 
     number: float
     factors: tuple[Multiplicand, ...]
@@ -65,7 +65,7 @@ class Monomial(NamedTuple):
         return frozenset(index.name for one in self.factors for index in one.indices if index.name < 0)
 
     def renamed(self, names: Mapping[int, Index]) -> "Monomial":
-        """Return the product with renamed indices; each keeps its size and its first position."""
+        """Return the product with renamed indices. The size and the first position of each index stay the same."""
 
         def rename(index: Index) -> Index:
             return index._replace(name=names[index.name].name) if index.name in names else index
@@ -115,7 +115,7 @@ class Addend:
 
     @property
     def varied(self) -> Tensor:
-        """Labels of the entries of a value. The offset adds the same amount to entries with equal labels."""
+        """Labels for the entries of a value: entries with equal labels change by the same amount."""
         if self.product is ONE:
             return self.places
         varying = {axis % self.places.ndim for axis in self.product.axes}
@@ -130,8 +130,8 @@ class Offset:
         terms: The added vectors, if each is known as a function of the weights.
         labels: If the added amounts depend on the inputs, an array of labels that replaces the terms. Entries with
             equal labels change by equal amounts, and entries with label zero do not change.
-        is_masked: Whether a mask has excluded some entries from a softmax. The offset does not change these entries, so
-            it is harmless only if a softmax follows.
+        is_masked: Whether a mask has excluded some entries from a softmax. These entries do not change, although the
+            offset contains amounts for them. Therefore only a softmax may read the value.
         source: An object that is shared by all offsets whose labels can be compared. In such offsets, entries with
             equal labels change by equal amounts.
     """
@@ -260,7 +260,7 @@ def _has_any(array: Tensor) -> bool:
 
 
 def once(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return arrays with length one along all axes along which every array is constant (has stride zero)."""
+    """Shorten arrays to length one along each axis that is repeated (has stride zero) in all of these arrays."""
     shape, strides = arrays[0].shape, zip(*(array.stride() for array in arrays), strict=True)
     repeated = [dim for dim, several in enumerate(strides) if shape[dim] > 1 and not any(several)]
     few = []
@@ -272,8 +272,9 @@ def once(arrays: Sequence[Tensor]) -> list[Tensor]:
 
 
 def paired(first: Tensor, second: Tensor) -> Tensor:
-    """Return an array of labels that combines two arrays: entries get the same label only if they have equal labels in
-    both arrays. The label is zero if both labels are zero.
+    """Combine two arrays of labels: entries get the same label only if their labels are equal in both arrays.
+
+    An entry whose label is zero in both arrays keeps the label zero.
     """
     few, more = once([first, second])
     return (few * (int(more.max()) + 1) + more).expand(first.shape)

@@ -52,8 +52,9 @@ class Taker:
         return replace(self, places=function(self.places))
 
     def behind(self, factors: Entries, shape: tuple[int, ...]) -> "Taker | None":
-        """Return the parameter, if the model multiplies it by a number or by one factor for each entry; None for other
-        factors.
+        """Return the parameter after the model has multiplied it by a number, or by one factor for each entry.
+
+        Return None for other factors.
         """
         places = self.places.expand(shape)
         wide = [k for k, n in enumerate(factors.sizes) if n > 1]
@@ -86,11 +87,11 @@ name of a parameter. Results that were cached after this event do not apply if t
 
 
 class Onward(NamedTuple):
-    """The cached effects of the change of a node's value: which parameters compensate for it, and whether an output may
-    change.
+    """The cached effects of the change of a node's value: which parameters compensate for the change, and whether an
+    output may change.
 
-    The effects are cached, because vectors that are added to parameters of different layers often cause equal offsets
-    later.
+    The effects are cached, because vectors that are added to parameters of different layers often change a later value
+    equally.
     """
 
     events: list[Event]
@@ -102,9 +103,9 @@ class Run:
     """The propagation of a change (offset) of the parameter `home` through the model.
 
     Rules define how operators act on the offset. With `is_eager`, the first parameter that can compensate for the
-    offset does so. Without it, no parameter that is added to a value compensates, and `is_missed` records whether one
-    could have. With `may_divide`, a parameter may compensate although the model multiplies it by factors; the vector is
-    then divided by these factors.
+    offset does so. Without `is_eager`, no parameter that is added to a value compensates, but `is_missed` records
+    whether such a parameter exists. With `may_divide`, a parameter may compensate although the model multiplies it by
+    factors; the vector is then divided by these factors.
     """
 
     def __init__(
@@ -136,7 +137,8 @@ class Run:
                     self.graph.onward[key] = Onward(self.events[count:], self.is_missed, is_seen)
         read = set(self._met("read"))
         if any(gain and gain.parameter not in self.graph.ones for gain in read):
-            # What is added is divided by a gain that stays, so that all that reads it must do so behind that gain.
+            # The vector is divided by a gain. Every use of the parameter must then be a layer that reads this gain's
+            # output.
             users = [user for node in self.graph.placeholders[self.home] for user in node.users]
             if len(read) > 1 or any(operator_name(user) not in ("linear", "addmm") for user in users):
                 raise SeenError
@@ -157,8 +159,8 @@ class Run:
 
     @property
     def divided(self) -> list[Image]:
-        """The compensating changes in which the added vector is divided by a factor. The model multiplies the changed
-        parameter by this factor.
+        """The compensating changes of parameters that the model multiplies by factors. In these changes, the added
+        vector is divided by the factors.
         """
         return self._met("divided")
 
@@ -173,8 +175,8 @@ class Run:
     def _advance(self, start: Addend, points: list[tuple[Hashable, int]]) -> None:
         """Apply the rules of operators in graph order.
 
-        The argument `points` collects the keys under which results are cached, each with the number of events recorded
-        before it.
+        The argument `points` collects the keys under which results are cached, each with the number of events that were
+        recorded before this key.
         """
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
@@ -204,7 +206,7 @@ class Run:
             if self._rounds(node):
                 raise SeenError
             content = found.content() if isinstance(found, Offset) and not waiting else None
-            if content is not None:  # All that is left of the offset goes through this node.
+            if content is not None:  # All further effects of the offset pass through this node.
                 key = (node, content, self.takers, self.is_eager, self.may_divide, self.is_missed, self.coarsest)
                 onward = self.graph.onward.get(key)
                 if onward is not None and ("asked", self.home) not in onward.events:
@@ -217,8 +219,8 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Return whether the model writes a value into a tensor, such as a running mean, that already has an equal
-        offset.
+        """Return whether the model writes a value into a tensor, such as a running mean, that changes by the same
+        amount as the value.
         """
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
@@ -255,7 +257,7 @@ class Run:
         for taker, own in zip(takers, places, strict=True):
             is_there = own != 0
             for term, there in zip(offset.terms, terms, strict=True):
-                given = torch.zeros(taker.count + 1, dtype=torch.int64)  # Of a table, some rows may not be read.
+                given = torch.zeros(taker.count + 1, dtype=torch.int64)  # The model may not read all rows of a table.
                 given[own.flatten()] = there.flatten()
                 if not torch.equal(given[own][is_there], there[is_there]):
                     return offset
@@ -367,7 +369,7 @@ class Run:
 
     def may_take(self, name: str) -> bool:
         """Return whether a parameter may change to compensate for changes of values (offsets). One operator must read
-        it once, or all of its uses must be biases in steps of one recurrent cell.
+        the parameter once, or all uses of the parameter must be biases in steps of one recurrent cell.
         """
         if name not in self.takers or not (self.graph.is_single(name) or self.graph.is_of_steps(name)):
             return False

@@ -62,7 +62,7 @@ def follow(
         try:
             return run.follow(start), run.gains, run.divided
         except (SeenError, RuntimeError, ValueError, IndexError):
-            # An operator that cannot be called on offsets says nothing about them, so that it may see them.
+            # If an operator cannot be called on offsets, the outputs may change.
             if not run.is_missed:
                 return None
     return None
@@ -89,7 +89,7 @@ class _Search:
         parameters = [name for name in self.names if name not in self.statistics]
         matrices = [name for name in parameters if self._ndim(name) > 1]
         vectors = [name for name in parameters if self._ndim(name) == 1]
-        for name in matrices:  # what is added as a bias is, in several dimensions
+        for name in matrices:  # tables that the model adds to values, as it adds biases
             if self._is_added(name) and not self._is_position(name):
                 self._try(name, ())
         biases, self.candidates = self.candidates, []
@@ -98,12 +98,12 @@ class _Search:
         for name in sorted(matrices, key=lambda name: not self._is_position(name)):
             for axis in range(self._ndim(name)):
                 self._try(name, (axis,))
-        # What another table takes back comes before what is centered there.
+        # Families for which another table compensates come before families that center this other table.
         self.candidates.sort(key=lambda one: not any(self._ndim(name) > 1 for name in one[0].parameters[1:]))
         self.candidates += biases
         means = {family.images[0].entries.parameter: family for family in self._statistics("mean")}
         for name in vectors:
-            if name in means:  # before the bias itself is taken out
+            if name in means:  # before the family of the bias itself
                 self.candidates.append((means[name], torch.zeros(0)))
             self._try(name, ())
         for name in vectors if self.graph.has_factors else ():
@@ -121,7 +121,7 @@ class _Search:
     def _statistics(self, kind: Literal["mean", "variance"]) -> Iterator[TranslationFamily]:
         """Yield families that change running means together with biases, or running variances together with gains.
 
-        Such families keep the function only with the stored running statistics.
+        Such families leave the function unchanged only as long as the model uses its stored running statistics.
         """
         for node in self.graph.order:
             if node.op != "call_function" or operator_name(node) != "batch_norm" or given(node)[5]:
@@ -195,7 +195,7 @@ class _Search:
                 return
 
     def _try_stretches(self, name: str, axis: int) -> bool:
-        """Propagate each range of a position table separately through the model.
+        """Propagate a separate vector through the model for each range of a position table.
 
         Return whether the table has such ranges.
 
@@ -259,8 +259,9 @@ class _Search:
         return known is not None
 
     def _behind_factors(self, name: str) -> Iterator[TranslationFamily]:
-        """Yield translation families of other parameters, for which a change of this parameter compensates. The model
-        multiplies the other parameters by factors.
+        """Yield translation families of parameters that the model multiplies by factors.
+
+        A change of the given parameter compensates for each of these families.
 
         For example, a residual branch may end in a bias that the model multiplies by a parameter (LayerScale). A bias
         earlier in the network may then compensate for a vector that is added to the bias of the branch.
@@ -407,8 +408,7 @@ class _Search:
 
 
 def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> TranslationFamily | None:
-    """Return the translation family that adds its vector to a parameter. The model multiplies this parameter by
-    factors.
+    """Return a translation family whose vector is added to a parameter that the model multiplies by factors.
 
     The argument `divided` is a compensating change in which a vector is divided by these factors. In the result, the
     vector is instead added to the parameter that `divided` changes, and all other changes are multiplied by the
