@@ -54,7 +54,7 @@ POINTER = b"version https://git-lfs"
 class Reading:
     """The number of bytes read so far, and the seconds spent on reading without conversions.
 
-    If `seen` is set, it is called on each read with the file, the offset of the first byte, and the bytes.
+    The function `seen`, if set, is called on each read with the file, the offset of the first byte, and the bytes.
     """
 
     nbytes: int = 0
@@ -115,8 +115,8 @@ class Checkpoint(Mapping[str, Tensor]):
                 or "model". A folder with such a file. `BASE+ADAPTER`, for a base changed by the adapter in a folder in
                 PEFT's format. `org/model`, if the cache of the Hugging Face hub contains this model. An open checkpoint
                 is returned unchanged.
-            entry: The dictionary entry that is read, such as "state_dict_ema". The path `FILE:NAME` has the same
-                effect. By default, the usual entry is read, and a warning in the log names the other entries.
+            entry: The dictionary entry that is read, such as "state_dict_ema". The path `FILE:NAME` also selects the
+                entry NAME. By default, the usual entry is read, and a warning in the log names the other entries.
 
         Raises:
             FileNotFoundError: The file, or a shard that its index names, does not exist.

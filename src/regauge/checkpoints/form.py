@@ -29,7 +29,7 @@ class Form:
     Attributes:
         dtype: The dtype of all floating-point tensors, to which each entry is rounded once.
         shard_size: The largest total size in bytes of the tensors in one file. A tensor above this size is stored in a
-            file of its own.
+            separate file.
 
     Raises:
         ValueError: The dtype is not in `DTYPES`, or the size is not positive.

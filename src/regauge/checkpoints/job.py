@@ -1,8 +1,8 @@
 """Jobs on networks in files, and the paths of their outputs. Networks are processed in memory or streamed.
 
 In memory, networks are read completely. Networks that need more memory than the limit stay on the disk, and are read
-tensor by tensor. The output, a file or a folder, is written to a staging folder next to its final path. The complete
-output is then moved to this path.
+tensor by tensor. The output, a file or a folder, is written to a staging folder next to its final path. When the output
+is complete, it is moved to its final path.
 """
 
 import json
@@ -433,7 +433,7 @@ def open_job(
 
 
 def _add_adapter(base: Checkpoint, adapter: Checkpoint, output: Output | None) -> Checkpoint:
-    """Return a base with an adapter; the result of the job is then also an adapter."""
+    """Return a base with an adapter. With such a base, the result of the job is also an adapter."""
     if output is not None and (output.is_file or output.shard_size is not None):
         raise ValueError(
             f"{adapter.label!r} is an adapter, and what is made of it is one, in a folder with one file of weights: "

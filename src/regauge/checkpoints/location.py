@@ -1,7 +1,7 @@
 """Paths of checkpoints, found by the names that users give. This module does not import torch.
 
 A name is the path of a file, of a shard index or of a folder. `FILE:NAME` selects one of the networks in a file, and
-`BASE+ADAPTER` is a base with an adapter. `org/model` is a model of the Hugging Face hub. Such a model is read from the
+`BASE+ADAPTER` is a base with an adapter. `org/model` is a model of the Hugging Face hub. A hub model is read from the
 hub's cache on this machine if the cache contains it. Nothing is downloaded.
 """
 

@@ -35,7 +35,7 @@ class MemoryLimit:
 
         If the argument is None, the limit is half of the machine's memory.
 
-        If torchrun started several processes on one machine, they share this half.
+        If torchrun started several processes on one machine, they share this half of the memory.
         """
         if isinstance(memory, MemoryLimit):
             return memory

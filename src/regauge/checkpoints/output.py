@@ -31,11 +31,11 @@ class Output:
             an entry, an error is raised. By default, each tensor keeps its dtype in the source network.
         shard_size: The largest total size of the tensors in one file of a folder: bytes, or a string such as "5GB". By
             default, the tensors are split as in the source network.
-        provenance: The provenance of the output. By default, it describes the call that writes the output.
+        provenance: The provenance of the output. By default, the provenance describes the call that writes the output.
         page: A function that renders the JSON file of a report as an HTML page, for functions that write a report. By
             default there is no page.
-        shared: Whether the other processes that torchrun or Slurm started make the same call, and share the work. This
-            is possible for `rg.align`, `rg.merge` and recipes, if checkpoints are streamed and the output is a folder.
+        shared: Whether the other processes that torchrun or Slurm started make the same call, and share the work. Work
+            can be shared in `rg.align`, `rg.merge` and recipes, if checkpoints are streamed and the output is a folder.
 
     Raises:
         ValueError: The dtype is unknown, or the shard size cannot be read or is not positive.
@@ -99,6 +99,6 @@ class Output:
 def alignment_label(out: Output | str | Path | None) -> str:
     """Return the file name of an output's alignment, as a provenance states it.
 
-    This name does not depend on the name of the output.
+    This file name does not depend on the name of the output.
     """
     return f"*{ALIGNMENT}" if out is None or Output.of(out).is_file else f"regauge{ALIGNMENT}"

@@ -46,8 +46,8 @@ def autoencoder_results(
         autoencoder: The result of `fit_autoencoder`.
         collection: The stored networks on which the autoencoder was trained.
         inputs: The inputs on which networks are compared.
-        grid: The height and width of the pixel grid, if the inputs are the pixels of an image. The outputs are then
-            shown as images.
+        grid: The height and width of the pixel grid, if the inputs are the pixels of an image. If a grid is given, the
+            outputs are shown as images.
         color: The column that determines the colors in the map of latent vectors.
 
     Raises:

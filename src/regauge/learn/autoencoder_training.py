@@ -65,8 +65,8 @@ def fit_autoencoder(
         task: A task that replaces `module` and `inputs`; networks are evaluated on its batches. By default, decoded
             networks are trained with the criterion and the targets of the task, without the outputs of the original
             networks. If `config.loss` is given, this loss is used instead of the criterion.
-        encoder: A module that maps populations to vectors `[models, latent]`. This encoder replaces the net that the
-            settings describe. An autoencoder with such an encoder cannot be saved.
+        encoder: A module that maps populations to vectors `[models, latent]`. A given encoder replaces the net that the
+            settings describe. An autoencoder with a given encoder cannot be saved.
         generator: The random generator from which one seed is sampled. Default: a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`.

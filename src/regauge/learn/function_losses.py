@@ -1,4 +1,6 @@
-"""Losses between the outputs of two networks. These losses depend only on the functions, not on the weights."""
+"""Losses between the outputs of two networks. Losses between outputs depend only on the functions, not on the
+weights.
+"""
 
 import math
 from dataclasses import dataclass

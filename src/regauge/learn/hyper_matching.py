@@ -26,8 +26,8 @@ class HyperMatchingConfig(LineTrainingConfig):
 
     Attributes:
         embedding: Length of the decoder's embeddings of rows.
-        is_residual: Whether the output of the hypernetwork is added to the weights of B. This is a departure from the
-            paper.
+        is_residual: Whether the output of the hypernetwork is added to the weights of B. Adding the weights of B is a
+            departure from the paper.
 
     References:
         Paper 003, section 3.4.

@@ -1,4 +1,6 @@
-"""Settings of predictors, autoencoders and matchers. Importing them does not import torch, so options are read fast."""
+"""Settings of predictors, autoencoders and matchers. Importing the settings does not import torch, so options are read
+fast.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -49,8 +51,8 @@ class PooledConfig(ReaderConfig):
 
     Attributes:
         reads_moments: Whether the net also reads the moments of every tensor: size, mean and extremes.
-        widening: Whether a unit that was split into two counts as one unit. The result then does not change if a
-            network is widened without changing its function. See the argument `readers` of
+        widening: Whether a unit that was split into two counts as one unit. With `widening`, the result does not change
+            if a network is widened without changing its function. See the argument `readers` of
             `regauge.weightspace.Metanet`.
         hidden: Number of units in the hidden layer of the head, the last part of the net. The default is twice the
             width, or 512 with `probes`.
@@ -198,9 +200,10 @@ class MatchingConfig(ReaderConfig):
         checked: Largest number of pairs of networks that are aligned for validation, and for the final scores.
 
     References:
-        Navon et al. (2024), section 4.2. Departures from this paper: each network forms a pair with the next one of a
-        batch, and each is read once. Plans are relative to the element that the vectors choose, so scales, signs, half
-        periods and matrices are also matched. The distance is relative. The temperature of plans is bounded.
+        Navon et al. (2024), section 4.2. Departures from this paper: each network forms a pair with the next network of
+        a batch, and each network is read once. Plans are relative to the element that the vectors choose, so scales,
+        signs, half periods and matrices are also matched. The distance is relative. The temperature of plans is
+        bounded.
     """
 
     layer: "Layer" = field(default_factory=later("regauge.weightspace.layers.propagation:Propagation", channels=2))

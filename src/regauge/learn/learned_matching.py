@@ -61,10 +61,10 @@ class LearnedMatching(Method):
 
     If a task is given, four results are compared by the loss halfway between the networks: with sweeps, with vectors
     alone, with `WeightMatching`, and the identity. If scales of the symmetry leave the running statistics of batch
-    normalization unchanged, `ContinuousDescent` then lowers this loss over the scales. The descent starts once from the
-    best result and once from `WeightMatching`. The best result of all is kept, and the objective is the negative of its
-    loss. If `share` is 0, the net is not used. `fit_matching` returns such a matcher unless the net is clearly better
-    on held-out pairs.
+    normalization unchanged, `ContinuousDescent` afterwards lowers the midpoint loss over the scales. The descent starts
+    once from the best result and once from `WeightMatching`. The best result of all is kept, and the objective is the
+    negative of its loss. If `share` is 0, the net is not used. `fit_matching` returns such a matcher unless the net is
+    clearly better on held-out pairs.
 
     The vectors of a network do not depend on the other network, so each network is read once. The net works for any
     number of units, so it also matches networks with other widths than the training networks.

@@ -182,8 +182,8 @@ def split_networks(
 
     Given splits are used unchanged. If a store has a column "split", this column defines the test split, and optionally
     the validation split. All other networks of stores are split by run or by another column. Networks with the same
-    value are then in the same split. If several runs fitted the same signal, the default column is "signal". A
-    population in memory is split randomly, but always in the same way.
+    value in this column are in the same split. If several runs fitted the same signal, the default column is "signal".
+    A population in memory is split randomly, but always in the same way.
 
     Raises:
         KeyError: There is no column of this name.

@@ -185,7 +185,7 @@ class PredictorFitting(Fitting[Predictor]):
         return cls(division, config, net, loader, target, values, tuple(layers), renderings, known)
 
     def train(self, arguments: FitArguments) -> Trained:
-        """Train the stages in turn. A resumed training run continues with the remaining stages."""
+        """Train the stages one after the other. A resumed training run continues with the remaining stages."""
         config, stages, before, state = self.config, self.stages, [], arguments.get("state")
         if state is not None and len(stages) > 1:
             before = StateFile(state).read_inputs().get("before", [])

@@ -46,7 +46,7 @@ def train(
         config: Settings.
         seed: The seed of all random numbers in `loss`.
         state: A `.safetensors` file in which the training state is saved during training. If the file exists, training
-            continues from it.
+            continues from the saved state.
         continues: Whether training continues from the file `state`. If training does not continue, this training run
             replaces the file.
         inputs: Everything on which the training depends, as JSON. A saved state with different inputs raises an error.

@@ -1,4 +1,4 @@
-"""The loop that combines several networks, tensor by tensor. Each tensor has a rule and factors of its own."""
+"""The loop that combines several networks, tensor by tensor. Each tensor has its own rule and factors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,7 +49,7 @@ class Assembly:
     """A network that is assembled from tensors of several networks.
 
     Each tensor is read, converted to the working dtype, transformed by an element, and converted to the vocabulary of
-    the result. The tensor is then combined with the other networks' tensors, and rounded once.
+    the result. Afterwards, the tensors of all networks are combined, and the result is rounded once.
 
     Attributes:
         parts: The plans for the tensors of the result, by name.

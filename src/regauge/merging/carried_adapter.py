@@ -125,7 +125,7 @@ class GivenAdapter:
     def carry(self, pieces: Pieces, base: Mapping[str, Tensor], scale: float, names: Iterable[str]) -> Params:
         """Return the adapter's tensors for another base, computed from the transferred change times `scale`.
 
-        An element only multiplies a change from both sides, `L B A R`, so the rank stays the same. Therefore the
+        An element multiplies a change `B A` from both sides, `L B A R`, so the rank stays the same. Therefore the
         factors are computed exactly, from products with a few random vectors (sampled with seed 0).
 
         Args:
@@ -216,8 +216,8 @@ def probe(pieces: Iterable[Tensor], rank: int) -> tuple[Tensor, Tensor, float]:
     """Return factors `[rows, rank]` and `[rank, columns]` of a matrix of known rank, which is given in chunks of rows.
 
     For random `P` and `Q`, `M = (M P) ((Q M P)^+ Q M)`, where `^+` is the pseudoinverse. The last return value is the
-    fraction of M's squared norm that the factors leave out. This share is zero up to rounding, unless M has a larger
-    rank.
+    fraction of M's squared norm that the factors leave out. The fraction that is left out is zero up to rounding,
+    unless M has a larger rank.
 
     References:
         Tropp, Yurtsever, Udell and Cevher (2017), Practical sketching algorithms for low-rank matrix approximation,

@@ -55,9 +55,9 @@ def merge(
     """Merge networks into one network: align them to one another, then average them or apply another rule.
 
     Some networks already have the coordinates of the first network or of the base, for example fine-tunes of one base.
-    Such networks are not transformed. The record has a note that states this decision, or that states how much
-    alignment improves the agreement of the networks. If a task is given or `rotate="always"`, all networks are
-    transformed.
+    Networks that already have these coordinates are not transformed. The record has a note that states this decision,
+    or that states how much alignment improves the agreement of the networks. If a task is given or `rotate="always"`,
+    all networks are transformed.
 
     Running statistics are averaged. If the rule is a mean, its weights are used; otherwise all networks count equally.
     Recompute running statistics with `reset_batchnorm`, or pass a task whose `prepare` function recomputes them for the

@@ -114,7 +114,7 @@ class Need:
 
     @property
     def is_there(self) -> bool:
-        """Return whether alignment is needed, because it changes more than fine-tuning could have changed."""
+        """Return whether alignment is needed, because it changes the network more than fine-tuning could have."""
         explained = True if self.stored is None else self.stored >= EXPLAINED * (self.aligned or 0.0)
         # In noisy networks, some units are matched wrongly, but permuting them does not bring the networks closer.
         is_better = self.after < self.before or (self.aligned or 0.0) > (self.stored or 0.0)

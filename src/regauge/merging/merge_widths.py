@@ -35,10 +35,10 @@ def merge_widths(
 
     All networks have one architecture. Each network is mapped by a soft correspondence between its units and the units
     of the first network (`correspond`). If several units correspond to one unit of the first network, they are
-    averaged, and their outgoing weights are summed. If a unit corresponds to several units of the first network, it is
+    averaged, and their outgoing weights are summed. A unit that corresponds to several units of the first network is
     split. Optimal transport compares units only in their given scales, so scales and invertible matrices are balanced
     first. A network may hold several copies of every unit of the first network, with outgoing weights divided among the
-    copies. The result of the mapping is then exactly the first network.
+    copies. For such a network, the result of the mapping is exactly the first network.
 
     Args:
         params: The networks. The first network has the widths of the result. Networks with the same widths are not

@@ -141,14 +141,14 @@ def transport(
     states this.
 
     If a `task` is given, the loss of the task on its labels is used instead. After the line search, Adam trains for at
-    most `steps` steps on two thirds of the examples. The other examples determine the learning rate and the number of
-    steps, which may be zero. Without a task, the training reproduces the outputs of A's fine-tune. For this training,
-    pass inputs of the task for which A was fine-tuned.
+    most `steps` steps on two thirds of the examples. The remaining third of the examples determines the learning rate
+    and the number of steps, which may be zero. Without a task, the training reproduces the outputs of A's fine-tune.
+    For this training, pass inputs of the task for which A was fine-tuned.
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
-    multiplied from both sides, `L B A R`, so it keeps its rank. If a transformed matrix reads shifted inputs, the bias
-    also changes, and the factors get a bias (`lora_bias` of PEFT). If the fine-tune is an adapter, training changes
-    only the factors.
+    multiplied from both sides, `L B A R`, and therefore keeps its rank. If a transformed matrix reads shifted inputs,
+    the bias also changes, and the factors get a bias (`lora_bias` of PEFT). If the fine-tune is an adapter, training
+    changes only the factors.
 
     Networks may be checkpoints on the disk. If the checkpoints need more than `memory`, they are streamed: weights are
     matched, and the result is written tensor by tensor.

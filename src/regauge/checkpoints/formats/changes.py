@@ -17,7 +17,7 @@ Read = Callable[[tuple[int, int] | None], Tensor]
 class LowRank:
     """The change of a matrix to `W + scale * up @ down`. If `is_transposed`, the matrix is stored transposed.
 
-    With a magnitude (DoRA), the weights of every output are then rescaled such that their norm equals the magnitude.
+    With a magnitude (DoRA), the changed weights of every output are rescaled such that their norm equals the magnitude.
     """
 
     up: Tensor

@@ -31,10 +31,11 @@ class FileFormat:
             names of the next format.
         alone: Patterns of file names. A folder is read in this format if exactly one file has a matching name.
         has_entries: Whether a file may contain several networks, selected by `FILE:NAME`.
-        magic: The first bytes of files in this format, if all files begin with the same bytes. These bytes identify the
-            format for any file name.
+        magic: The first bytes of files in this format, if all files begin with the same bytes. The first bytes identify
+            the format for any file name.
         is_refused: Whether the opener only raises an error, which explains why such files are not read and what to do.
-        is_folder: Whether a checkpoint is a whole folder of such files. A single file is then never read or written.
+        is_folder: Whether a checkpoint is a whole folder of such files. If `is_folder`, a single file is never read or
+            written.
     """
 
     suffixes: tuple[str, ...]

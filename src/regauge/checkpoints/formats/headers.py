@@ -177,7 +177,7 @@ def read_header(file: Path) -> Header:
 
 
 def open_safetensors(file: Path, entry: str | None) -> OpenedFile:
-    """Open a safetensors file by reading only the header. Such a file has no entries to choose from."""
+    """Open a safetensors file by reading only the header. A safetensors file has no entries to choose from."""
     assert entry is None
     try:
         header = read_header(file)

@@ -207,7 +207,7 @@ def open_torch_file(file: Path, entry: str | None) -> OpenedFile:
 def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: str, model: str = "the model") -> Params:
     """Return a checkpoint's parameters under exactly the names of a model's `state_dict()`.
 
-    Tied parameters are often stored under only one of their names. The missing names of tied parameters are then added.
+    Tied parameters are often stored under only one of their names. The missing names of tied parameters are added.
 
     Args:
         params: The tensors of the checkpoint.

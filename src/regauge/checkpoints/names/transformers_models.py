@@ -1,6 +1,6 @@
 """Models that transformers builds, and the conversion of their tensors from files, as defined by transformers.
 
-While it loads a network, the library renames, stacks and splits tensors. This module applies the library's
+The library renames, stacks and splits tensors while it loads a network. This module applies the library's
 transformations to uninitialized tensors and tracks every entry.
 """
 
@@ -37,8 +37,8 @@ def choose_factory(folder: Path, stored: Mapping[str, Blank] | None = None) -> C
     """Return a factory of the model of a folder with config.json.
 
     The class is the one that the configuration names, or `AutoModel`. The files may hold tensors (`stored`) that this
-    class lacks and does not ignore, such as an additional head. In this case, the class of the same family that has
-    these tensors is used.
+    class lacks and does not ignore, such as an additional head. If the files hold such additional tensors, a class of
+    the same family that has these tensors is used.
 
     Raises:
         ImportError: transformers is not installed.

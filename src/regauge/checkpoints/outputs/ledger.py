@@ -1,8 +1,8 @@
 """The staging folder of an output, such as `OUT.partial`, and the file that marks the folder as regauge's own.
 
-In such a folder, regauge deletes only files that it has written. The folder holds only files of known names, including
-`run.json`, which is called the ledger. Until the ledger is written, all files and folders inside are empty and have
-known names. Symbolic links are refused, because they may lead outside of the folder.
+In a staging folder, regauge deletes only files that it has written. The folder holds only files of known names,
+including `run.json`, which is called the ledger. Until the ledger is written, all files and folders inside are empty
+and have known names. Symbolic links are refused, because they may lead outside of the folder.
 """
 
 import json

@@ -94,8 +94,8 @@ def _leave() -> None:
 
 @cache
 def join() -> Crew:
-    """Return all processes that torchrun or Slurm started together, as a group that shares work. Each process makes
-    this call once.
+    """Return all processes that torchrun or Slurm started together, as a group that shares work. Each process calls
+    `join` once.
 
     Raises:
         ValueError: The environment does not describe other processes, or has no address for their communication. Or

@@ -1,8 +1,8 @@
 """The provenance of a checkpoint: the command that wrote it, the settings, and the SHA-256 of every input.
 
-A folder stores the provenance in the file `regauge.json`. A single `.safetensors` file stores it in the header string
-`regauge`. Equal runs write equal texts, because the record contains no times, no output name and no memory limit.
-Absolute paths are stored relative to their common folder.
+A folder stores the provenance in the file `regauge.json`. A single `.safetensors` file stores the provenance in the
+header string `regauge`. Equal runs write equal texts, because the record contains no times, no output name and no
+memory limit. Absolute paths are stored relative to their common folder.
 """
 
 import hashlib
@@ -225,7 +225,7 @@ def hashed_on_the_way(checkpoints: Iterable[Checkpoint]) -> Iterator[None]:
     """Return a context that hashes the files of checkpoints while tensors are read, as long as the reads follow the
     order of the file.
 
-    At the end, the remaining bytes are read and hashed, and `hash_file` then returns the stored hashes.
+    When the context ends, the remaining bytes are read and hashed. `hash_file` returns the stored hashes.
     """
     given = list(checkpoints)
     files = {path for one in given for path in one.metadata if path.is_file() and _stamp(path) not in _KNOWN}

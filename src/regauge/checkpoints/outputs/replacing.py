@@ -2,7 +2,7 @@
 
 A new folder is completed before it gets the old folder's name. The new folder gets hard links to the files that are
 kept. The old folder is moved aside before the new folder gets its name. If a run is killed between these two steps, no
-folder has this name. `finish_replacing` then repairs this state.
+folder has this name, and `finish_replacing` repairs this state.
 """
 
 import os
@@ -39,7 +39,7 @@ def own_files(folder: Path) -> set[str]:
 def replace_files(new: Path, out: Path) -> None:
     """Move a file and its companion files to their final paths. A second call continues an interrupted run.
 
-    A new file must never lie next to the companion files of an old one, such as its model card. Therefore the old
+    A new file must never lie next to the companion files of an old file, such as the old model card. Therefore the old
     companions are removed before the file is replaced, and the new companions are moved afterwards. If there is no old
     file, the new file is moved last.
     """

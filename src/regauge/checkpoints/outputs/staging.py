@@ -2,7 +2,7 @@
 
 All files are written into a staging folder next to the output, `OUT.partial`. When all files are on the disk, they are
 moved to the output's path. `OUT.partial/run.json` lists the finished shards and the inputs. An error is raised if a
-folder of this name exists and regauge has not created it.
+folder `OUT.partial` exists that regauge has not created.
 """
 
 import json

@@ -20,7 +20,8 @@ class Della(SparseRule):
     A row of a tensor consists of the entries with one index along the first axis. The entries of each row are ranked by
     magnitude. The probability of keeping an entry rises linearly with the rank. The probability is `density - epsilon`
     for the smallest entry and `density + epsilon` for the largest. Kept entries are divided by their probability of
-    being kept, which preserves the expectation of every entry. Another rule then combines the task vectors.
+    being kept, which preserves the expectation of every entry. After entries are dropped, another rule combines the
+    task vectors.
 
     Attributes:
         density: The mean probability of keeping an entry, above zero and at most one, as one number or one for each

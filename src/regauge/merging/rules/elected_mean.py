@@ -21,9 +21,9 @@ class ElectedMean(VectorRule):
     """The entrywise mean of the task vectors that agree with an elected sign.
 
     The elected sign of an entry is the sign of the weighted sum over networks. A network agrees if the product of its
-    entry and its weight has this sign. The result is `base + scale * mean`, where `mean` is the weighted mean over the
-    networks that agree. The mean is zero if no network agrees or the weighted sum is zero. If some weights are negative
-    and the weights of the agreeing networks sum to zero, their weighted sum is used instead of the mean.
+    entry and its weight has the elected sign. The result is `base + scale * mean`, where `mean` is the weighted mean
+    over the networks that agree. The mean is zero if no network agrees or the weighted sum is zero. If some weights are
+    negative and the weights of the agreeing networks sum to zero, their weighted sum is used instead of the mean.
 
     Attributes:
         scale: The factor of the mean.

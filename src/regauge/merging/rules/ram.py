@@ -15,10 +15,10 @@ from regauge.merging.settings import Number, require_numbers
 class Ram(VectorRule):
     """The base plus, for each entry, the mean task vector over the networks that change this entry.
 
-    A network changes an entry if the magnitude of its task vector there exceeds `least_change`. If only one network
-    changes an entry, the task vector's entry is multiplied by `1 + gain * min(rho, most_overlap)`. For each tensor and
-    network, the ratio rho is the number of changed entries that other networks also change, divided by the number of
-    entries that only this network changes.
+    A network changes an entry if the magnitude of this entry in its task vector exceeds `least_change`. If only one
+    network changes an entry, the task vector's entry is multiplied by `1 + gain * min(rho, most_overlap)`. For each
+    tensor and network, the ratio rho is the number of changed entries that other networks also change, divided by the
+    number of entries that only this network changes.
 
     Attributes:
         least_change: A threshold. Entries of task vectors whose magnitude does not exceed the threshold are left out.

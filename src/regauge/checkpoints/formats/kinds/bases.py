@@ -156,8 +156,8 @@ def frod(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 def _role(module: str) -> str:
     """Return the role of a module, for example "q_proj". Modules with the same role share a matrix V.
 
-    The role is the last component of the module's path. If the component before it is not a number, the role is the
-    last two components.
+    The role is the last component of the module's path. If the component before the last is not a number, the role is
+    the last two components.
     """
     *before, last = module.split(".")
     if not before or before[-1].isdigit():

@@ -1,4 +1,6 @@
-"""A kind of adapters: the tensors that an adapter of this kind stores for a module, and the changes that they mean."""
+"""A kind of adapters: the tensors that such an adapter stores for a module, and the changes of weights that these
+tensors describe.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
