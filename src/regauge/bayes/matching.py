@@ -81,19 +81,19 @@ def align_posteriors(
     """Transform the second posterior by its symmetry, and bring it as close to the first one as the method can.
 
     The method matches means and standard deviations, so the posteriors may be of different kinds. For Kronecker
-    factors, the standard deviations come from the diagonal of their product. For low-rank Gaussians, they include both
-    components. For particles, they are the standard deviations over the particles. One element transforms the whole
-    posterior, because the samples of one chain lie in one copy of a mode. Aligning each sample separately would find
-    the same element for each, at a higher cost.
+    factors, the standard deviations come from the diagonal of their product. For low-rank Gaussians, these standard
+    deviations include both components. For particles, these are the standard deviations over the particles. One element
+    transforms the whole posterior, because the samples of one chain lie in one copy of a mode. Aligning each sample
+    separately would find the same element for all samples, at a higher cost.
 
-    Translations of `symmetry` are not applied, and scales are applied only if the method balances them. The reason is
-    the prior, which translations and scales change unless it is flat. A translated posterior makes the same
-    predictions, but usually has another divergence from the prior. To translate a posterior, use `push`. To measure
-    both posteriors, use `compare_with_prior`.
+    Translations of `symmetry` are not applied, and scales are applied only if the method balances them. Translations
+    and scales change the prior, unless the prior is flat. A translated posterior makes the same predictions, but
+    usually has another divergence from the prior. To translate a posterior, use `push`. To measure both posteriors, use
+    `compare_with_prior`.
 
     If full covariances were compared, the best permutation of a layer would be the solution of a quadratic assignment
-    problem. This function uses only the diagonals of the covariances. `regauge.bayes.transport.distance` measures the
-    distance with full covariances.
+    problem. `align_posteriors` uses only the diagonals of the covariances. `regauge.bayes.transport.distance` measures
+    the distance with full covariances.
 
     Args:
         q_a: The posterior that is not transformed.
@@ -205,9 +205,9 @@ def one_gaussian(
 ) -> OneGaussian:
     """Align all members to one another and merge them into one Gaussian.
 
-    Networks are merged into the Gaussian with their mean and with their standard deviations times `spread`. These
-    standard deviations are those of the population: sums of squares are divided by the number of networks. Posteriors
-    are merged into their Wasserstein barycenter, whose standard deviations are multiplied by `spread`. The distances
+    Networks are merged into the Gaussian with their mean and with their standard deviations times `spread`. For
+    networks, sums of squares are divided by the number of networks (population standard deviations). Posteriors are
+    merged into their Wasserstein barycenter, whose standard deviations are multiplied by `spread`. The distances
     between the means of posteriors do not contribute.
 
     Independently trained members stay far apart in most directions even after alignment. A Gaussian with their full

@@ -72,24 +72,24 @@ def canonicalize(
     The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If the
     bias of such a unit is also zero, its outgoing weights are scaled. Equal units keep their order, because exchanging
     them gives the same network. Rotations need distinct eigenvalues. If eigenvalues are equal, the canonical form still
-    computes the same function, but depends on which network of the orbit is given. This dependence also occurs if two
-    compared numbers are equal up to rounding.
+    computes the same function, but depends on which network of the orbit is given. The canonical form also depends on
+    the given network if two compared numbers are equal up to rounding.
 
     A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
     and `Linear(6, 2)` has six inner coordinates and at most rank two. Some entries of the two factors of such a product
-    do not affect the function. The canonical form of such a product is its factorization by rank. This factorization
-    computes the same function. The factorized network is not on the orbit, but networks on the orbit come arbitrarily
-    close to it. Networks with the same canonical form therefore compute the same function, but may lie on different
-    orbits. Inner coordinates that are zero in both factors have zero gradients. `factorize` computes the factorization
-    by rank alone.
+    do not affect the function. The canonical form of such a product is its factorization by rank. The factorized
+    network computes the same function. The factorized network is not on the orbit, but networks on the orbit come
+    arbitrarily close to it. Networks with the same canonical form therefore compute the same function, but may lie on
+    different orbits. Inner coordinates that are zero in both factors have zero gradients. `factorize` computes the
+    factorization by rank alone.
 
     Args:
         params: A network, a population with a leading model axis, or the path of a checkpoint. The given tensors are
             not modified.
         symmetry: The symmetry of the architecture.
         parts: The parts of the symmetry to fix: some of "permutation", "sign", "scale", "shift", "linear",
-            "translation" and "rotation". Default: all parts. The canonical form is then the same under elements of
-            these parts.
+            "translation" and "rotation". Default: all parts. The canonical form is the same under elements of these
+            parts.
         reference: A network of the same architecture. If a reference is given, alignment to it fixes signs, half
             periods, rotations and order, instead of sums and sorting. Before the alignment, the translations, gains,
             scales and invertible matrices of the reference are fixed as well.
@@ -168,8 +168,8 @@ def factorize(
 
     If a product does not have full rank, one of its factors has coordinates that the other factor never reads. The
     returned network has no such coordinates. The returned network computes the same function as the given one. However,
-    no element of the group maps one to the other, because they are not on the same orbit. `canonicalize` begins with
-    this factorization.
+    no element of the group maps the given network to the returned network, because they are not on the same orbit.
+    `canonicalize` begins with this factorization.
 
     Args:
         params: A network, or a population with a leading model axis.
@@ -300,7 +300,7 @@ def orbit_distance(
     distance between their parameters, without buffers. Canonical scales give incoming weights unit norm. Scales are not
     chosen to bring the networks closer. Up to rounding, the distance depends only on the two orbits. The distance is
     zero if both networks are on one orbit, or if they have the same products of less than full rank (see
-    `canonicalize`). The returned distance is an upper bound on the smallest one, because matching ends in a local
+    `canonicalize`). The returned distance is an upper bound on the smallest distance, because matching ends in a local
     optimum.
 
     Args:
@@ -330,9 +330,9 @@ def normalize_logits(
 ) -> Params:
     """Scale the last layer of a network to give its weight a certain Euclidean norm.
 
-    This scaling is not a symmetry, because it multiplies all logits by the same positive number. The ranking of the
-    classes stays the same, but probabilities, calibration and loss change. `canonicalize` never scales the last layer
-    in this way.
+    Scaling the last layer is not a symmetry, because it multiplies all logits by the same positive number. The ranking
+    of the classes stays the same, but probabilities, calibration and loss change. `canonicalize` never scales the last
+    layer in this way.
 
     Args:
         params: A network, or a population with a leading model axis.

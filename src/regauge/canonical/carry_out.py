@@ -45,7 +45,7 @@ def carry_out(
 ) -> Element:
     """Return the element that carries out the steps of a plan for the given parts, for a network or a population.
 
-    The steps for scales make norms one. These norms are square roots of sums of squares or, with `power=1`, sums of
+    The steps for scales make norms one. The norms are square roots of sums of squares or, with `power=1`, sums of
     absolute values. Sums of absolute values stay the same if weights are divided among copies of the unit that they
     read. The argument `streams` names rotations of residual streams that gains prevent (`behind_gains`). Rotations of
     streams belong to the part "rotation", not to "linear".
@@ -95,8 +95,8 @@ def is_regular(root: Float64[Tensor, "*lead k n"]) -> Bool[Tensor, "*lead"]:
 def balance_by_rank(first: Float64[Tensor, "k n"], second: Float64[Tensor, "l n"]) -> Float64[Tensor, "n n"]:
     """Return the matrix A for which A X and A^-T Y have the same diagonal Gram matrix D in the first coordinates.
 
-    Let `X' = Q R`, `Y' = P S` and `R S' = U D W'`, truncated to the rank of the product. The first rows of A are then
-    `D^-1/2 W' S`. The first rows of its inverse transpose are `D^-1/2 U' R`. The remaining rows of A are orthogonal to
+    Let `X' = Q R`, `Y' = P S` and `R S' = U D W'`, truncated to the rank of the product. The first rows of A are
+    `D^-1/2 W' S`. The first rows of A's inverse transpose are `D^-1/2 U' R`. The remaining rows of A are orthogonal to
     the first rows of its inverse transpose. If X and Y span the same space, as after `without_null_spaces`, all
     coordinates beyond the rank are zero.
 
@@ -319,7 +319,7 @@ class _Classes:
 
     @property
     def is_distinct(self) -> bool:
-        """Whether every row is in a class of its own."""
+        """Whether all rows are in different classes."""
         return self._size == 1 or len(np.unique(self._classes)) == len(self._classes)
 
     def refine(self, values: Float[Tensor, " rows"], scales: Float[Tensor, " rows"]) -> None:

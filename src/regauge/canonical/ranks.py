@@ -14,7 +14,7 @@ def largest_ranks(symmetry: Symmetry, places: Mapping[str, Sequence[GroupSite]])
     """Return, for each group of invertible matrices, the largest rank that the shapes allow for its product.
 
     The rank of a product is at most the number of entries per unit in either factor, and at most the rank of either
-    factor. A low rank of one group in a chain therefore limits the ranks of its neighbors.
+    factor. A low rank of one group in a chain of groups therefore limits the ranks of its neighbors.
     """
     ranks = {group.name: group.size for group in symmetry.groups if group.matrix == "linear"}
     before: dict[str, int] = {}

@@ -46,9 +46,9 @@ class Manifold:
     Points are parameters. Tangent vectors are dictionaries with the same names and shapes. Distances count every
     floating-point parameter once. On the spheres, distances are angles in radians. Buffers and further names of tied
     tensors are interpolated too, but distances ignore them. If a unit has no incoming weights, it has no point on its
-    sphere. Such a unit moves on a straight line towards or from zero. Populations have a leading model axis on every
-    tensor. The manifold does not align networks. Signs, orders and rotations must already agree, as after
-    `canonicalize`.
+    sphere. A unit without incoming weights moves on a straight line towards or from zero. Populations have a leading
+    model axis on every tensor. The manifold does not align networks. Signs, orders and rotations must already agree, as
+    after `canonicalize`.
 
     Attributes:
         symmetry: The symmetry. All sizes of its groups must be known.
@@ -236,8 +236,8 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
 
     Args:
         symmetry: The symmetry. All sizes of its groups must be known: it was discovered, or bound to parameters.
-        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. The whole weight then lies on
-            one sphere.
+        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. With this norm, the whole
+            weight lies on one sphere.
 
     Raises:
         KeyError: The symmetry has no parameter with this name.

@@ -72,7 +72,7 @@ class Curve:
 
     @property
     def barrier(self) -> float:
-        """The largest excess over the whole path, including the endpoints. Therefore it is never negative."""
+        """The largest excess over the whole path, including the endpoints. Therefore the barrier is never negative."""
         return max(self.excess)
 
     @property
@@ -166,8 +166,8 @@ def line(
         judge: A task, or a function that maps parameters to metrics. The metrics must include "loss".
         points: The number of equally spaced points t, including both endpoints.
         symmetry: If given, the weights of the second network are first aligned to the first network, as by the default
-            of `rg.align`. The result then stores the curve before alignment in `unaligned`, and `plot` shows both
-            curves. A symmetry can be given only for linear paths.
+            of `rg.align`. If `symmetry` is given, the result stores the curve before alignment in `unaligned`, and
+            `plot` shows both curves. A symmetry can be given only for linear paths.
         path: The path: `Straight()` (default), `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain` or
             `Repaired`.
         prepare: A function that is applied to every network on the path, including the endpoints. Default: the

@@ -20,7 +20,9 @@ Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 class Path(Protocol):
-    """A path from one network (t = 0) to another (t = 1). At its endpoints, it returns exactly these networks."""
+    """A path from one network (t = 0) to another (t = 1). At its endpoints, a path returns exactly these two
+    networks.
+    """
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         """Return the network at t, where t = 0 is the first endpoint and t = 1 the second."""
@@ -167,7 +169,7 @@ class ControlledPath(ABC):
     def between(cls, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], *, bends: int = 1) -> Self:
         """Return the linear path with `bends` equally spaced control points.
 
-        This path is an initialization for training.
+        Such a path is an initialization for training.
         """
         return cls(tuple(interpolate(params_a, params_b, k / (bends + 1)) for k in range(1, bends + 1)))
 
@@ -186,7 +188,7 @@ class ControlledPath(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Bezier(ControlledPath):
-    """A Bezier curve. With one control point c, it is the quadratic `(1 - t)^2 a + 2 t (1 - t) c + t^2 b`.
+    """A Bezier curve. With one control point c, the curve is the quadratic `(1 - t)^2 a + 2 t (1 - t) c + t^2 b`.
 
     References:
         Garipov et al. (2018), equation 3.

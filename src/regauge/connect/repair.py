@@ -162,8 +162,8 @@ def repair(
             not fit, or there are neither endpoints nor running statistics.
 
     References:
-        Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. There
-        all layers get their goals at once, through a batch normalization that is fused afterwards.
+        Jordan et al. (2023), REPAIR: Renormalizing Permuted Activations for Interpolation Repair, section 4. In the
+        paper, all layers get their goals at once, through a batch normalization that is fused afterwards.
     """
     named, files = {"merged": params, "endpoints": list(endpoints)}, [params]
     job = open_call("rg.repair", {"weights": weights}, named, networks=files, work="repairing", out=out, memory=memory)

@@ -49,7 +49,7 @@ class LineTrainingConfig(DescentConfig):
 class FlatLine:
     """A network that was trained until the loss on the linear path from another network is small.
 
-    Unlike an aligned network, it does not compute the same function as before training.
+    Unlike an aligned network, the trained network does not compute the same function as before.
 
     Attributes:
         params: The second network after training.
@@ -276,8 +276,8 @@ def train_path(
     around a symmetry, which an alignment removes at no cost.
 
     Only parameters are trained. Buffers are combined with the same weights as parameters. If a model has batch
-    normalization, the task needs a `prepare` function that recomputes the statistics. This function should use few
-    batches, because it runs in every step. Gradients do not flow through `prepare`.
+    normalization, the task needs a `prepare` function that recomputes the statistics. The `prepare` function should use
+    few batches, because it runs in every step. Gradients do not flow through `prepare`.
 
     Args:
         params_a: The network at t = 0. This network is not modified.

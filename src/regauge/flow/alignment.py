@@ -70,7 +70,7 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
 def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
     """Return the mean of points up to permutations of units, `[values]`.
 
-    First, some networks are aligned to the first network. All of these networks are then repeatedly aligned to their
+    First, some networks are aligned to the first network. Next, all of these networks are repeatedly aligned to their
     mean, which is recomputed each time.
     """
     some = points[:most]

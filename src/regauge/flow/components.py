@@ -24,12 +24,12 @@ class Components(Manifold):
     """A space of networks whose coordinates are the first principal components of a population, with variance one.
 
     The components are computed from aligned networks. Each weight is divided by the standard deviation of its whole
-    tensor, and tensors are weighted. The standard deviation of each single weight is not used, because weights that
-    training hardly changed would then have as much influence as important weights. The residual is the part of a
-    network outside of the components. The residual consists mostly of initial weights that training did not change. A
-    flow does not model this residual. Instead, the residual is sampled from a normal distribution. In this
-    distribution, entries of one tensor are correlated if they belong to the same units. The correlations are equal for
-    all units that permutations exchange.
+    tensor, and tensors are weighted. If each weight were divided by its own standard deviation, weights that training
+    hardly changed would have as much influence as important weights. The residual is the part of a network outside of
+    the components. The residual consists mostly of initial weights that training did not change. A flow does not model
+    this residual. Instead, the residual is sampled from a normal distribution. In this distribution, entries of one
+    tensor are correlated if they belong to the same units. The correlations are equal for all units that permutations
+    exchange.
 
     Attributes:
         networks: The Euclidean space of all parameters of networks.
@@ -135,7 +135,7 @@ def find_classes(space: Space) -> list[Tensor]:
     """Return the coordinates of each tensor, `[classes, members]`; permutations exchange the members of a class.
 
     Coordinates at the same position in two classes belong to the same units. If the classes of a tensor differ in size,
-    or are more than `MOST_COVARIANCES`, each coordinate forms a class of its own. If the tensor has more than
+    or are more than `MOST_COVARIANCES`, each coordinate forms a separate class. If the tensor has more than
     `MOST_COVARIANCES` coordinates, all of them form one class instead.
     """
     found = []

@@ -23,7 +23,7 @@ class Coupling:
         assignment: Whether the start points and endpoints of a batch are paired by optimal assignment, which minimizes
             the sum of squared distances. Coordinates are divided by their standard deviations.
         alignment: Whether each endpoint is transformed by the symmetry, as close to its start point as weight matching
-            brings it. The flow then does not have to learn a random permutation of units.
+            brings it. Therefore the flow does not have to learn a random permutation of units.
 
     References:
         Pooladian et al. (2023) and Tong et al. (2024) for assignments in batches. Here assignments are exact and

@@ -168,9 +168,9 @@ class Flow:
         Random numbers are generated on the CPU, so all devices give the same networks up to rounding.
 
         If a task is given, `count / keep` networks are sampled. The networks with the smallest loss on the task are
-        kept, in sampling order. Random steps on the start points of these networks are then tried, and steps that lower
-        the loss are accepted; see `ChosenNetworks.move`. This selection needs no gradient, and hardly reduces the
-        diversity or the novelty of the samples.
+        kept, in sampling order. Next, random steps on the start points of these networks are tried, and steps that
+        lower the loss are accepted; see `ChosenNetworks.move`. Selecting samples needs no gradient, and hardly reduces
+        the diversity or the novelty of the samples.
 
         Args:
             count: The number of networks.
@@ -245,11 +245,11 @@ class Flow:
         The computation uses the device of `velocity`. The result is the density at one point of each network's orbit:
         the network with the scales of the space, aligned to the reference of the fit. If the flow was not fitted to
         aligned networks, the units are sorted instead. The result is a density with respect to surface area on spheres
-        and volume in Euclidean coordinates. Therefore it is neither a density over functions nor a density over all
-        parameters, and it depends on the representation. Compare it only with the densities of other networks under the
-        same flow. If `scales="keep"`, the point includes scales and translations. Networks that differ by scales or
-        translations then have different densities. A flow of principal components returns only the density of the
-        components.
+        and volume in Euclidean coordinates. Therefore the result is neither a density over functions nor a density over
+        all parameters, and it depends on the representation. Compare it only with the densities of other networks under
+        the same flow. If `scales="keep"`, the point includes scales and translations. Without this conversion, networks
+        that differ by scales or translations have different densities. A flow of principal components returns only the
+        density of the components.
 
         Args:
             population: Networks with a leading model axis. The result has the precision of the networks.

@@ -1,4 +1,4 @@
-"""Settings of flows and of their training. Importing them does not import torch, so options are read fast."""
+"""Settings of flows and of their training. Importing the settings does not import torch, so options are read fast."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -30,10 +30,11 @@ class Design:
         predicts: The output of the net: the velocity, or the endpoint of the path (x1-prediction). If the net predicts
             the endpoint, the velocity at the point x is `log_x(end) / (1 - t)`.
         has_gaussian: Whether the net learns only the difference from the velocity between two normal distributions,
-            which has a closed form. An untrained flow then samples the normal distribution fitted to the networks.
-        is_aligned: Whether networks are first aligned to their common mean. Coordinates then belong to corresponding
-            units in all networks. Equivariant nets need no alignment, and without alignment they can also sample
-            networks of other widths.
+            which has a closed form. With `has_gaussian`, an untrained flow samples the normal distribution fitted to
+            the networks.
+        is_aligned: Whether networks are first aligned to their common mean. After alignment, coordinates belong to
+            corresponding units in all networks. Equivariant nets need no alignment, and without alignment they can also
+            sample networks of other widths.
     """
 
     representation: Representation = field(default_factory=Representation)

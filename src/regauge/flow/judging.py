@@ -46,8 +46,8 @@ def judge(
     """Judge generated networks by quality and novelty, compared with held-out networks and controls.
 
     All networks are made canonical and aligned to the mean of the training networks. Distances after this common
-    alignment are too large for similar networks, but they show which networks may be close to one another. Only
-    networks that may be close are then aligned to each other, pair by pair. The number of control networks of each kind
+    alignment are too large for similar networks, but they show which networks may be close to one another. Therefore
+    only networks that may be close are aligned to each other, pair by pair. The number of control networks of each kind
     equals the number of samples. Some controls are copies of training networks, noisy copies at the distance of
     held-out networks, and means of 2 and of 16 aligned training networks. Other controls are sampled from normal
     distributions, with the standard deviations or the full covariance of aligned training networks.

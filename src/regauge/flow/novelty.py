@@ -1,8 +1,8 @@
 """Distances between networks up to symmetry. Each pair is aligned before its distance is measured.
 
 After all networks are aligned to one mean, corresponding units of two networks can still have different positions, even
-in a network and its noisy copy. Small distances are then two or three times too large, but large distances are almost
-right. Therefore these distances only select the pairs that are aligned to each other.
+in a network and its noisy copy. Without alignment of each pair, small distances are two or three times too large, but
+large distances are almost right. Therefore these distances only select the pairs that are aligned to each other.
 """
 
 import torch
@@ -29,7 +29,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
         space: The space of the points.
         points: The points, aligned to the same mean as the other networks.
         others: Other networks, such as training networks.
-        is_same: Whether both arguments contain the same networks. A network is then not compared with itself.
+        is_same: Whether both arguments contain the same networks. If so, no network is compared with itself.
     """
     distances, numbers = [], []
     count = min(FEW, len(others) - is_same)
@@ -69,7 +69,8 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
         distances: The distance of each network to the nearest other network.
         held_out: The distances of held-out networks to training networks.
         share: A second bound, as a share of the median distance of held-out networks. The second bound is needed if all
-            held-out networks have about the same distance: a slightly smaller distance then does not indicate a copy.
+            held-out networks have about the same distance. In this case, a slightly smaller distance does not indicate
+            a copy.
     """
     bound = torch.minimum(share * held_out.median(), held_out.double().quantile(TAIL).to(held_out))
     return float((distances < bound).double().mean())

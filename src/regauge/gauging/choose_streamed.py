@@ -39,9 +39,9 @@ def choose_streamed(
     """Sample rotations for a checkpoint on the disk, and keep them if the rounding error of layers does not grow.
 
     Either all rotations are kept, or no rotation is kept. Translations are not removed, because they add products of
-    tensors. The mean over layers of the relative squared rounding error must not grow. This condition must hold for the
-    method's rounding scheme and for 8, 4 and 3 bits per row. In large layers, the error is measured on a subset of the
-    rows.
+    tensors. The mean over layers of the relative squared rounding error must not grow. The rounding error must not grow
+    for the method's rounding scheme, nor for 8, 4 and 3 bits per row. In large layers, the error is measured on a
+    subset of the rows.
 
     Args:
         checkpoint: The network.

@@ -63,7 +63,7 @@ def gauge(
     | `Chain` | what several methods move, one after the other | what these methods need |
 
     The default methods start at the network without translations (its representative). A method that you pass starts at
-    the given network. This also holds for the methods in `BestGauge(methods=(...,))`.
+    the given network. The methods in `BestGauge(methods=(...,))` are treated in the same way.
 
     Gains of norms can prevent rotations. If a task is given, scales of the symmetry first set these gains to one. After
     `regauge.discovery.fold`, the gains are already one.

@@ -59,8 +59,8 @@ class Move:
 
 
 def apply_moves(moves: Sequence[Move], params: Mapping[str, Tensor]) -> Params:
-    """Apply several transformations to a network in turn, and round the result to the network's dtypes once, at the
-    end.
+    """Apply several transformations to a network one after the other, and round the result once to the network's
+    dtypes.
     """
     wide = to_work(params)
     for move in moves:
@@ -125,7 +125,8 @@ def uncover_rotations(
 ) -> Uncovered:
     """Find the rotations that are possible after gains are set to one, by scales and signs of the symmetry.
 
-    The function reads only gains. Therefore the module may be on the meta device, and the network may be on the disk.
+    `uncover_rotations` reads only gains. Therefore the module may be on the meta device, and the network may be on the
+    disk.
 
     Args:
         read: A function that returns a parameter by name.

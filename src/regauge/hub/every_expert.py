@@ -26,7 +26,7 @@ class EveryExpert(TorchFunctionMode):
     results with `index_add_`. Only the loop itself may use the result of this `where`. The last `spare` entries of the
     expert masks do not represent experts. These entries represent tokens that other devices process.
 
-    Another form of the loop sorts the tokens by expert. This form of the loop splits the tokens by a list of token
+    Another form of the loop sorts the tokens by expert. Another form of the loop splits the tokens by a list of token
     counts per expert, and concatenates the experts' results with `cat`.
     """
 
@@ -99,7 +99,7 @@ def _is_close(before: Tensor, after: Tensor) -> bool:
 def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Change a module's loops over experts so that every expert processes every token, if this keeps the outputs.
 
-    If a module is on the meta device, its outputs cannot be compared. The module is then only called once, and
+    If a module is on the meta device, its outputs cannot be compared. In this case, the module is called only once, and
     `EveryExpert` is assumed to convert its loops correctly.
     """
     forward = module.forward

@@ -214,8 +214,8 @@ def open_model(
     """Open a model by name: its module, its example inputs, and its symmetry.
 
     The model is built and traced only when it is first used. The symmetry of a folder's model is stored in the user's
-    cache. A later process reads it from the cache instead of tracing the model. Code in a folder is never run, and
-    nothing is downloaded.
+    cache. A later process reads the symmetry from the cache instead of tracing the model. Code in a folder is never
+    run, and nothing is downloaded.
 
     Args:
         name: A folder with config.json in Hugging Face style, or `org/model` for a model in the Hugging Face hub's

@@ -1,4 +1,4 @@
-"""A cache of symmetries. Later runs read from it instead of tracing a folder's model again.
+"""A cache of symmetries. Later runs read from the cache instead of tracing a folder's model again.
 
 The symmetry depends on the folder's configuration and on the code that builds and traces the model. Therefore the key
 of a cached result consists of the content of config.json, the installed packages, the source of regauge, and the

@@ -107,8 +107,8 @@ class TokenPlan:
             tokens: Tokens with specified rows. Each has the index of the network that provides the row (None for
                 zeros), and the source.
             multiple: The number of rows is rounded up to a multiple of this number.
-            kept: The number of rows of all networks, if all networks have the same tokens. Rows without a token then
-                keep their order.
+            kept: The number of rows of all networks, if all networks have the same tokens. If all networks have the
+                same tokens, rows without a token keep their order.
 
         Raises:
             ValueError: A network lacks a token whose row it must provide.

@@ -142,7 +142,7 @@ def train_embedding(
     """Train an encoder and a decoder on fitted networks. The decoder must reproduce a network's outputs from its code.
 
     The encoder reads only the layers between hidden layers, and is not invariant under permutations. For the networks
-    of the paper this suffices, because they all have the same initialization.
+    of the paper, this encoder suffices, because all of them have the same initialization.
 
     Args:
         params: The networks, `[networks, ...]`.

@@ -1,4 +1,6 @@
-"""Settings for fitting a network to a signal. Importing them does not import torch, so options are read fast."""
+"""Settings for fitting a network to a signal. Importing the settings does not import torch, so options are read
+fast.
+"""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args

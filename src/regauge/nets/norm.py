@@ -13,8 +13,8 @@ NormName = Literal["batch", "layer", "group", "filter", "none"]
 class ChannelLayerNorm(nn.Module):
     """Layer normalization over the channels of each position of `[batch, channel, y, x]`.
 
-    This equals the `LayerNorm` of flax on channels-last images, which the ResNet20 of Git Re-Basin uses. `GroupNorm(1,
-    channels)` differs, because it also averages over positions.
+    The layer equals the `LayerNorm` of flax on channels-last images, which the ResNet20 of Git Re-Basin uses.
+    `GroupNorm(1, channels)` differs, because it also averages over positions.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:

@@ -79,7 +79,7 @@ class RandomUnits(Criterion):
 class Taylor(Criterion):
     """The first-order change of the loss if a unit is removed: gradient times weight, summed over outgoing weights.
 
-    This change is squared and summed over the batches of the task.
+    The change of the loss is squared and summed over the batches of the task.
 
     References:
         Molchanov et al. (2019), Importance estimation for neural network pruning, equations 6 to 8.
@@ -105,8 +105,8 @@ class OutputError(Criterion):
 
     A removed unit is replaced by its best linear approximation from the remaining units, and from a constant if layers
     have biases. The approximation uses the second moments of the activations over the batches of the task. Units are
-    removed one by one, beginning with the unit whose removal costs least. Groups are cut one after the other, each with
-    the activations of the network that is already cut.
+    removed one by one, beginning with the unit whose removal costs least. Groups are cut one after the other. For each
+    group, the activations of the network that is already cut are used.
 
     Attributes:
         is_compensated: Whether the weights are refitted. Without refitting, the contributions of removed units are

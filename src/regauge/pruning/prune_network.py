@@ -61,13 +61,14 @@ def prune(
 ) -> Pruned:
     """Remove units of groups (hidden units, channels, heads, experts) from every tensor on which the group acts.
 
-    First, `prune` removes units that the network does not need, without changing its function. These are units that no
-    layer reads, constant units, and duplicates of other units. The values of constant units are added to the biases of
-    the layers that read them. Duplicates are merged with the unit that they duplicate. Each removal is checked by
-    comparing outputs in float64, and is undone if the check fails. After the exact removals, the criterion removes
-    units until the requested share of each group is removed. Units are found and removed in the network without
-    translations and gains, its representative (`Symmetry.split`). The translations and gains are then restored. Two
-    copies of a network that differ by a translation therefore also differ only by a translation after pruning.
+    First, `prune` removes units that the network does not need, without changing its function. Units that a network
+    does not need are units that no layer reads, constant units, and duplicates of other units. The values of constant
+    units are added to the biases of the layers that read them. Duplicates are merged with the unit that they duplicate.
+    Each removal is checked by comparing outputs in float64, and is undone if the check fails. After the exact removals,
+    the criterion removes units until the requested share of each group is removed. Units are found and removed in the
+    network without translations and gains, its representative (`Symmetry.split`). Afterwards, the translations and
+    gains are restored. Two copies of a network that differ by a translation therefore also differ only by a translation
+    after pruning.
 
     Args:
         params: One network, as parameters by name or the path of a checkpoint. The network is not modified.

@@ -166,7 +166,7 @@ class PrunedConfigs:
 
 
 def _changed(config: dict[str, Any], sizes: Mapping[int, Sequence[int]], *, is_open: bool) -> Iterator[dict[str, Any]]:
-    """Yield configurations with one more changed value. The value may be one that the configuration omits."""
+    """Yield configurations with one more changed value. The changed value may be missing in the configuration."""
     every = [size for known in sizes.values() for size in known]
     for path, number in [*_numbers(config)]:
         if (number is None) != is_open:

@@ -25,8 +25,8 @@ Kept = Mapping[str, Int[Tensor, "*bases kept"]]
 def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
     """Return the tensors of a network after all units except the kept ones are cut.
 
-    The symmetry permutes the kept units to the front of each group, from nested groups outwards. The entries after the
-    kept units are then cut off.
+    The symmetry permutes the kept units to the front of each group, from nested groups outwards. Next, the entries
+    after the kept units are cut off.
 
     Args:
         params: One network, which is not changed.

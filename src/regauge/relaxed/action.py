@@ -1,9 +1,9 @@
 """Relaxed elements: arbitrary matrices on units in place of permutation matrices, and their differentiable action.
 
-A hard element permutes and scales entries, `x'[u] = factor[u] x[perm[u]]`. This is a product with a signed permutation
-matrix. A relaxed element has arbitrary matrices instead: `x'[u] = sum_v M[u, v] x[v]`. Examples are doubly stochastic
-matrices and convex combinations of hard elements. The action is linear in each matrix. Matrices act only on units:
-positions, kernel entries and flattened images move with their units.
+A hard element permutes and scales entries, `x'[u] = factor[u] x[perm[u]]`. The action is a product with a signed
+permutation matrix. A relaxed element has arbitrary matrices instead: `x'[u] = sum_v M[u, v] x[v]`. Examples are doubly
+stochastic matrices and convex combinations of hard elements. The action is linear in each matrix. Matrices act only on
+units: positions, kernel entries and flattened images move with their units.
 
 If a group is repeated within other groups, it has a single matrix on the pairs (block, unit), blocks first:
 `J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`. Here P is the matrix of the block group. If two groups with one block group

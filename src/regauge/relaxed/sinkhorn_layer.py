@@ -32,8 +32,8 @@ def sinkhorn(
 ) -> tuple[Tensor, Tensor]:
     """Return the doubly stochastic `P = diag(exp f) exp(logits / temperature) diag(exp g)`.
 
-    This plan maximizes `<P, logits> + temperature * entropy(P)`. As the temperature decreases, it tends to the optimal
-    permutation for the logits. Columns sum to one up to rounding, and rows up to `tolerance`.
+    The plan P maximizes `<P, logits> + temperature * entropy(P)`. As the temperature decreases, the plan tends to the
+    optimal permutation for the logits. Columns sum to one up to rounding, and rows up to `tolerance`.
 
     The gradient is that of the limit, by the implicit function theorem. Let H = P * G for the incoming gradient G, with
     marginals a = P 1, b = P' 1. Then
@@ -43,8 +43,8 @@ def sinkhorn(
 
     The matrix of the linear system is the Laplacian of a graph on the rows. The Laplacian is computed from the graph's
     weights, scaled to a unit diagonal, and solved by Cholesky decomposition. If a plan is nearly a permutation,
-    differences such as 1 - P would lose precision. Such differences are computed as sums over the other entries. Even
-    vanishing gradients therefore keep their direction. The gradient itself cannot be differentiated again.
+    differences such as 1 - P would lose precision. Differences from one are computed as sums over the other entries.
+    Even vanishing gradients therefore keep their direction. The gradient itself cannot be differentiated again.
 
     Args:
         logits: The logits, `[..., n, n]`.

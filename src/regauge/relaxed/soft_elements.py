@@ -33,7 +33,7 @@ APART = 20.0
 class SoftElement:
     """Soft elements, one for each of many pairs of networks. Soft elements start near the identity.
 
-    Plans of one size form one tensor. Therefore all of them are normalized at once.
+    Plans of one size form one tensor. Therefore all plans of one size are normalized at once.
 
     Args:
         symmetry: The symmetry. All its sizes must be known.
@@ -41,7 +41,7 @@ class SoftElement:
         pairs: The number of pairs of networks.
         confidence: The share of each row of a plan that the identity has at the start. The remaining share is spread
             evenly.
-        temperature: The temperature of the Sinkhorn operator. Logits are scaled with it.
+        temperature: The temperature of the Sinkhorn operator. Logits are scaled with the temperature.
         like: A tensor with the dtype and device of the matrices.
         tolerance: The largest accepted error of a plan's row sums. A moderate accuracy is sufficient while logits still
             change.

@@ -106,8 +106,8 @@ class Collection:
 
     @cached_property
     def key(self) -> str:
-        """A string that identifies the networks of the collection. To compute it, all tensors of populations in memory
-        are read.
+        """A string that identifies the networks of the collection. Computing the key reads all tensors of populations
+        in memory.
         """
         digest = blake2b(digest_size=16)
         for one, count in zip(self.members, np.diff(self.starts).tolist(), strict=True):

@@ -1,4 +1,6 @@
-"""Initialization of networks, by their factory or by sampling new parameters. Each network has its own seed."""
+"""Initialization of networks, by their factory or by sampling new parameters. Each network of a population has its own
+seed.
+"""
 
 import threading
 from collections.abc import Iterator, Sequence

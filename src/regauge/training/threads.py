@@ -29,7 +29,7 @@ def keep_freed_memory() -> None:
 class _Limit:
     """The thread settings from before the limit.
 
-    These settings are restored when the last `with` block that uses the limit ends, in any thread.
+    The settings of threads are restored when the last `with` block that uses the limit ends, in any thread.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Settings of training. Importing them does not import torch, so command-line options are read fast."""
+"""Settings of training. Importing the settings does not import torch, so command-line options are read fast."""
 
 import math
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Canonical forms of scales, signs and half periods.
 
-Networks are transformed to these forms before a net reads them. Changes that the net computes are transformed back.
+Networks are transformed to canonical forms before a net reads them. Changes that the net computes are transformed back.
 """
 
 from collections.abc import Mapping

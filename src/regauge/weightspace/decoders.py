@@ -2,7 +2,7 @@
 
 Each decoder has a small frozen dataclass of settings, whose method `build` creates a torch module.
 
-This module maps vectors `[models, inputs]` to parameters of one architecture with a model axis. The method
+A decoder module maps vectors `[models, inputs]` to parameters of one architecture with a model axis. The method
 `standardize` measures the sizes of tensors on some networks, and `begin_at` initializes the decoder at one network. To
 add a decoder, write a file with the dataclass and the module, and add the dataclass to `DECODERS`.
 """

@@ -117,10 +117,10 @@ class Encoder(nn.Module):
     with a fixed position gets a learned vector. Weights from a unit to itself get another learned vector. If signs
     still act on values, the encoder reads these values in two ways. Features that no sign changes are computed from
     absolute values. Features that signs change are computed from the values themselves, without biases. The encoder
-    treats positive scales in the same way. If half-period shifts still act on a bias, the bias is read as an angle.
-    Features are then the sine and cosine of this angle plus a linear map of the values that are added to it. The
-    coefficients of this linear map are initially at most one radian for each value, times the frequency. One of the
-    added values is a learned multiple of the sine of twice the angle.
+    treats positive scales in the same way. If half-period shifts still act on a bias, the bias is read as an angle. In
+    this case, features are the sine and cosine of a sum: the angle plus a linear map of the values that are added to
+    the bias. The coefficients of this linear map are initially at most one radian for each value, times the frequency.
+    One of the added values is a learned multiple of the sine of twice the angle.
 
     Args:
         has_pairs: Whether blocks with values between two or more units get feature vectors.
@@ -222,8 +222,8 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def standardize(self, values: Mapping[str, Tensor], layout: Layout) -> None:
-        """Set the mean and deviation by which the values of each block are standardized. They are computed over
-        networks and positions.
+        """Set the mean and deviation by which the values of each block are standardized. The statistics are computed
+        over networks and positions.
         """
         for k, block in enumerate(layout.blocks):
             found = self._even(k, values[block.name].double())
@@ -342,7 +342,7 @@ def _one_function(channels: int, generator: torch.Generator | None) -> Dense:
 def _moments(values: Tensor) -> Tensor:
     """Return permutation-invariant statistics of each network's values, `[models, MOMENTS]`.
 
-    The first statistic is the logarithm of the root mean square. The values are then divided by the root mean square.
+    The first statistic is the logarithm of the root mean square. Next, the values are divided by the root mean square.
     The remaining statistics are the mean, mean absolute value, largest value, smallest value, and log mean fourth
     power.
     """

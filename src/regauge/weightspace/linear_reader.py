@@ -71,7 +71,7 @@ class LinearReader(nn.Module):
 def statistics_of(values: Mapping[str, Tensor]) -> Tensor:
     """Return the mean, the standard deviation and five quantiles of the values of every block, `[models, 7 * blocks]`.
 
-    These statistics do not depend on the order of values, and do not grow with the number of units.
+    The statistics do not depend on the order of values, and do not grow with the number of units.
 
     References:
         Unterthiner et al. (2020), section 4.

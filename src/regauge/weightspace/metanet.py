@@ -112,9 +112,9 @@ class Metanet(nn.Module):
             "linear" and "translation". The default is all parts, and "permutation" is always included. `net.parts`
             lists the parts that a net respects. No net respects "rotation" (rotations that depend on gains).
         readers: Axes (parameter, axis) along which layers sum over units, as `find_readers` returns them. If `readers`
-            are given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. If a unit was
-            split into copies that divide its outgoing weights, the copies then count as one unit. With `readers`,
-            translations are not respected.
+            are given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. With `readers`,
+            copies of a split unit that divide its outgoing weights count as one unit. With `readers`, translations are
+            not respected.
         probes: Inputs on which the networks are evaluated. Activations and outputs at the probes become additional
             features. For several architectures, pass the probes of each, in the order of the symmetries. With an
             `Invariant` head, a second net reads the outputs, and the result is the mean of both nets.

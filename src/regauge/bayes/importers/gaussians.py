@@ -93,9 +93,10 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
 def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
     """Return the posterior of a fitted diagonal or Kronecker-factored approximation of laplace-torch.
 
-    The approximation may cover only the last layer or a subnetwork. Weights that it does not cover have no uncertainty.
-    Weights without uncertainty are weights without gradients, weights before the last layer (`DiagLLLaplace`,
-    `KronLLLaplace`), and weights outside of a subnetwork (`DiagSubnetLaplace`, where standard deviations are zero).
+    The approximation may cover only the last layer or a subnetwork. Weights that the Laplace approximation does not
+    cover have no uncertainty. Weights without uncertainty are weights without gradients, weights before the last layer
+    (`DiagLLLaplace`, `KronLLLaplace`), and weights outside of a subnetwork (`DiagSubnetLaplace`, where standard
+    deviations are zero).
 
     In `KronLaplace`, a weight has the precision `G (x) A + delta I`. The inverse of this precision is not a Kronecker
     product. The returned posterior therefore has the precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta

@@ -37,8 +37,8 @@ class KroneckerPosterior:
     Let `G = B B^T` be the covariance over the first axis of the weight, and `A = C C^T` the covariance over its other
     axes. The weight flattened row by row, `W.flatten()`, has covariance `kron(G, A)`. If the weight is flattened column
     by column, the covariance is `kron(A, G)`. The posterior stores any roots B and C with these products instead of G
-    and A. A transformation of one axis of the weight then acts only on the rows of one root, and leaves the noise
-    unchanged.
+    and A. In this form, a transformation of one axis of the weight acts only on the rows of one root, and leaves the
+    noise unchanged.
 
     On a geodesic between two such posteriors, the deviation from the mean has two terms with the same noise, `B E C^T +
     B' E C'^T`. The covariance of this deviation is not a Kronecker product.
@@ -98,9 +98,9 @@ class KroneckerPosterior:
 
             N (G + c I / pi) (x) (A + c pi I),    c^2 = prior_precision / N,    pi^2 = mean(diag A) / mean(diag G),
 
-        The inverse of this precision is a Kronecker product again. The exact sum `N G (x) A + prior_precision I` has no
-        such inverse. The approximate precision is at least as large as the exact sum, so the posterior is never wider
-        than with the exact sum.
+        The inverse of this precision is a Kronecker product again. The inverse of the exact sum `N G (x) A +
+        prior_precision I` is not a Kronecker product. The approximate precision is at least as large as the exact sum,
+        so the posterior is never wider than with the exact sum.
 
         Args:
             mean: The trained network.
@@ -163,8 +163,8 @@ class KroneckerPosterior:
 
         Raises:
             ValueError: The element rotates standard deviations, or adds products of uncertain parameters. Also raised
-                if a group acts differently on different columns of a weight, as in grouped convolutions. The covariance
-                would then not be a Kronecker product.
+                if a group acts differently on different columns of a weight, as in grouped convolutions. With other
+                rotations, the covariance would not be a Kronecker product.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)
@@ -230,8 +230,8 @@ class KroneckerPosterior:
     def squared_distance(self, other: "KroneckerPosterior", skip: Collection[str] = ()) -> SquaredDistance:
         """Add `|B_a (x) C_a - B_b (x) C_b|_F^2` of each weight's coupled roots to the spread; see `Transportable`.
 
-        This equals `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*`. Here B and C are the roots of the
-        factors G and A before the coupling. The norm `|X|_*` is the sum of the singular values.
+        The squared distance equals `tr G_a tr A_a + tr G_b tr A_b - 2 |B_b^T B_a|_* |C_b^T C_a|_*`. Here B and C are
+        the roots of the factors G and A before the coupling. The norm `|X|_*` is the sum of the singular values.
         """
         terms = [name for name in self.terms if name not in skip]
         spread = sum_squares(self.std, other.std, skip)

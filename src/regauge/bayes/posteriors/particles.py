@@ -78,7 +78,7 @@ class ParticlePosterior:
         deviation. Integer tensors are copied from the first particle.
 
         Raises:
-            ValueError: There is only one particle.
+            ValueError: The posterior has only one particle.
         """
         if self.count < 2:
             raise ValueError("one particle has no standard deviations; give at least two")

@@ -65,7 +65,7 @@ class PosteriorCurve(Curve):
     def error(self) -> float:
         """The Monte Carlo standard error of the barrier, that is, of the excess at its highest point.
 
-        This error does not account for the barrier being the maximum of several noisy values.
+        The barrier is the maximum of several noisy values, but the error does not account for this.
         """
         return self.excess_errors[max(range(len(self.excess)), key=self.excess.__getitem__)]
 
@@ -98,7 +98,8 @@ def posterior_line(
     samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
-    the likelihoods of the endpoints, each with all samples. This path never has a barrier, because -log is convex.
+    the likelihoods of the endpoints, each with all samples. The path of mixtures never has a barrier, because -log is
+    convex.
 
     Args:
         module, batches, likelihood, outputs, chunk: See `predict`.
@@ -191,11 +192,11 @@ def posterior_slice(
     """Return the log posterior on the plane through three networks, or through the means of three posteriors.
 
     For example, pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. The picture
-    then shows how deep the valleys between the three posteriors are. The prior is often *higher* between networks,
-    because norms are smaller there. Therefore the likelihood and the prior are separate surfaces. For a plane through
-    samples, pass one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}`. For the transformed
-    posterior, pass the result of `push_noise` to `at`. The transformed posterior then gives the sample with the same
-    function as the sample of the original posterior.
+    of this plane shows how deep the valleys between the three posteriors are. The prior is often *higher* between
+    networks, because norms are smaller there. Therefore the likelihood and the prior are separate surfaces. For a plane
+    through samples, pass one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}`. For the
+    transformed posterior, pass the result of `push_noise` to `at`. With transformed noise, the transformed posterior
+    gives a sample with the same function as the sample of the original posterior.
 
     Args:
         first: The origin: parameters, or a posterior whose mean is used.
@@ -241,8 +242,8 @@ class PosteriorCollapse:
 
     Attributes:
         samples: The variances of the units in each sample, averaged over samples.
-        averages: The variances of the units after activations are averaged over samples for each input. These variances
-            describe the part of the activations that is common to all samples.
+        averages: The variances of the units after activations are averaged over samples for each input. The variances
+            of the mean activations describe the part of the activations that is common to all samples.
     """
 
     samples: VarianceCollapse

@@ -78,8 +78,8 @@ def compare_with_prior(
 
     The symmetry determines which weights read a unit. A weight reads a unit if scaling the unit by a positive factor
     divides the weight by a power of this factor. Some groups have no such scales (odd or smooth activations, residual
-    streams). In these groups, the weights whose second axis contains the unit read it. The second axis is the input
-    axis of torch's linear and convolutional layers. Biases do not read units.
+    streams). In a group without such scales, a weight reads a unit if the second axis of the weight contains this unit.
+    The second axis is the input axis of torch's linear and convolutional layers. Biases do not read units.
 
     Args:
         posterior: A diagonal Gaussian.

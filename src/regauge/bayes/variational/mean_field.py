@@ -30,13 +30,13 @@ class VariationalConfig(DescentConfig):
         -(1/N) ( E_q[log likelihood + log prior] + T entropy(q) ),
 
     Here, samples of the weights on a batch estimate the likelihood, and the other terms have a closed form. Another
-    definition weights the Kullback-Leibler divergence: likelihood - T KL(q, prior). This other definition is equivalent
+    definition weights the Kullback-Leibler divergence: likelihood - T KL(q, prior). The other definition is equivalent
     if the standard deviation of the prior is divided by sqrt(T).
 
     Learning rates refer to this bound per example. A learning rate for the bound summed over N examples must therefore
-    be multiplied by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. This
-    rate is small: the divergence changes the logarithm of a standard deviation by at most 1e-5 per step (with momentum
-    0.9). Standard deviations stay close to their initial values unless there are at least 10^5 steps.
+    be multiplied by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. The
+    published rate is small: the divergence changes the logarithm of a standard deviation by at most 1e-5 per step (with
+    momentum 0.9). Standard deviations stay close to their initial values unless there are at least 10^5 steps.
     `VariationalConfig(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way. With the defaults, standard
     deviations reach their optimum in a few thousand steps.
 

@@ -37,7 +37,7 @@ class RoundingLoss(Protocol):
 
 
 class OfWeights:
-    """The rounding error of all layers, relative to the norm of each layer. This score needs no data."""
+    """The rounding error of all layers, relative to the norm of each layer. The score of weights needs no data."""
 
     unit = "dB"
 
@@ -178,8 +178,8 @@ class Expected:
 
     To second order, the distance is `sum over values of step^2 F / 24`, where F is the mean square of each weight's
     gradient. On an orbit, gradients transform by the inverse transpose of the weights' action. Therefore the network is
-    evaluated only once. This expected distance is smooth, unlike the outputs of the rounded network. Scores are
-    computed by `function`.
+    evaluated only once. The expected distance is smooth, unlike the outputs of the rounded network. Scores are computed
+    by `function`.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class Smooth(GaugeMethod):
     With its default arguments, the method searches as AWQ does. `Smooth(alpha=0.5, statistic="max",
     is_against_weights=True)` is SmoothQuant.
 
-    The objective is a signal-to-noise ratio in dB, averaged over families. This ratio is measured on the outputs of
+    The objective is a signal-to-noise ratio in dB, averaged over families. The ratio is measured on the outputs of
     layers for the first batch of the task.
 
     Attributes:

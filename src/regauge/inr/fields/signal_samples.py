@@ -115,8 +115,8 @@ class DistanceLabels:
     """A conversion between clipped distances and labels in [0, 1].
 
     For unsigned distances, the label is `1 - min(d, limit) / limit`, which is one on the surface and zero far away. For
-    signed distances (negative inside), the label is `(clip(d, -limit, limit) + limit) / (2 limit)`. This label is one
-    half on the surface and zero far inside.
+    signed distances (negative inside), the label is `(clip(d, -limit, limit) + limit) / (2 limit)`. For signed
+    distances, the label is one half on the surface and zero far inside.
 
         >>> labels = DistanceLabels(0.1, is_signed=False)
         >>> labels.of(torch.tensor([0.0, 0.05, 0.3]))
@@ -168,7 +168,7 @@ def labels_of(inr: Inr) -> DistanceLabels:
 def entropy_floor(labels: Tensor) -> float:
     """Return the smallest possible cross entropy on the labels, in nats, which is their mean binary entropy.
 
-    If labels lie strictly between zero and one, a perfect network also has this loss. Therefore report the difference
+    If labels lie strictly between zero and one, even a perfect network has this loss. Therefore report the difference
     between the loss and this minimum.
     """
     exact = labels.double()

@@ -89,7 +89,7 @@ def extract_points(
     """Return points on the surface where an unsigned distance is zero.
 
     If a network has no surface, the function ends after a bounded time with fewer points than requested, or with none.
-    The text of the result then reports this.
+    In this case, the text of the result reports the missing points.
 
     Args:
         inr: An INR whose signal is "unsigned".

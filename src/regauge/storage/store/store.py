@@ -201,8 +201,8 @@ class Store:
     ) -> Path:
         """Write networks atomically as one new shard.
 
-        When this method returns, the shard is on the disk. New readers see it at once, and this reader sees it after
-        `refresh()`. If the process is killed earlier, no reader sees a partial shard.
+        When this method returns, the shard is on the disk. New readers see the new shard at once, and this reader sees
+        it after `refresh()`. If the process is killed earlier, no reader sees a partial shard.
 
         Args:
             params: The networks, with one leading model axis on every tensor.

@@ -7,9 +7,9 @@ computes these layers for as many networks as fit the cache. If the activations 
 batch is split, and the gradients of the parts are summed.
 
 If matrix products use oneDNN (`core/products.py`), activations have oneDNN's layout from the first convolution to the
-last. This layout consists of blocks of 8 or 16 channels. Without oneDNN's products, images have channels-last layout.
-The two layouts round differently, so the choice must be reproducible. The choice does not depend on measured times, but
-only on the steps and on the library of matrix products, which is recorded with a run.
+last. The layout of oneDNN consists of blocks of 8 or 16 channels. Without oneDNN's products, images have channels-last
+layout. The two layouts round differently, so the choice must be reproducible. The choice does not depend on measured
+times, but only on the steps and on the library of matrix products, which is recorded with a run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

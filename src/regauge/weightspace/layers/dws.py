@@ -25,10 +25,10 @@ class DWS(Layer):
             pooled features.
         pooling: `"max"` or `"mean"`, over the axes that other tensors lack.
         heads: The number of attention heads, which must divide the width.
-        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. The cost and the number of
-            parameters then grow linearly, not quadratically, with the number of layers of the network. The mean or
-            maximum over all units of a tensor is then read by no other tensor. In Deep-Align, neighboring tensors read
-            it.
+        is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. Therefore the cost and the
+            number of parameters grow linearly, not quadratically, with the number of layers of the network. As a
+            result, no other tensor reads the mean or maximum over all units of a tensor. In Deep-Align, neighboring
+            tensors read this mean.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;

@@ -54,8 +54,8 @@ class Hub:
 
 @lru_cache(maxsize=256)
 def find_hubs(layout: Layout, targets: frozenset[str], *, is_local: bool) -> tuple[Hub, ...]:
-    """Return all hubs for networks of one layout. These are every unit set, every combination of unit sets that indexes
-    some block, and the network as a whole.
+    """Return all hubs for networks of one layout. The hubs are every unit set, every combination of unit sets that
+    indexes some block, and the network as a whole.
 
     Args:
         layout: The layout of the networks.

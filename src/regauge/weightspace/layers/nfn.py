@@ -23,8 +23,9 @@ class NFN(Layer):
     other entry by entry. If a weight tensor connects a unit set with itself, its transpose and its diagonal also have
     separate maps. The linear maps are combined with layer normalization, SiLU and a residual connection.
 
-    No group permutes inputs and classes. Therefore the encoder maps them to features once, and layers do not keep them
-    as channels. The number of parameters grows with the square of the number of tensors that have units in common.
+    No group permutes inputs and classes. Therefore the encoder maps these values to features once, and layers do not
+    keep the values as channels. The number of parameters grows with the square of the number of tensors that have units
+    in common.
 
     References:
         Zhou et al. (2023), "Permutation equivariant neural functionals", section 2 and equation 3; Zhou et al. (2024),

@@ -73,8 +73,8 @@ class _Activated(torch.autograd.Function):
 class _Mapped(torch.autograd.Function):
     """The functions `x + silu(norm(x)) weight'` and pooled `silu(norm(x))`, which save only `x`.
 
-    Intermediate results are computed for some networks at a time. They are not stored, but computed again for the
-    gradient. Intermediate results therefore stay in a cache of the processor.
+    Intermediate results are computed for some networks at a time. Intermediate results are not stored, but computed
+    again for the gradient. Intermediate results therefore stay in a cache of the processor.
     """
 
     @staticmethod

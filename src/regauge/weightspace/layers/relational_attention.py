@@ -30,7 +30,7 @@ class RelationalAttention(Layer):
     <- e + MLP(e, x, y)`. After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only
     existing connections are computed, in dense blocks. A weight of zero also counts as a connection. In the paper,
     units attend to all units instead. The term `c e` replaces the paper's product of `A e` and `B e`. Norms come before
-    the layers (pre-norm), because deep nets then keep information about the inputs.
+    the layers (pre-norm), which helps deep nets to keep information about the inputs.
 
     Attributes:
         heads: The number of attention heads.

@@ -61,7 +61,7 @@ class UnitSizes(nn.Module):
             self.into = plan.dense(1, hidden, is_biased=False)
 
     def hear(self, name: str, turned: Mapping[Character, Tensor], layout: Layout) -> Iterator[Tensor]:
-        """Yield messages to the units of a set. They are computed from ratios of the norms of the units' features,
+        """Yield messages to the units of a set. The result is computed from ratios of the norms of the units' features,
         which no scale changes.
         """
         for relation in self.relations[layout.key][name]:
@@ -115,8 +115,8 @@ def _ends(
 def find_relations(characters: Iterable[Character]) -> list[Relation]:
     """Return a basis of the linear relations between the exponents with which scales multiply some values.
 
-    A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. No scale then changes
-    the product of the features' norms raised to these powers.
+    A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. No scale changes the
+    product of the features' norms raised to these powers.
     """
     basis: list[Character] = []
     relations: list[Relation] = []

@@ -34,11 +34,11 @@ class ScaleGMN(Layer):
     summed over units only if the signs of these units cancel in each product. Each sign is its own inverse, so forward
     and backward messages use the same products.
 
-    Positive scales can be treated in the same way, as published. `i(u)` then consists of the direction of `u`, and of
-    logarithms of ratios of sizes that no scale changes. Backward messages begin at the outputs, and use features that
-    scale like outgoing weights. No weight is inverted, and kernels may be padded with zeros.
+    Positive scales can be treated in the same way, as published. With scales, `i(u)` consists of the direction of `u`,
+    and of logarithms of ratios of sizes that no scale changes. Backward messages begin at the outputs, and use features
+    that scale like outgoing weights. No weight is inverted, and kernels may be padded with zeros.
 
-    This layer differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
+    `ScaleGMN` differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
     first. The canonical form of scales is continuous (unlike that of signs), and the first layer can then read the
     sizes of weights. Vectors are normalized in every layer, which preserves differences between networks through many
     layers. The function `i(u)` replaces the paper's `MLP(u) + MLP(-u)`.

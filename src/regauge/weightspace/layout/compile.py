@@ -251,8 +251,8 @@ def compile_layout(
         contracted: Names of the groups of matrices that are replaced by products over their axes. Default: the groups
             whose products are small enough.
         is_signed: Whether features change under signs, because signs are not canonicalized.
-        has_shifts: Whether features also change under half-period shifts, because these are not canonicalized. Values
-            to which half periods are added are then read through their sine and cosine. If half periods of several
+        has_shifts: Whether features also change under half-period shifts, because these are not canonicalized. If so,
+            values to which half periods are added are read through their sine and cosine. If half periods of several
             kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
         readers: The axes (parameter, axis) along which layers sum over units. If there are such axes, units have
             weights (shares) in all means.
@@ -273,8 +273,8 @@ def compile_layout(
 
 
 def _with_waves(layout: Layout) -> Layout:
-    """Return the layout in which sine and cosine replace each angle. This requires that each angle has only one
-    period.
+    """Return the layout in which sine and cosine replace each angle. Sines and cosines can be used only if each angle
+    has only one period.
     """
     if any(is_shifted(block) and find_period(block) is None for block in layout.blocks):
         return layout

@@ -92,7 +92,7 @@ class Tree:
         """Return the state dictionary in a file, and other values: selected entries, and a row that `export` wrote.
 
         A file that does not end in `.safetensors` is read as a torch file, with `weights_only=True`. `beside` lists
-        entries that are not parameters, such as "label". These entries may be missing.
+        entries that are not parameters, such as "label". The entries in `beside` may be missing.
         """
         label = str(self.path / name)
         if name.endswith(".safetensors"):

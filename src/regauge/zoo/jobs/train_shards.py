@@ -244,10 +244,10 @@ def plan_training(
 ) -> tuple[Store, TrainShards]:
     """Return the store of a population, new or from an interrupted run, and the jobs that fill the store.
 
-    If a store contains only the first networks of the population, the missing networks are added. This is possible
-    because network i does not depend on the number of networks. The only exception is a population that discards the
-    worst networks of each group, if the last group is incomplete. Training data are read only if the store lacks
-    networks.
+    If a store contains only the first networks of the population, the missing networks are added. A population can be
+    extended, because network i does not depend on the number of networks. The only exception is a population that
+    discards the worst networks of each group, if the last group is incomplete. Training data are read only if the store
+    lacks networks.
 
     Args:
         config: The whole population.

@@ -33,8 +33,8 @@ class Examples:
         is_signals: Whether each network learns its own signal, at points that are the same for all networks.
         labels: The class label of each signal, `[signals]`, or None. Labels are written to rows, but are not used for
             training.
-        is_test: Whether each signal is from the test set, `[signals]`. The value of the column "split" is then "test"
-            or "train". None if the signals are not split.
+        is_test: Whether each signal is from the test set, `[signals]`. For signals with a split, the value of the
+            column "split" is "test" or "train". None if the signals are not split.
 
     Raises:
         ValueError: The numbers of inputs and targets, or of signals and labels, differ. Also raised if the targets have
