@@ -36,11 +36,11 @@ The terms, in the order in which they appear:
 - A *law* belongs to one index of an operator, such as the summed index of a matrix product, and to all axes along which
   this index runs. A law determines which scales, signs, matrices and translations of these axes must agree. A *record*
   contains the laws of one operator call.
-- A *term* is one block of an axis, stored as the first index of the block, and its leaves with their strides.
-- A *slot* is one occurrence of a leaf: in one term, on one axis of one value.
+- A *term* describes one block of an axis by its first index, and by its leaves with their strides.
+- A *slot* is one occurrence of a leaf, in one block of one axis of one value.
 - A *tie* is a law, restricted to one slot on each axis of the law. All slots of a tie are at the same position.
-- The *companions* of a slot are the other leaves whose index is known wherever the slot's index is known. A
-  transformation of the slot may depend on the units of a companion.
+- The *companions* of a slot are other leaves of the same tensor. Each entry to which the slot belongs has one index
+  along each companion. A transformation of the slot may depend on the units of a companion.
 - The *bases* of a leaf are other leaves, such as heads or experts. The group of the leaf acts separately within each
   unit of a base.
 - A *family* is one independent kind of factor that every unit has: a positive scale with its exponents, or a sign with

@@ -28,7 +28,7 @@ RETURN_TOLERANCE = 1e-8
 
 
 def cannot_act(symmetry: Symmetry) -> dict[str, str]:
-    """Return the groups that cannot act at their placements, each with the reason."""
+    """Return the groups that cannot act on the axes on which they are placed, each with the reason."""
     failed: dict[str, str] = {}
     good: set[Hashable] = set()
     for part in _parts(symmetry):
@@ -44,7 +44,7 @@ def cannot_act(symmetry: Symmetry) -> dict[str, str]:
 class _Part:
     """One parameter, or some of its axes, and the groups that act on them.
 
-    In the list of groups, a group comes after the groups within which it is repeated.
+    If a group is repeated within the units of other groups, such as heads, it is listed after these groups.
 
     Attributes:
         groups: The groups, restricted to their placements on the parameter.

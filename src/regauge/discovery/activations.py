@@ -98,7 +98,7 @@ class IntermediateValues:
     def products(self, parameters: Collection[str]) -> tuple[str, ...]:
         """Return the names of values that layers compute from the inputs and at least one of the given parameters.
 
-        Values computed from a parameter alone, such as copies and slices, count as this parameter.
+        Values computed from a parameter alone, such as copies and slices, are treated like this parameter.
         """
         reached = {f"%{node.name}" for node in _reached(self.program)}
         held: set[Node] = set()

@@ -7,7 +7,8 @@ of operators do not reveal on which axes rotary embeddings act. Models store the
 of an axis, as neighbors, or as a complex number. Therefore every pair of coordinates that shares a sign is tested. The
 test evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The operators
 are evaluated in float64, before and after random rotations. Parameters are random, constants come from the trace, and
-all other operands are random. A rotation that changes none of these first values changes no output.
+all other operands are random. If a rotation leaves all of these values unchanged, it also leaves the outputs of the
+model unchanged.
 """
 
 import math
@@ -206,8 +207,8 @@ def _pairings(
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
     """Yield the ways to group coordinates with a common sign into pairs.
 
-    Each way is a list of pairs, with the number of the axis factor along which the coordinates of a pair differ. The
-    number is None if the coordinates are in two halves of an axis.
+    Each way is a list of pairs, with the number of the axis factor along which the coordinates of a pair differ. If the
+    coordinates of a pair are in two halves of an axis, this number is None.
     """
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):

@@ -4,9 +4,9 @@ The solver of `solve.py` gives each unit of an axis a factor. Some operators all
 example, before a normalization to length one, all units may be multiplied by one factor, but not by different factors.
 Each tensor of the program has one unknown: the logarithm of a factor of the whole tensor. If an axis consists of
 blocks, such as fused queries, keys and values, the blocks have separate unknowns. The constraints (laws) of an operator
-also apply to factors that are constant along an axis. Therefore they give linear equations between the unknowns. A
-solution is a new common scale unless it is a combination of factors for units, of invertible matrices, and of other
-common scales.
+also apply to factors that are constant along an axis. These constraints therefore give linear equations between the
+unknowns. A solution is a new common scale unless it is a combination of factors for units, of invertible matrices, and
+of other common scales.
 """
 
 import math
@@ -57,7 +57,7 @@ def common_groups(
         params: The parameters and buffers.
         slots: The slots of all laws in `records`.
         freedoms: The transformations that may act on the units of single axis factors (atoms).
-        groups: The groups made from these transformations. New groups get other names.
+        groups: The groups made from these transformations. New groups get names that none of these groups has.
         aliases: All names of each tensor.
         structure: The tensors that no group scales.
         watched: Intermediate values on which the groups are also placed.
@@ -77,7 +77,7 @@ def common_groups(
 
 
 class _Equations:
-    """Linear equations between the logarithms of factors of whole tensors and of blocks of their axes."""
+    """Linear equations whose unknowns are logarithms of factors, for whole tensors and for blocks of axes."""
 
     def __init__(self, blocks: Mapping[tuple[Value, int], Sequence[SlotBlock]]) -> None:
         self.blocks = blocks
@@ -343,7 +343,7 @@ def _families(freedoms: Sequence[Freedom]) -> Iterator[Mapping[int, int]]:
 
 
 def _uniform(family: Mapping[int, int], params: Mapping[str, Value], slots: Slots) -> Exponents:
-    """Return the exponents with which a family multiplies tensors if all units get the same factor."""
+    """Return the exponents of a family of scales for whole tensors, if the family has the same factor for all units."""
     result: dict[tuple[str, int, int], Rational] = defaultdict(int)
     for slot, exponent in family.items():
         place = slots.places.get(slot)

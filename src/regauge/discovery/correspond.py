@@ -91,7 +91,7 @@ def _has_same_units(
 def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Placement], Placement | None] | None:
     """Return a function that converts placements of the group `other` to placements of `group`.
 
-    If the families of `group` are no combinations of the families of `other`, return None.
+    If a family of `group` is not a combination of families of `other`, return None.
 
     Let s be the factors, e the signs (zero or one) and k the shifts of an element of `group`. The corresponding element
     of `other` has the log factors `log s @ scale` and the shifts `k @ shift`. Its signs are `e @ sign + k @ parity`

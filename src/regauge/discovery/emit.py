@@ -15,7 +15,7 @@ from regauge.discovery.systems import Vector
 def groups_of(freedoms: Sequence[Freedom], slots: Slots, aliases: Mapping[str, tuple[str, ...]]) -> tuple[Group, ...]:
     """Return the groups in the order of their first parameters.
 
-    A group comes before the groups that are repeated within it.
+    A group, such as heads, comes before the groups that are repeated within its units.
 
     If intermediate values are watched, the groups also have placements on these values.
     """
@@ -77,8 +77,8 @@ class _Emitter:
     def _main(self, freedom: Freedom) -> list[Group]:
         """Return the groups for the permutation, and for the families of scales, signs and shifts.
 
-        A family may depend on the units of more groups than the permutation does. Such a family becomes a separate
-        group.
+        A scale or sign may depend on the units of more groups than the permutation does. Families of such scales and
+        signs become separate groups.
         """
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):
@@ -126,7 +126,7 @@ class _Emitter:
         """Return a group with a separate factor for every combination of units, such as one factor for every weight of
         a layer.
 
-        The group has size one. It is repeated within the units of an axis factor (atom) and the units of its bases.
+        The group has size one, and is repeated for every unit of an axis factor (atom) and of the bases of this atom.
         """
         placements = []
         for slot in dict.fromkeys(slot for family in (*scales, *signs) for slot in family):

@@ -21,9 +21,9 @@ index the factor may depend. A slot is one occurrence of an atom on an axis.
 class PairedAxis:
     """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
 
-    The two slots belong to the first and the second coordinate of each pair. If one indivisible factor of the axis
-    contains both coordinates, the two slots are the same. The axis is a product of several factors; the field `others`
-    contains the sizes and strides of its other factors.
+    The two slots belong to the first and the second coordinate of each pair. If another axis factor of size two indexes
+    the coordinates of each pair, the two slots are the same. The axis is a product of several factors; the field
+    `others` contains the sizes and strides of its other factors.
     """
 
     slots: tuple[int, int]
@@ -36,7 +36,7 @@ class PairedAxis:
 
     @property
     def pairs(self) -> Placement:
-        """The placement of a group whose units each own both coordinates of one pair."""
+        """The placement of a group in which each unit consists of the two coordinates of one pair."""
         return self._placement(self.stride, (2, self.distance), *self.others)
 
     def turn(self, size: int) -> Placement:
@@ -67,7 +67,7 @@ class Turns:
 
 @dataclass(frozen=True)
 class ShiftFamily:
-    """A family of shifts of the arguments of functions such as sin by half periods.
+    """A family of shifts by half periods, which change the arguments of functions such as sin.
 
     The field `amounts` contains the number that one step adds to a parameter, for each axis (slot). The field `parity`
     contains the slots at which an odd number of steps flips the sign.
@@ -130,8 +130,8 @@ for signs."""
 
 
 def make_acyclic(freedoms: list[Freedom]) -> None:
-    """Remove bases that cannot be represented. A base is an axis factor (atom), such as heads, within whose units
-    others are repeated.
+    """Remove bases that cannot be represented. A base is an axis factor (atom), such as heads, within whose units other
+    atoms are repeated.
 
     A base of an atom is removed if it is not in `freedoms`, or if matrices act on it.
 
@@ -224,10 +224,9 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 
 
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
-    """Return exponents for the factors of units, such as heads.
+    """Return exponents for a factor of a whole unit, such as a head.
 
-    A factor of the unit with these exponents has the same effect as a common factor, with the given exponents, of
-    everything inside the unit.
+    This factor has the same effect as a factor, with the given exponents, that is equal for everything inside the unit.
     """
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():

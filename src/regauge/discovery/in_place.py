@@ -36,7 +36,7 @@ def writes(node: Node) -> bool:
 
 
 def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
-    """Return the operator that returns, as a new tensor, what an in-place operator writes to its first operand.
+    """Return the operator that computes the same tensor as an in-place operator, but without writing to an operand.
 
     If this replacement would change the results of the program, return None.
     """

@@ -72,7 +72,7 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
 
 
 def has_unknown_sizes(program: ExportedProgram) -> bool:
-    """Return whether a program contains a tensor whose size depends on entries."""
+    """Return whether a program contains a tensor whose size depends on the entries of other tensors."""
     found = (one for node in program.graph.nodes for one in pytree.tree_leaves(node.meta.get("val")))
     return any(not isinstance(size, int) for one in found for size in getattr(one, "shape", ()))
 

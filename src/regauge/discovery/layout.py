@@ -151,7 +151,7 @@ def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
 def unify(a: Layout, b: Layout, reason: str) -> bool:
     """Tie two axes, index by index, by giving both the same factors.
 
-    If the structures of the two axes cannot be made to agree, freeze both and return False.
+    If both axes cannot get the same factors, freeze both and return False.
     """
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
@@ -251,7 +251,7 @@ def _flat(branches: Iterable[Layout]) -> list[Layout]:
 
 
 def _join_up_to(points: Collection[int], parts: Iterable[Layout]) -> list[Layout]:
-    """Join the consecutive parts of an axis between each two cut points into one part."""
+    """Join all parts of an axis between two neighboring cut points into one part."""
     joined: list[list[Layout]] = [[]]
     position = 0
     for part in parts:
@@ -303,11 +303,10 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 
 
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
-    """Tie the first (or last) atom of `a` to those atoms of `b` whose sizes multiply to its size, and remove all of
-    them.
+    """Tie the first (or last) atom of `a` to several atoms of `b`, whose sizes must multiply to the size of this atom.
 
-    If there are no such atoms, split the atom of `a` into two factors, one of them of the size of the first (or last)
-    atom of `b`. Return False if this is impossible too.
+    Tied atoms are removed from both layouts. If no product matches, split off a factor of the atom of `a` that has the
+    size of the first (or last) atom of `b`. Return False if this is impossible too.
     """
     big = a[end]
     ordered = b if end == 0 else b[::-1]
@@ -354,8 +353,8 @@ def _merge(a: Atom, b: Atom, reason: str) -> bool:
 
 
 def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
-    """Tie a direct sum (a concatenation) to another layout of the same size. Both are first cut at all block boundaries
-    of either one.
+    """Tie a direct sum (a concatenation) to another layout of the same size. Both layouts are first cut at the block
+    boundaries of both.
     """
     assert total.branches is not None
     bounds = _bounds(total.branches)
@@ -376,8 +375,8 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Tie the factors of size one of two layouts, if both have equally many. This matters, because a factor of one unit
-    can still be scaled.
+    """Tie the factors of size one of two layouts, if both have equally many. Factors of size one must be tied, because
+    they can still be scaled.
     """
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]

@@ -243,9 +243,9 @@ def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator:
 
 
 def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
-    """Add directions that change weights or inputs of a layer, but not its outputs.
+    """Explain null directions that change weights or inputs of a layer, but not its outputs.
 
-    Return the increase of the dimension.
+    Return the number of dimensions that are explained in addition.
 
     Such a direction changes either only the inputs of the layer, or only its parameters.
     """

@@ -84,7 +84,7 @@ class SlotPlace:
     Attributes:
         others: The sizes and strides of the other indivisible factors of the block.
         mates: The other indivisible factors of the block, as atoms.
-        beside: Atoms whose index is known for every entry to which the slot belongs.
+        beside: Atoms along which each entry of the slot has one index.
         is_whole: Whether the block covers the whole axis.
         numel_elsewhere: The number of entries of the parameter at each index of the axis.
     """

@@ -1,4 +1,4 @@
-"""Classification of buffers: statistics of normalizations, which are transformed like parameters, or structure.
+"""Classification of buffers as statistics of normalizations, which are transformed like parameters, or as structure.
 
 The classification uses only the traced graph and a forward pass on the meta device. The entries of buffers are not
 read.
@@ -97,7 +97,7 @@ def find_structure(
 
 
 def _is_table(program: Program, name: str) -> bool:
-    """Return whether a buffer is not a counter, that is, not an integer without axes."""
+    """Return whether a buffer has axes or a floating-point dtype. All other buffers are counters."""
     return bool(program.shapes[name]) or name in program.floating
 
 
@@ -143,7 +143,7 @@ class _Statistics:
             self._read(node)
 
     def _read(self, node: Node) -> None:
-        """Collect buffers that are arguments for running estimates, or that occur in `(buffer + eps) ** -0.5`."""
+        """Collect buffers that an operator takes as running estimates, or that occur in `(buffer + eps) ** -0.5`."""
         for key in RUNNING:
             operand = _argument(node, key)
             if isinstance(operand, Node):

@@ -321,7 +321,7 @@ def _output_names(program: ExportedProgram) -> list[str]:
 def _is_mask(tensor: Tensor, node: Node) -> bool:
     """Return whether an integer tensor only multiplies other values or selects among them.
 
-    Integers that are positions are not masks.
+    Integers that serve as positions are not masks.
     """
     return tensor.dtype in INTEGERS and bool(tensor.ndim) and _only_masks(node)
 

@@ -211,7 +211,7 @@ class _Family:
         return Symmetry(tuple(local), {key: self._symmetry.shapes[key] for key in touched})
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
-        """Return families of signs that together flip one gain, but none of the gains that are already set to one.
+        """Return families of signs that together change the sign of one gain, but of no gain that is already one.
         Return no families if this is impossible.
         """
         gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]

@@ -179,7 +179,7 @@ def power_of_two(b: Builder, call: Call) -> Value:
 
 
 def find_range(b: Builder, call: Call) -> Value:
-    """Return the index of the range that contains each entry: bucketize, searchsorted."""
+    """Return the index of the range that contains each entry (bucketize, searchsorted)."""
     x, bounds = call["self"], call.first("boundaries", "sorted_sequence")
     if not isinstance(x, Value) or not isinstance(bounds, Value) or len(bounds.shape) != 1:
         raise NoRuleError("bounds of each row")

@@ -373,8 +373,9 @@ def renaming(
 
 
 def _unified(one: Multiplicand, other: Multiplicand, names: dict[int, Index]) -> Iterator[dict[int, Index]]:
-    """Yield the given renaming of summed indices, extended so that two further factors become equal; yield nothing if
-    this is impossible.
+    """Extend a renaming of summed indices such that two further factors become equal.
+
+    Yield the extended renaming. If there is no such renaming, yield nothing.
     """
     if (one.kind, one.what, len(one.indices)) != (other.kind, other.what, len(other.indices)):
         return

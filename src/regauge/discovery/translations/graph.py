@@ -408,7 +408,7 @@ def given(node: Node) -> Any:
 
 
 def call(node: Node, operands: Mapping[Node, Any], *, may_copy: bool = True) -> Any:
-    """Call the operator of a node on other operands than its own.
+    """Call the operator of a node on the given operands, instead of the node's own operands.
 
     Operands are copied if the operator cannot make a view of them.
     """

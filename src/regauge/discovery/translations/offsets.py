@@ -334,7 +334,7 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
 
 def pattern_of(numbers: Tensor) -> Entries | None:
     """Return the start, sizes and strides of an array with at most three axes whose entries are the given indices, in
-    their order. If there is no such array, return None.
+    the given order. If there is no such array, return None.
     """
     values = numbers.flatten()
     sizes: list[int] = []

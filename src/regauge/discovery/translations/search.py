@@ -24,8 +24,9 @@ from regauge.discovery.translations.run import Run
 
 
 def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry with its families of translations, and with the gains that are set to one in representatives,
-    which are rescaled networks of the same function.
+    """Return the symmetry with its families of translations.
+
+    The result also names the gains that are one in representatives, which are rescaled networks of the same function.
 
     Families are found in a fixed order. First, vectors change the means of matrices, then single biases, then the means
     of biases. Each family uses its vector to set entries of one parameter, its home parameter, to zero or to mean zero.
@@ -354,7 +355,7 @@ class _Search:
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the axes along which the vector of a new family must sum to zero, because an earlier family already
-        adds constants along them. Return None if the entries overlap in another way.
+        adds constants along these axes. Return None if the entries overlap in another way.
         """
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
