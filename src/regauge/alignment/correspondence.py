@@ -76,9 +76,9 @@ class Correspondence:
         units, the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
         weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both kinds of
         axes are simply permuted. Suppose that the second network B contains several copies of every unit of the first
-        network A, and divides the outgoing weights among the copies. For such networks A and B, the converted network
-        computes the same function as A. If A is wider by an integer factor and every unit of B corresponds to several
-        units of A, the converted network computes the same function as B.
+        network A, and divides the outgoing weights among the copies. Then the converted network computes the same
+        function as A. If A is wider by an integer factor and every unit of B corresponds to several units of A, the
+        converted network computes the same function as B.
 
         Args:
             params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are

@@ -165,7 +165,7 @@ def losses_at(problem: Problem, between: Params, point: float, batch: Batch) -> 
     Args:
         problem: The pairs of networks, with a task. If the task has no targets, the loss is that of
             `Problem.line_losses`.
-        between: The networks at this point of the paths.
+        between: The networks at the point `point` of the paths.
         point: The point t on every path, between 0 and 1.
         batch: A pair of inputs and targets.
     """

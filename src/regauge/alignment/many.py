@@ -46,8 +46,8 @@ def best_universe(
             at least as good as the identity elements.
         scales: The treatment of scales, as in `WeightMatching`.
         climbs_from: Functions that run one ascent on the compared tensors of all networks; see `one_climb`.
-        climb_from_identity: One more ascent, which starts at the identity elements. The objective of this ascent never
-            falls below the initial value.
+        climb_from_identity: One more ascent, which starts at the identity elements. The objective of the ascent from
+            the identity never falls below the initial value.
     """
     networks, symmetry = problem.networks, problem.symmetry
     ways = balances_of(symmetry, scales, problem.task)

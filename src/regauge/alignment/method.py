@@ -57,7 +57,7 @@ class Method(ABC):
     def match_many(self, problem: ManyProblem) -> ManyResult:
         """Return one element for each of two or more networks by aligning every network to the first one, pair by pair.
 
-        The objective is the sum of the objectives of all these pairs.
+        The objective is the sum of the objectives of all pairs.
         """
         first = batch_of_one(problem.networks[0])
         setting = (problem.symmetry, problem.task, problem.generator)

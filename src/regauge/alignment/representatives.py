@@ -65,8 +65,8 @@ def on_matched(symmetry: Symmetry) -> Symmetry:
     """Return the symmetry for matching representatives: `on_data`, without gains that follow running statistics.
 
     If gains that follow running statistics were set to one, fewer units would be matched correctly
-    (docs/measurements/alignment.md). Balancing treats such gains like other scales. Gains that prevent rotations of a
-    stream are nevertheless set to one.
+    (docs/measurements/alignment.md). Balancing treats gains that follow running statistics like other scales. Gains
+    that prevent rotations of a stream are nevertheless set to one.
     """
     data = symmetry.on_data
     has_statistics = any(family.is_stored_only for family in symmetry.translations)
@@ -397,8 +397,9 @@ def _take_over_statistics(
 ) -> tuple[Element, Params]:
     """Return elements that also transform stored statistics if the second network of a pair is a copy.
 
-    For a network that is not a copy, recomputed statistics would undo part of such a transformation. The argument
-    `there` contains the representatives and the coordinates of the second networks after the elements have acted.
+    For a network that is not a copy, a later recomputation of the statistics would undo part of the transformation. The
+    argument `there` contains the representatives and the coordinates of the second networks after the elements have
+    acted.
     """
     symmetry = problem.symmetry
     (first, wanted), (second, own) = symmetry.split(problem.a), there

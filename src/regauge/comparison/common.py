@@ -32,7 +32,8 @@ class Widths:
     """The groups in which two networks have different numbers of units.
 
     Attributes:
-        sizes: The number of units of each such group in the first and in the second network.
+        sizes: For each group with different numbers of units, the number of units in the first and in the second
+            network.
         sides: The symmetry of each network.
         whole: The symmetry of a network that has, for each group, the larger number of units.
         common: The symmetry of a network that has, for each group, the smaller number of units.
@@ -125,7 +126,7 @@ def find_common(
     in the two networks, the smaller number of units is compared. Tensors that differ in width for another reason are
     left out. Layers that one network lacks, that is, numbered parts such as `layers.7`, are also left out. The result
     is also None if one network lacks a tensor outside such layers, or if the symmetry acts on no remaining tensor. If a
-    network lacks such a tensor, the networks have different architectures or are damaged.
+    tensor outside numbered layers is missing, the networks have different architectures or are damaged.
 
     Args:
         a: The first network. The networks may be on the meta device, or checkpoints of which only the headers are read.
@@ -273,8 +274,8 @@ def corner(shape: Sequence[int]) -> tuple[slice, ...]:
 def find_widths(a: Shapes, b: Shapes, symmetry: Symmetry) -> Widths | None:
     """Return the groups in which two networks have different numbers of units, or None if there are none.
 
-    Only groups that permute single units are considered. In both networks, all axes of such a group must have the same
-    number of units. Networks that `regauge.prune` made satisfy this condition.
+    Only groups that permute single units are considered. In both networks, all axes of one group must have the same
+    number of units. Networks that `regauge.prune` made have equal numbers of units on all axes of a group.
 
     Args:
         a: The shapes of the first network.

@@ -78,21 +78,21 @@ def compare(
     The p-value and z-score test the stored order of units. The p-value and z-score are exact unless somebody chose the
     order of units, for example by aligning one network to another. Therefore a small p-value alone never leads to the
     verdict "descended". If regauge aligned a network, and the file records this together with the element, the
-    alignment is undone first. If the element is missing, a note mentions the alignment.
+    alignment is undone first. If the file records an alignment without its element, a note mentions the alignment.
 
     If networks differ in widths, vocabularies or numbers of layers, only the tensors that both have are compared.
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts, such as the token axis, they are compared up to the shorter length. One network may have more units in a
-    permutation group than the other, for example before `regauge.prune`. In such a group, only the units that best
-    match the other network are compared (`Comparison.units`). One network may also have more blocks, such as
-    `layers.7`, than the other. In this case, the most similar blocks of both networks are compared, in their order. The
-    notes list all tensors and units that are not compared. The verdict on networks of different shapes is never
-    "identical". If their common parts are identical, the verdict is "descended".
+    permutation group than the other, for example before `regauge.prune`. From the larger group, only the units that
+    best match the other network are compared (`Comparison.units`). One network may also have more blocks, such as
+    `layers.7`, than the other. If the numbers of blocks differ, the most similar blocks of both networks are compared,
+    in their order. The notes list all tensors and units that are not compared. The verdict on networks of different
+    shapes is never "identical". If their common parts are identical, the verdict is "descended".
 
     Args:
         params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint.
         params_b: The second network, which is aligned to the first.
-        symmetry: The symmetry of both networks. If the shapes differ, this is the symmetry of the first network.
+        symmetry: The symmetry of both networks. If the shapes differ, pass the symmetry of the first network.
         task: Model, data and loss, for comparing outputs, barriers and the loss of the merged network.
         references: Networks that are known to be independent of the first network. References must be trained in the
             same way as an independent second network would have been trained. `reference_p_value` is the rank of the

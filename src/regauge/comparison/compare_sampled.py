@@ -203,7 +203,7 @@ class _Sampled:
         """Whether a rotated residual stream may be the cause of differences that remain after permutations.
 
         A rotation does not change inner products. Suppose that a rotation R leaves the difference E = X - Y R between
-        tensors X and Y. Under this assumption, the Gram matrices of X and Y differ by at most |E| (|X| + |Y|). If E is
+        tensors X and Y. With such a rotation, the Gram matrices of X and Y differ by at most |E| (|X| + |Y|). If E is
         small, the entries of both Gram matrices are therefore correlated.
         """
         names = self._symmetry.rotatable

@@ -24,8 +24,8 @@ class Comparison:
             "unrelated" or "undecided".
         reason: A sentence with the evidence for the verdict.
         distance: The Euclidean distance of the parameters as stored, without buffers.
-        orbit_distance: The distance after the second network was aligned to the first. This distance is an upper bound
-            on the smallest distance between the first network, as stored, and the orbit of the second.
+        orbit_distance: The distance after the second network was aligned to the first. `orbit_distance` is an upper
+            bound on the smallest distance between the first network, as stored, and the orbit of the second.
         norm: The norm of the compared parameters in the first network.
         compared: The fraction of the first network's entries that is compared. The share is 1 unless the networks have
             different shapes.
@@ -51,13 +51,12 @@ class Comparison:
             distance does not depend on the scales of the first network. None for networks that are streamed, sampled,
             equal or of different widths.
         lean: The squared norm of the second network minus that of the first, divided by their squared distance, for
-            balanced networks. This ratio is above one if the second network was trained further from the first, and
-            around minus one if it was pruned. This ratio is around zero if both networks were trained in the same way
-            from a third network; see `kinship`. None if `balanced` is None, or if only a part of the networks is
-            compared.
+            balanced networks. `lean` is above one if the second network was trained further from the first, and around
+            minus one if it was pruned. `lean` is around zero if both networks were trained in the same way from a third
+            network; see `kinship`. None if `balanced` is None, or if only a part of the networks is compared.
         units: For networks of different widths, the indices of the compared units in the first and second network, for
             each group whose number of units differs. The indices ascend within each copy of the group. All other
-            measurements use both networks cut to these units, in this order.
+            measurements use both networks cut to the compared units.
         function: If there is a task: the agreement of outputs, losses, barriers before and after alignment, and the
             loss of the merged network.
         is_sampled: Whether a sample of both networks determined the verdict. In a sampled comparison, all numbers are

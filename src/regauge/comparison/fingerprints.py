@@ -64,18 +64,18 @@ def fingerprint(
     For every element g, `fingerprint(act(g, p)) == fingerprint(p)` up to rounding. Networks with different functions
     almost surely have different fingerprints. Therefore fingerprints find copies and relatives in large collections.
     For near copies, the Euclidean distance of two fingerprints is below the relative change of the parameters. In the
-    architectures of the tests, the distance is about a third of this change.
+    architectures of the tests, the distance is about a third of the change of the parameters.
 
     First, translations are removed (`Symmetry.split`), and gains that prevent rotations of a residual stream are set to
     one. Next, the network is balanced, that is, replaced by the network of smallest norm that scales and invertible
-    matrices produce (`regauge.core.balance`). After these two steps, networks on one orbit differ only by permutations,
-    signs and rotations, which do not change the features. The features of a tensor are its norm, the norms of its Gram
-    matrices, and the norms of contractions with fixed random vectors. Tensors are contracted along axes on which no
-    group acts. The features of a group are the norms of its units, sorted and then averaged in eight parts. There are
-    four sets of features for each group, which weight the tensors differently. For periodic units, the sine of the bias
-    is used. Entries that no element can exchange have different fixed weights. Therefore a permutation of the inputs
-    changes the fingerprint. Tensors are divided by their norms. A fixed random projection, which keeps distances, maps
-    all features to 256 numbers.
+    matrices produce (`regauge.core.balance`). Balanced networks on one orbit differ only by permutations, signs and
+    rotations, which do not change the features. The features of a tensor are its norm, the norms of its Gram matrices,
+    and the norms of contractions with fixed random vectors. Tensors are contracted along axes on which no group acts.
+    The features of a group are the norms of its units, sorted and then averaged in eight parts. There are four sets of
+    features for each group, which weight the tensors differently. For periodic units, the sine of the bias is used.
+    Entries that no element can exchange have different fixed weights. Therefore a permutation of the inputs changes the
+    fingerprint. Tensors are divided by their norms. A fixed random projection, which keeps distances, maps all features
+    to 256 numbers.
 
     A change of a balanced tensor changes each feature by at most the size of this change. Small noise therefore changes
     the fingerprint little. Units with scales are an exception if their incoming or outgoing weights are all exactly

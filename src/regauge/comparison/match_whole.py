@@ -48,9 +48,10 @@ def match_whole(
 
     Networks that differ only by translations and gains have the same representatives. Therefore representatives are
     aligned instead of networks. If a matrix product does not have full rank, its factors contain components that do not
-    affect the product. Two networks with the same function can differ in these components. No element maps such
-    networks to each other. If a distance remains after alignment, the factors are therefore aligned again without these
-    components. Residual streams are rotated if rotations bring the networks much closer than permutations.
+    affect the product. Two networks with the same function can differ in components that do not affect a product. No
+    element maps these two networks to each other. If a distance remains after alignment, the factors are therefore
+    aligned again without the components. Residual streams are rotated if rotations bring the networks much closer than
+    permutations.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -106,7 +107,7 @@ def measure_function(a: Params, b: Params, aligned: tuple[Params, Params], task:
         a: The first network.
         b: The second network.
         aligned: The first network, and the second network aligned to it. The barrier after alignment is measured
-            between these two.
+            between the networks in `aligned`.
         task: Model, data and loss.
 
     Returns: "change of outputs" is `|f_b - f_a| / |f_a|` over all outputs. "same predictions" is the fraction of

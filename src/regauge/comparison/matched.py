@@ -29,7 +29,7 @@ class Matched:
         pair: The networks to compare.
         element: The element that aligns the second network of the pair.
         chance: A function that measures the share by chance: the explained share of scrambled networks after alignment.
-            This function is called only if the verdict depends on this share.
+            `chance` is called only if the verdict depends on the share by chance.
         tested: The networks whose order of units is tested; None if no tensor has an order of units.
         stored: The networks as stored, if the pair contains converted networks with the same functions.
         noise: A function that returns how much rounding increases the distance of the pair, given the precisions of

@@ -52,7 +52,7 @@ def in_one_gauge(
     The first network is balanced. Each further network is aligned to a near relative that is already aligned. A network
     is kept in memory only until all networks that are aligned to it have been read. If networks differ in the lengths
     of axes without a group, only the common part is used. Residual streams are first aligned by permutations. If the
-    distances between these points differ from the given distances, streams are aligned by rotations instead.
+    distances after alignment by permutations differ from the given distances, streams are aligned by rotations instead.
 
     Args:
         names: The names of the networks.

@@ -92,7 +92,7 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
     """Return the neighbor-joining tree, in which the lengths of paths between networks approximate distances.
 
     If the distances are path lengths of a tree, the result is this tree. Inner nodes are ancestors that are not among
-    the networks. These ancestors are named "ancestor 1" and so on. A network that is itself an ancestor has a branch of
+    the networks. Inner nodes are named "ancestor 1" and so on. A network that is itself an ancestor has a branch of
     length zero. If some networks were trained further from others, pass *squared* distances. Different training runs
     take nearly orthogonal steps, so squared distances add up along the tree. The tree has no root. The branches are
     listed from the ancestor that was added last.
@@ -130,7 +130,7 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     """Return the tree in which a branch leads to each network from its parent, with the support of each branch.
 
     Training changes a network by steps that are nearly independent of the steps of other networks, like a random walk
-    along the tree. For such independent steps, squared distances are lengths of paths. These lengths are also the
+    along the tree. For independent steps, squared distances are lengths of paths. The path lengths are also the
     effective resistances of the tree as an electrical network. The pseudoinverse of the centered inner products is the
     Laplacian of this electrical network. The entry of the Laplacian for two networks is minus the conductance 1 /
     length of their branch, or zero if there is no branch. The branches are the spanning tree with the largest
@@ -143,8 +143,8 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     common ancestor that is not among the networks becomes the root. If any other parent is not among the networks, its
     nearest relative takes its place in the tree.
 
-    Branches are certain if they are in nearly all trees of samples. A sample weights tensors and blocks of tensors at
-    random, and leaves out some networks.
+    Branches are certain if they are in nearly all trees of samples. Each sample gives random weights to tensors and
+    blocks of tensors, and leaves out some networks.
 
     Args:
         points: Two or more networks in one gauge. Among several copies, the first one counts as the parent.
@@ -239,7 +239,7 @@ class _Made:
     Attributes:
         parents: For each network made without training, the weights of the networks of which it was made.
         cuts: For each pruned network, the network that was pruned.
-        offsets: The steps from these networks to their pruned copies, as weighted sums of networks.
+        offsets: For each network that was pruned, the step to its pruned copy, as a weighted sum of networks.
         sources: For each network, the weights of the trained networks of which it was made, perhaps in several steps.
         origins: For each network made without training, the networks among its sources.
     """
@@ -267,7 +267,7 @@ class _Made:
 
         Args:
             kept: The networks of the tree.
-            above: For each descendant of a made network, the nearest such ancestor.
+            above: For each descendant of a made network, the nearest ancestor that is a made network.
         """
         own, base = np.eye(len(self.sources)), np.zeros_like(self.sources)
         for child, k in above.items():
@@ -284,8 +284,8 @@ def _find_parents(products: np.ndarray, kept: list[int], made: _Made, entries: i
     """Return the parent of each of some networks except the root, and whether the root is older than its neighbors.
 
     A network that was made without training (pruned or averaged) is not one training step away from its parents.
-    Therefore this network and all its descendants are shifted, so that it coincides with the network from which it was
-    made. Shifts are applied as long as the training steps become more nearly independent.
+    Therefore such a network and all its descendants are shifted until the network coincides with the network from which
+    it was made. Shifts are applied as long as the training steps become more nearly independent.
     """
     squares = _squares(products)
     nearer = {(c, k) for k, parent in made.cuts.items() for c in kept if squares[c, k] < squares[c, parent]}

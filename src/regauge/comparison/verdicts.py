@@ -253,8 +253,8 @@ def kinship(lean: float | None) -> str:
 
     Further training increases the norm: the squared norm grows by more than the squared distance. If training steps
     were orthogonal to the weights, the squared norm would grow by the squared distance. Two networks that were trained
-    in the same way from a third network have nearly equal norms. Values between these cases are inconclusive. Pruning,
-    rounding, and unequally long trainings from a third network also give inconclusive values.
+    in the same way from a third network have nearly equal norms. Other values are inconclusive. Pruning, rounding, and
+    unequally long trainings from a third network also give inconclusive values.
 
     Args:
         lean: The squared norm of the second network minus that of the first, relative to their squared distance, for

@@ -355,7 +355,7 @@ def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
     """Return whether a parameter is a simple case. For every group, unit i has only index i of an axis, no other group
     acts on this axis, and the model adds no constant.
 
-    Most parameters are such simple cases.
+    Most parameters are simple cases.
     """
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain

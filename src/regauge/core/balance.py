@@ -115,8 +115,8 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
         params: One network, or a population with a leading model axis.
         buffers: How balancing treats buffers, such as running statistics. Buffers do not contribute to the norm, except
             gains of frozen normalization (`count_frozen_gains`). In evaluation mode, a factor can multiply a filter
-            before batch normalization and its running mean, and divide the gain. With "move", balancing uses such
-            factors, and filters before batch normalization get norm one. Filters of norm one have equal weight in
+            before batch normalization and its running mean, and divide the gain. With "move", balancing scales buffers
+            too, and filters before batch normalization get norm one. Filters of norm one have equal weight in
             comparisons; in training, the norm of a filter before batch normalization has no effect. With "keep",
             balancing uses only combinations of scales that leave every buffer unchanged. Use "keep" for networks whose
             running statistics will be recomputed, because recomputing statistics would undo a change of the statistics.
@@ -156,7 +156,8 @@ def balance_alike(
 
 
 def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
-    """Return small networks, or populations, as one population; None if this is impossible or not faster.
+    """Return small networks, or populations, as one population; None if they cannot be joined, or if joining is not
+    faster.
 
     Networks can be joined if their tensors have the same shapes, dtypes and devices.
     """
@@ -260,13 +261,13 @@ def balanced_parts(symmetry: Symmetry, *, buffers: Buffers = "move") -> list[fro
 def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
     """Return the symmetry in which gains of frozen normalization are treated as parameters.
 
-    A normalization that is not trained stores its gains as buffers. The filters around such a gain could shrink without
-    limit while the gain grows. Gains of frozen normalization must therefore contribute to the norm. A direction is a
-    vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous if no parameter
-    grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. A buffer contributes to the norm
-    exactly if it grows along a dangerous direction. Which buffers contribute depends only on the exponents of the
-    scales, not on the entries of the buffers. Running statistics of trained normalization neither grow nor shrink along
-    a dangerous direction. If balancing keeps buffers unchanged, no buffer needs to contribute to the norm.
+    A normalization that is not trained stores its gains as buffers. The filters around a frozen gain could shrink
+    without limit while the gain grows. Gains of frozen normalization must therefore contribute to the norm. A direction
+    is a vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous if no
+    parameter grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. A buffer contributes to
+    the norm exactly if it grows along a dangerous direction. Which buffers contribute depends only on the exponents of
+    the scales, not on the entries of the buffers. Running statistics of trained normalization neither grow nor shrink
+    along a dangerous direction. If balancing keeps buffers unchanged, no buffer needs to contribute to the norm.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}

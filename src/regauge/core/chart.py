@@ -147,8 +147,8 @@ class Carrier:
 def _sites_of(symmetry: Charted, name: str) -> list[Site]:
     """Return where groups act on the home parameter of a translation family.
 
-    Some translation families divide their vector by a gain. Along the axis of such a gain, scales and signs are left
-    out, because the factors of the parameter and of the gain cancel.
+    Some translation families divide their vector by a gain. Along the axis of the dividing gain, scales and signs are
+    left out, because the factors of the parameter and of the gain cancel.
     """
     family = symmetry.translation(name)
     sites = symmetry.sites[family.entries.parameter]

@@ -274,7 +274,8 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
     for each family.
 
     For given signs, the best shift is the nearest integer that is even (or odd) as the pattern requires. This choice of
-    shifts is exact unless two families of shifts add to the same entries. Two such families are optimized alternately.
+    shifts is exact unless two families of shifts add to the same entries. Families that add to the same entries are
+    optimized alternately.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]

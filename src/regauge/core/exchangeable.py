@@ -1,6 +1,6 @@
 """Classes of exchangeable units: exchanging two units of a class changes no structure tensor, such as a mask.
 
-After such an exchange, every structure tensor has the same bits.
+After two units of a class are exchanged, every structure tensor has the same bits.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -89,7 +89,7 @@ def complete(family: Family, values: Mapping[str, Value], batch: Sequence[int]) 
 def coupled_tensors(family: Family) -> frozenset[str]:
     """Return the tensors in which the root (the outermost group of a family) acts on two axes.
 
-    For such tensors, the alignment objective is quadratic in the root.
+    The alignment objective of a tensor with the root on two axes is quadratic in the root.
     """
     return frozenset(
         name

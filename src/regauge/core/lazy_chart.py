@@ -3,7 +3,7 @@ representative has the same function and gains of one; see `chart`.
 
 Only the network's coordinates, and the vectors that translation families add to parameters, are kept in memory. A
 tensor that determines vectors for other tensors is read twice. Networks on disk, and large networks in memory, are
-transformed in this way.
+transformed one tensor at a time.
 """
 
 import math

@@ -24,7 +24,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Table:
-    """Tensors on which scales act along two sets of axes. The sums of squares of such tensors form matrices, whose rows
+    """Tensors on which scales act along two sets of axes. The sums of squares of one tensor form a matrix, whose rows
     and columns are multiplied by scales.
 
     Attributes:
@@ -48,7 +48,8 @@ class Pool:
     Attributes:
         group: The name of the group.
         sign: One if the matrix of the group acts, and minus one if its inverse acts.
-        sites: The tensors and the axes on which the group acts (sites). Their entries are concatenated in this order.
+        sites: The tensors and the axes on which the group acts (sites). The entries of all sites are concatenated in
+            the order of `sites`.
         rows: The rows of `NormPlan.incidence` for the columns of the pool, copy by copy.
     """
 
@@ -207,7 +208,7 @@ def _index(symmetry: Symmetry, name: str, site: Site) -> Index:
 
 
 class _Rows:
-    """A growing list of sums of squares (rows). All entries in one such sum are multiplied by the same scales.
+    """A growing list of sums of squares (rows). All entries in one sum of squares are multiplied by the same scales.
 
     Each row is one entry of a tensor of sums, and has an index along each axis over which the tensor was not summed.
     """

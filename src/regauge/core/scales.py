@@ -78,7 +78,7 @@ def kept_scales(symmetry: Symmetry, group: Group) -> list[tuple[int, ...]]:
 def normalizers(symmetry: Symmetry) -> tuple[Direction, ...]:
     """Return combinations of scales that change buffers, each with the entries that no other combination scales.
 
-    These entries are the filters before batch normalization, one set for each layer.
+    For batch normalization, the entries of one combination are the filters of the layer before it.
     """
     result = []
     for group in symmetry.groups:
@@ -155,7 +155,7 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
 def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return integer vectors that are orthogonal to `kept`, one for each row of a maximal set of independent rows.
 
-    Each returned vector is also orthogonal to all other rows of this set.
+    Each returned vector is also orthogonal to all rows of the maximal set except its own.
     """
     chosen: list[Sequence[int]] = []
     for row in rows:

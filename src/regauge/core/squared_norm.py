@@ -186,8 +186,8 @@ class SquaredNorm:
         self._measure()
 
     def normalize(self) -> list[Array]:
-        """Scale filters to norm one, up to a constant, and return the steps. Only filters that a single normalizer
-        scales are changed in this way.
+        """Scale filters to norm one, up to a constant, and return the steps. Filters that several normalizers scale
+        stay unchanged.
 
         A normalizer is a direction of scales that changes buffers, for example the scale of a filter before batch
         normalization.
@@ -260,9 +260,9 @@ class SquaredNorm:
         Networks outside of `is_chosen` do not change. Networks in which the group must stay the identity (is rigid) do
         not change either. If the group acts on d axes of one tensor, the step is the d-th root of the best step for a
         single axis. The root is a shorter step, which does not go beyond the minimum. If a copy is singular, there may
-        be a subspace on which only one of its two Gram matrices is nonzero. For such a subspace, the objective gets a
-        linear term in the logarithm of its volume. If the rank of a copy's Gram matrices is uncertain, the group
-        becomes rigid in this network.
+        be a subspace on which only one of its two Gram matrices is nonzero. In that case, the objective gets a linear
+        term in the logarithm of the volume of the subspace. If the rank of a copy's Gram matrices is uncertain, the
+        group becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
         found, is_good = balancing(torch.from_numpy(forward), torch.from_numpy(inverse), *limits)

@@ -161,8 +161,8 @@ class _Search:
         return element
 
     def _refine(self, colors: Colors, network: int) -> Colors:
-        """Refine colors until no color changes. Two units get different colors if their entries in a structure tensor
-        differ at the indices of units of some color.
+        """Refine colors until no color changes. In each round, the new color of a unit is a hash of its old color, its
+        entries in structure tensors, and the colors at the indices of these entries.
         """
         while True:
             signatures = {name: [color] for name, color in colors.items()}
@@ -237,7 +237,7 @@ def _chain(parts: Sequence[Codes]) -> Codes:
 
 
 def _mix(first: Codes, other: Any) -> Codes:
-    """Return a hash of each pair of integers (splitmix64). Sums of such hashes represent multisets."""
+    """Return a hash of each pair of integers (splitmix64). A sum of hashes represents a multiset of pairs."""
     with np.errstate(over="ignore"):
         mixed = (first * np.uint64(0x9E3779B97F4A7C15)) ^ (np.uint64(0xD1B54A32D192ED03) + other)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -65,7 +65,7 @@ class Symmetry:
             frozen.
         unused: The parameters that do not influence the compared outputs.
         notes: Notes that are printed below the table of the symmetry.
-        buffers: The names of buffers on which groups act (running statistics). Matching does not compare these buffers.
+        buffers: The names of buffers on which groups act (running statistics). Matching does not compare buffers.
         structure: Buffers that training does not change (masks, permutations, tables), and parameters that the user
             declared as structure. A group exchanges two units only if the entries of both units in all structure
             tensors are equal. `Group.classes` gives the classes of exchangeable units.
@@ -73,9 +73,8 @@ class Symmetry:
             tensor under only one of its names.
         ones: The gains that must be exactly one for the symmetry to hold (`rg.discovery.fold` sets gains to one). No
             group acts on a gain that must be one. Some groups of a symmetry exist only because certain gains are one.
-        readers: The axes (parameter, axis) on which groups act and along which a layer sums over units. Along such an
-            axis, the layer multiplies its input by the parameter. The set of readers is empty if these axes are not
-            known.
+        readers: The axes (parameter, axis) on which groups act and along which a layer sums over units. Along a reader
+            axis, the layer multiplies its input by the parameter. The set is empty if reader axes are not known.
         gains: The parameters that multiply activations unit by unit, in graph order.
         translations: The families of vectors that can be added to parameters, in the order in which `split` subtracts
             them.

@@ -182,7 +182,7 @@ class TranslationFamily:
             afterwards.
         eps: None for a family that adds vectors; a constant for a family that multiplies by factors. The home parameter
             of such a family is a running variance, and the coordinate is the logarithm of this variance plus eps.
-            Vectors that are added to this coordinate are logarithms of factors. The factors multiply the home plus eps,
+            Vectors that are added to the logarithm are logarithms of factors. The factors multiply the home plus eps,
             and the entries of the images.
     """
 

@@ -179,7 +179,8 @@ def _kept_scales(group: Group, buffers: Sequence[str]) -> Tensor:
 
 
 def _flipping(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return families of signs that together flip only the last gain. Return no families if this is impossible.
+    """Return families of signs that together flip only the last gain. If no combination of families flips only the last
+    gain, return no families.
 
     Each of `rows` contains the exponents with which the families of signs act on one gain.
     """

@@ -24,8 +24,8 @@ class UnitPlan:
     Attributes:
         mass: The mass of each pair of units, float64 `[n_a, n_b]`. Each row of the masses sums to 1/n_a, and each
             column to 1/n_b.
-        sign: For each pair of units, the sign by which one must be multiplied to match the other, int8 `[families, n_a,
-            n_b]`.
+        sign: For each pair of units, the sign by which one unit must be multiplied to match the other, int8 `[families,
+            n_a, n_b]`.
     """
 
     mass: Tensor
@@ -87,10 +87,10 @@ def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
 def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
     """Return the axes along which layers sum over units, as discovery recorded them.
 
-    If a symmetry has no such record, for example one made of `Group` objects, the axes of torch's layers are returned.
-    Layers of torch sum over axis 1 of weights (out, in, ...) and over axis 0 of transposed convolutions (in, out, ...).
-    No layer sums over an axis of a vector or an embedding. The frozen axes of the symmetry show which parameters are
-    transposed convolutions or embeddings.
+    A symmetry made of `Group` objects has no record of these axes. In that case, the axes of torch's layers are
+    returned. Layers of torch sum over axis 1 of weights (out, in, ...) and over axis 0 of transposed convolutions (in,
+    out, ...). No layer sums over an axis of a vector or an embedding. The frozen axes of the symmetry show which
+    parameters are transposed convolutions or embeddings.
     """
     if symmetry.readers:
         return frozenset(symmetry.readers)

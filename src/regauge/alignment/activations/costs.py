@@ -147,8 +147,8 @@ class ActivationCosts:
         a: Correlations, covariances or mean products between the units of both networks. They are summed over
             activations on which groups act in the same way.
         b: The identity matrices on which elements act.
-        reach: An upper bound of the objective. The objective reaches this bound if every unit has a perfectly
-            correlated partner in the other network.
+        reach: An upper bound of the objective. The objective reaches the bound if every unit has a perfectly correlated
+            partner in the other network.
     """
 
     symmetry: Symmetry
@@ -229,8 +229,8 @@ class _ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def held_by_values(task: Task, params: Mapping[str, Tensor]) -> int:
     """Return the bytes that a comparison of activations holds, for the batch with the most inputs.
 
-    Such a comparison holds the activations of two networks, and copies of the largest one. This function counts the
-    bytes in one run of the model, without gradients.
+    A comparison holds the activations of two networks, and copies of the largest one. This function counts the bytes in
+    one run of the model, without gradients.
     """
     batch = largest_batch(task)
     if batch is None:

@@ -223,7 +223,7 @@ class Pursuit:
 
     @property
     def second(self) -> dict[str, Tensor]:
-        """The current tensors of the second network. Later ascents may overwrite these tensors."""
+        """The current tensors of the second network. Later ascents may overwrite the returned tensors."""
         return {name: tensor[0] for name, tensor in self._ascent.networks.second().items()}
 
 
@@ -252,7 +252,7 @@ def ladder(
 
     Args:
         climbs: For every start, one ascent for each pair. Ascents from random starts come last.
-        fallbacks: Further ascents, which are tried in this order. The last of these ascents starts at the identity.
+        fallbacks: Further ascents, which are tried in the order of the list. The last fallback starts at the identity.
         initial: The objective at the identity.
         losses: A function that returns the task loss of each pair for the elements of ascents. If there are losses and
             several ascents, the loss selects among ascents that are as good as the identity or better. Without losses,

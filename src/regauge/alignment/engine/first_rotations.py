@@ -4,8 +4,8 @@ Besides rotations, other groups act on the tensors of a residual stream: permuta
 matrices within heads. The elements of these groups are unknown at first, but they cancel in certain products of
 tensors. One kind of product multiplies weights that read the stream by weights that write to it. Another kind
 multiplies query weights by key weights. A rotation of the stream acts on both sides of such a product. A rotation that
-is found from such products depends only on the function of the layers. A rotation from single tensors would depend on
-the matching of hidden units, and would fit the noise of this matching.
+is found from products of tensors depends only on the function of the layers. A rotation from single tensors would
+depend on the matching of hidden units, and would fit the noise of this matching.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,12 +1,12 @@
 """Pairs of networks, prepared for comparison: each network is replaced by the smallest network on its orbit.
 
 The smallest network is the one with the smallest norm. If a filter before batch normalization is scaled, the gain
-(gamma) of the normalization can compensate for the scale. Scaling a filter in this way changes the stored running mean
-but not the running variance. The stored statistics then no longer match the activations. The function stays the same as
-long as the stored statistics are used. But if statistics are recomputed, part of the scaling is undone. Therefore the
-second network keeps its statistics, unless it is a transformed copy of the first network. In a transformed copy, the
-statistics were transformed too. Copies are recognized by running variances that equal those of the first network. In an
-independently trained network, the running variances follow the scales of its filters.
+(gamma) of the normalization can compensate for the scale. If a filter and its gain are scaled, the stored running mean
+is scaled too, but not the running variance. The stored statistics then no longer match the activations. The function
+stays the same as long as the stored statistics are used. But if statistics are recomputed, part of the scaling is
+undone. Therefore the second network keeps its statistics, unless it is a transformed copy of the first network. In a
+transformed copy, the statistics were transformed too. Copies are recognized by running variances that equal those of
+the first network. In an independently trained network, the running variances follow the scales of its filters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -172,8 +172,8 @@ class PairedNetworks:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A cache of tensors of a second network on which the current values of groups have acted. The cache also holds
-    these values, and how often each of them had been set at that time.
+    """A cache of tensors of a second network on which the current values of groups have acted. The cache also holds the
+    values with which its tensors were computed, and how often each value had been set by then.
     """
 
     tensors: Tensors

@@ -66,7 +66,8 @@ def refit_near_copies(problem: Problem, found: Results, frame: Frame) -> Results
 
 
 def refit(symmetry: Symmetry, buffers: Buffers, params_a: Tensors, params_b: Tensors) -> tuple[Element, Tensor]:
-    """Return elements that bring nearly equal networks closer to the first ones, and a mask of these pairs.
+    """Return elements that bring second networks closer to nearly equal first networks, and a mask of the pairs that
+    came closer.
 
     All tensors have shape `[pair, ...]`. For all pairs outside the mask, the element is the identity.
     """
@@ -142,8 +143,8 @@ class GroupFit:
     families times steps t. The steps t of a unit solve its normal equations. A matrix changes `y` to `(1 + X) y` where
     it acts, and to `(1 - X') y` where its inverse acts. Hence X solves `X F + G X = sum (x - y) y' - sum y (x - y)'`,
     with Gram matrices F and G of the entries on which the matrix and its inverse act. If a group acts on several axes
-    of one tensor, the curvature along each axis is multiplied by a factor. The sum of these curvatures is then never
-    below the true curvature.
+    of one tensor, the curvature along each axis is multiplied by a factor. The sum of the multiplied curvatures is
+    never below the true curvature.
 
     Attributes:
         sites: The axes of compared tensors on which the group acts.

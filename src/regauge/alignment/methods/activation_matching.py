@@ -37,14 +37,14 @@ class ActivationMatching(Method):
     outputs of activation functions, all states of a residual stream, and queries, keys and values of attention heads.
     Values on which a group acts in the same way are summed. Entries along all other axes (images, positions, tokens)
     are samples. For correlations, units that a rotation mixes are all divided by the root of their mean variance.
-    Therefore the matched element does not depend on the basis of these units.
+    Therefore the matched element does not depend on the basis of units that a rotation mixes.
 
     The data are read once, for all networks and groups. For each activation tensor, memory holds one matrix with an
     entry for each pair of units. Groups do not depend on one another in activation matching, so their order has no
     effect.
 
     The papers maximize the mean product of activations without centering, and do not change scales. For permutations,
-    maximizing this product minimizes the squared distance between the activations of both networks. With
+    maximizing the mean product minimizes the squared distance between the activations of both networks. With
     `ActivationMatching(statistic="product", scales="keep")`, the method is the published one. The defaults differ from
     the published method.
 
@@ -119,7 +119,7 @@ class MixedMatching(ActivationMatching):
     The first term is the objective of `ActivationMatching` divided by its largest possible value, where every unit has
     a perfectly correlated partner. The second term is the objective of `WeightMatching` divided by its largest possible
     value, where every tensor of the second network is parallel to that of the first. Activations are matched first,
-    because this problem has no local optima. Coordinate ascent on the sum of both terms continues from the element for
+    because matching them has no local optima. Coordinate ascent on the sum of both terms continues from the element for
     activations. Parameters are compared after the positive scales of both networks are balanced, as in
     `WeightMatching`. The element gives the second network the scales of the first.
 

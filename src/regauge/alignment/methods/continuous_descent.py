@@ -43,11 +43,11 @@ class ContinuousDescent(DescentMethod):
     losses at t = 1/4, 1/2, 3/4. The cost of a batch is proportional to its size. Every evaluation takes one or three
     passes over the held-out examples.
 
-    In a transformer with folded gains, any rotation may act on the residual stream. For such a transformer, the closest
-    parameters do not give the lowest midpoint loss, and the descent removes the barrier nearly completely. In ReLU
-    networks, the descent changes the scales. At the midpoint between different units, activations are too small. If one
-    network has the incoming weights of a unit times s and the outgoing weights times 1/s, the product of both at the
-    midpoint is larger: `(1 + s) (1 + 1/s) / 4 > 1`.
+    In a transformer with folded gains, any rotation may act on the residual stream. In a transformer with folded gains,
+    the closest parameters do not give the lowest midpoint loss, and the descent removes the barrier nearly completely.
+    In ReLU networks, the descent changes the scales. At the midpoint between different units, activations are too
+    small. If one network has the incoming weights of a unit times s and the outgoing weights times 1/s, the product of
+    both at the midpoint is larger: `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.
@@ -78,9 +78,9 @@ class ContinuousDescent(DescentMethod):
         method gets the given networks if gains of one leave no scales to optimize.
 
         For example, if all layers have batch normalization, only gains have scales that leave running statistics
-        unchanged. In this example, the descent optimizes the networks themselves. Networks with a residual stream that
-        can be rotated are still passed as representatives. Networks with translations are passed as representatives
-        too, except if only running statistics are translated.
+        unchanged. If all layers have batch normalization, the descent therefore optimizes the networks themselves.
+        Networks with a residual stream that can be rotated are still passed as representatives. Networks with
+        translations are passed as representatives too, except if only running statistics are translated.
         """
         behind = symmetry.on_data.on_representatives()
         is_lost = any(kept_scales(symmetry, g) and not kept_scales(behind, behind[g.name]) for g in symmetry.groups)

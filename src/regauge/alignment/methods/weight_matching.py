@@ -47,14 +47,14 @@ class WeightMatching(Method):
     nearly equal, scales and matrices are fitted by least squares, provided that the fit brings the networks closer. The
     fit helps because balancing determines a unit's scale poorly if a gain is near zero.
 
-    `WeightMatching` departs from the paper in the following ways. While groups have no element yet, costs are averaged
-    over all of their elements (the barycenter). The group whose cost depends least on others is chosen first. The
-    method recovers planted permutations of residual networks from the barycenter, but not from the identity. Rotations
-    come first, computed from tensors that no other group changes (`regauge.alignment.engine.first_rotations`). Groups
-    are visited in a fixed order, and only if a neighboring group changed. Elements act on buffers, but buffers do not
-    contribute to the objective. Norms and fourth powers of parameters show whether the second network can be a copy of
-    the first. If the second network can be a copy, further ascents start from random elements until the copy is
-    recognized.
+    `WeightMatching` departs from the paper in the following ways. Until an element is chosen for a group, costs are
+    averaged over all elements of the group (the barycenter). The group whose cost depends least on others is chosen
+    first. The method recovers planted permutations of residual networks from the barycenter, but not from the identity.
+    Rotations come first, computed from tensors that no other group changes
+    (`regauge.alignment.engine.first_rotations`). Groups are visited in a fixed order, and only if a neighboring group
+    changed. Elements act on buffers, but buffers do not contribute to the objective. Norms and fourth powers of
+    parameters show whether the second network can be a copy of the first. If the second network can be a copy, further
+    ascents start from random elements until the copy is recognized.
 
     Attributes:
         start: The start of the ascent: the "barycenter", or the "identity" as published. The identity is returned if it
@@ -73,9 +73,10 @@ class WeightMatching(Method):
             compared. The second network keeps its running statistics, and the scales of filters before batch
             normalization. With the filter scales of the first network, the second network's statistics would no longer
             match its activations. Recomputing the statistics would undo part of the transformation. Only a copy of the
-            first network whose statistics were also transformed gets these scales. With "recompute", or with a task
-            that recomputes statistics (`prepare`), copies do not get these scales either. "keep" compares the networks
-            without balancing, leaves all factors at one, and restricts invertible matrices to orthogonal matrices.
+            first network whose statistics were also transformed gets the filter scales of the first network. With
+            "recompute", or with a task that recomputes statistics (`prepare`), no copy gets these filter scales. "keep"
+            compares the networks without balancing, leaves all factors at one, and restricts invertible matrices to
+            orthogonal matrices.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.

@@ -4,9 +4,9 @@ The tensors are read one after another, and memory holds only the cost of one gr
 
 A group's cost is a sum over tensors. Each tensor can therefore be released before the next one is read. One matrix in
 the dtype of the tensors sums the profits of all pairs of units with their best signs. The assignment is computed in
-place, in the memory of this matrix. The steps of the ascent are those of `Ascent`. First, signs are chosen, where costs
-are averaged over groups that have no value yet. Next, the permutation of the group is chosen. Choosing signs and
-choosing a permutation are repeated until no step gains.
+place, in the memory of the matrix of profits. The steps of the ascent are those of `Ascent`. First, signs are chosen,
+where costs are averaged over groups that have no value yet. Next, the permutation of the group is chosen. Choosing
+signs and choosing a permutation are repeated until no step gains.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -56,7 +56,7 @@ class BlockedClimb:
         self._norms: dict[str, float] = {}
 
     def run(self, max_sweeps: int, *, is_first: bool) -> bool:
-        """Repeat steps until no step raises the objective; return whether this happened within `max_sweeps`."""
+        """Repeat steps until no step raises the objective; return whether the ascent converged within `max_sweeps`."""
         waiting = set(range(len(self._families)))
         if is_first:
             for k, family in enumerate(self._families):

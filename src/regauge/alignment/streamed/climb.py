@@ -151,7 +151,9 @@ class StreamedAscent:
         self.source.refresh()
 
     def _climb(self) -> bool:
-        """Sweep until no step raises the objective. Return whether the ascent ended for this reason."""
+        """Sweep until no step raises the objective. Return whether the ascent ended because no step raised the
+        objective.
+        """
         state, rounds = self.state, self.plan.rounds
         while len(state.history) < self.method.max_sweeps:
             totals = {name: self._total(name) for name in (rounds[len(state.history) % len(rounds)] if rounds else ())}
@@ -181,7 +183,7 @@ class StreamedAscent:
     def _sweep(self, totals: Mapping[str, Total]) -> tuple[float, bool]:
         """Run the coordinate ascent in every working set (tensors that are in memory together), one after the other.
 
-        Return the objective, and whether all of these ascents converged.
+        Return the objective, and whether the ascents in all working sets converged.
         """
         self.source.refresh()
         crew, is_alone, element = self._crew, self._crew.size == 1, self.state.element

@@ -337,7 +337,9 @@ class TensorMap:
 
     @property
     def is_telling(self) -> bool:
-        """Whether enough entries were found to attribute missing entries to errors of a conversion."""
+        """Whether more than the share `TELLING` of B's entries was found in A. Missing entries are then probably errors
+        of a conversion.
+        """
         return self.share > TELLING
 
     @property

@@ -150,7 +150,7 @@ def _term(symmetry: Symmetry, site: Site, shape: tuple[int, ...], columns: slice
     """Return, for each index of an axis, the column of the table of random values that contains the displacement or
     factor of its unit.
 
-    At indices where the site does not act, this is the column of the identity.
+    At indices where the site does not act, the returned column is that of the identity.
     """
     spread = tuple(n if axis in site.axes else 1 for axis, n in enumerate(shape))
     if not site.bases and site.is_plain and site.group.size == shape[site.placement.axis]:

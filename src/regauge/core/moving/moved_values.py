@@ -66,7 +66,8 @@ class _Small:
 class _Large:
     """A large tensor that is transformed entry by entry.
 
-    The source index of an entry is a sum of tables over the axes, and its factor is a product of such tables.
+    The source index of an entry is a sum of tables, one for each axis. The factor of an entry is a product of tables,
+    one for each axis.
     """
 
     def __init__(self, tensor: MovedTensor) -> None:

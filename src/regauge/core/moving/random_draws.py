@@ -51,7 +51,7 @@ class ElementRun:
         """Yield, for each batch, the range of networks on which some elements of the run act: the first network, and
         the number of networks.
 
-        `start` is the index of the first of these elements within the run.
+        `start` is the index, within the run, of the first element in `some`.
         """
         for first, count in self.batches:
             n = min(some.stop - some.start, count - start)
