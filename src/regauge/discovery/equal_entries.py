@@ -25,7 +25,7 @@ MOVES = VIEWS | {"mT", "select"}
 REDUCTIONS = words("sum mean var std logsumexp linalg_vector_norm amax amin")
 NONZERO = words("sigmoid exp exp2 softplus softmax _softmax _safe_softmax cosh layer_norm batch_norm embedding addmm")
 LAYERS = words("embedding addmm lstm gru rnn_tanh")
-"""Operators with a bias or a table, whose results differ along the last axis for every input."""
+"""Operators with a bias or a table, whose result entries along the last axis differ for every input."""
 
 
 class EqualEntries:

@@ -50,7 +50,7 @@ def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
     if writing != [0] or not isinstance(functional, OpOverload) or len(target._schema.returns) != 1:
         return None
     kept = next(_tensors(written)).dtype
-    if name == "detach_":  # It writes no values.
+    if name == "detach_":  # This operator writes no values.
         return functional
     others = {t.dtype for operand in node.all_input_nodes for t in _tensors(operand)}
     if others - {kept, torch.bool}:  # The result could have another dtype than the operand.

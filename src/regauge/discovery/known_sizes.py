@@ -65,7 +65,7 @@ def export_with_values(wrapped: nn.Module, inputs: tuple[Any, ...], kwargs: dict
     try:
         with torch.no_grad(), without_memory(wrapped), patch.object(wrapped, "forward", known):
             program = torch.export.export(wrapped, inputs, kwargs, strict=False)
-    except Exception:  # torch.export raises many unrelated classes; the error without values is the one to tell.
+    except Exception:  # torch.export raises many unrelated classes; the caller raises the earlier error.
         return None
     program.graph_module.meta[MARK] = True
     return program

@@ -362,7 +362,7 @@ def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
     if len(full) == 1 and full[0].branches is not None:
         bounds |= _bounds(full[0].branches)
     elif len(full) > 1 and any(bound % size_of(full[1:]) for bound in bounds):
-        return False  # It could only be cut by unrolling it row by row.
+        return False  # Each row would have to be cut separately.
     mine, theirs = cut([total], bounds), cut(layout, bounds)
     return all(_unify_pieces(x, y, reason) for x, y in zip(mine, theirs, strict=True))
 

@@ -74,7 +74,7 @@ class Movement:
             return made
         reason = f"{self.op}: tied to {COMPLEX if value.is_complex else 'an input or a constant'}"
         layouts = [leaf(n, None if k in value.uniform else reason) for k, n in enumerate(value.shape)]
-        # Zeros satisfy every law; other constants have the axes along which they vary frozen.
+        # Zeros satisfy every law. The axes along which other constants vary are frozen.
         uniform = frozenset() if value.is_zero else value.uniform
         fresh = Value(layouts, value.shape, is_zero=value.is_zero, uniform=uniform, has_inputs=value.has_inputs)
         own = law.zero if value.is_zero else law.fixed

@@ -216,7 +216,7 @@ def _at_point(
         raise ValueError(
             "the outputs do not depend on any parameter; there is nothing to compare; check that the model uses them"
         )
-    is_active = columns > ROUNDING * columns.max()  # Biases behind large values have a small, but exact, influence.
+    is_active = columns > ROUNDING * columns.max()  # A bias that is added to large values has a small influence.
     # Columns of very different norms would blur the gap between zero and not zero.
     columns = torch.where(is_active, columns, torch.ones_like(columns))
     space = _Directions(jacobian * is_active / columns, tolerance)
@@ -291,7 +291,7 @@ class _Directions:
 
     def __init__(self, jacobian: Tensor, tolerance: float) -> None:
         singular, right = _svd(jacobian)
-        # |J x| = |S V^T x|, since U has orthonormal columns: a square matrix stands for the tall Jacobian.
+        # |J x| = |S V^T x|, since U has orthonormal columns: a square matrix replaces the tall Jacobian.
         self.triangle = singular.unsqueeze(-1) * right
         self.threshold = tolerance * float(singular.max())
         self.kernel = right[int((singular > self.threshold).sum()) :]

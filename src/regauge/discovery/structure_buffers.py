@@ -24,7 +24,7 @@ from regauge.discovery.trace import Program, trace
 from regauge.discovery.traceable import TraceError
 
 RUNNING = ("running_mean", "running_var")
-"""Argument names of normalizations that denote running estimates."""
+"""Names of operator arguments that contain the running estimates of a normalization."""
 NORMS = nn.modules.batchnorm._NormBase
 """Module classes whose buffers are statistics."""
 POINTWISE = words("add sub rsub mul div neg")
@@ -220,7 +220,7 @@ def _filled(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any
         fakes = _without_values(module, mode)
         wrapped.train()
         given, keywords = pytree.tree_map_only(Tensor, mode.from_tensor, (inputs, dict(kwargs)))
-        with suppress(Exception):  # A module can fail in any way without values: what it wrote until then counts.
+        with suppress(Exception):  # Any error is possible without values; earlier writes are still recorded.
             wrapped(*given, **keywords)
         now = dict(module.named_buffers(remove_duplicate=False))
     torch.set_rng_state(state)

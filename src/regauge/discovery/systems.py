@@ -142,7 +142,7 @@ def null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -
                 if pivot in equation:
                     pivots[other] = _reduce(equation, {pivot: current}, modulus)
             pivots[pivot] = current
-    sign = 1 if modulus == 2 else -1  # Modulo two minus one is one.
+    sign = 1 if modulus == 2 else -1  # Modulo two, minus one is one.
     return {
         free: {free: 1, **{pivot: sign * equation[free] for pivot, equation in pivots.items() if free in equation}}
         for free in unknowns

@@ -199,7 +199,7 @@ def _export_without_cache(wrapped: SelectedOutputs, given: Given) -> ExportedPro
             config.use_cache = False
         program = _export(wrapped, given)
     except (ValueError, TraceError):
-        return None  # Exporting it as it is succeeds, or tells what is wrong.
+        return None  # The export with the cache succeeds, or raises the error that the user should see.
     finally:
         for config in configs:
             config.use_cache = True

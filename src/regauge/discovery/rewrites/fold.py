@@ -17,7 +17,7 @@ from regauge.discovery.discover import REFUSED, discover
 from regauge.discovery.rewrites.gains import fold_gains
 
 EXACT = 1e-12
-"""A coordinate counts as zero if it is below this fraction of the parameter's largest entry."""
+"""The amount that a translation would subtract counts as zero below this fraction of the parameter's largest entry."""
 
 
 @dataclass(frozen=True)

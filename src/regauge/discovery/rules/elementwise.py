@@ -149,7 +149,7 @@ def prelu(b: Builder, call: Call) -> Value:
     """Return max(x, 0) + w * min(x, 0). Scales of x multiply the result, and w is permuted with the channels."""
     x, weight = as_value(b, call["self"]), as_value(b, call["weight"])
     dim = 1 if x.ndim > 1 else 0
-    if weight.ndim > 1:  # The kernel behind it broadcasts.
+    if weight.ndim > 1:  # The weight of the internal operator broadcasts.
         slopes = [k for k, n in enumerate(weight.shape) if n > 1]
         weight = as_value(b, b.view(weight, [weight.shape[dim]]))
         if slopes not in ([], [dim]):

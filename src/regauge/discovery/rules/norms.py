@@ -76,7 +76,7 @@ def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
     result = Value(x.layouts, x.shape)
     rows = ((1, -1, 0, 0), (1, 0, 0, -1), (0, 0, 1, 0))
     signs = ((1, 1, 0, 0), (1, 0, 0, 1), (0, 0, 1, 0))
-    # The shift of the running mean could take up a translation of x; translations end here instead.
+    # A shift of the running mean could compensate for a translation of x, but this rule allows no translations.
     own = Law((x.axis(1), mean.axis(0), var.axis(0), result.axis(1)), rows, signs)
     b.record(own, *(law.fixed(x.axis(k), result.axis(k)) for k in range(x.ndim) if k != 1))
     return result

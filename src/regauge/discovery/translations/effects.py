@@ -311,7 +311,7 @@ def _pool(run: Run, node: Node) -> Any:
     is_adaptive = operator_name(node).startswith("adaptive")
     steps = [() if is_adaptive else argument(node, k, ()) for k in (1, 2, 3)]
     spatial = [k - space for k, is_single in enumerate(single_windows(steps, space)) if not is_single]
-    if not is_adaptive and (any(argument(node, 3, ()) or ()) or argument(node, 6, None)):  # another divisor
+    if not is_adaptive and (any(argument(node, 3, ()) or ()) or argument(node, 6, None)):  # the divisor would change
         raise SeenError
     if not offset.is_uniform(*spatial):
         if is_adaptive and all(shape[d] == 1 for d in spatial):

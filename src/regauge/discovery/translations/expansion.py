@@ -27,7 +27,9 @@ FIXED = Index(0, 1)
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
 """Operators that are linear in a value and in a weight, with the argument positions of value, weight and bias."""
 FILLED = {"ones": None, "ones_like": None, "new_ones": None, "full": 1, "full_like": 1, "new_full": 2}
-"""Operators whose result is constant, each with the argument position of the constant, or None if it is one."""
+"""Operators whose result is constant, each with the argument position of the constant, or None if this constant is
+one.
+"""
 Values = list[Monomial]
 
 

@@ -280,7 +280,7 @@ class Graph:
         """
         if not isinstance(node, Node) or node.op != "call_function":
             return None
-        if (node, axis) not in self._totals:  # A square has the same factor twice.
+        if (node, axis) not in self._totals:  # A square asks twice for the same factor.
             self._totals[node, axis] = self._total(node, axis)
         return self._totals[node, axis]
 

@@ -233,7 +233,7 @@ class _Search:
         """
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
-        if axis and self._is_weight(name):  # The rows differ, and each channel is a row.
+        if axis and self._is_weight(name):  # The rows of a weight differ, and each row belongs to one channel.
             return
         widths = (width for width in self.graph.norm_widths if width < length)
         counts = dict.fromkeys((*self.graph.norm_groups, *(length // width for width in widths)))
@@ -335,7 +335,7 @@ class _Search:
         shape = self.graph.program.shapes[entries.parameter]
         for along in () if family.gain else family.constant:
             axis, which = along, torch.zeros(shape[along % len(shape)], dtype=torch.int64)
-            if len(entries.sizes) > len(shape):  # An axis is cut in two.
+            if len(entries.sizes) > len(shape):  # One axis is split in two.
                 axis = next(k for k, n in enumerate((*shape, 0)) if n != entries.sizes[k])
                 first, second = entries.sizes[axis : axis + 2]
                 positions = torch.arange(first * second)
