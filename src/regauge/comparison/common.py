@@ -132,8 +132,8 @@ def find_common(
         a: The first network. The networks may be on the meta device, or checkpoints of which only the headers are read.
         b: The second network, in the same form.
         symmetry: The symmetry of the first network's architecture.
-        has_widths: Whether groups may have different numbers of units in the two networks. Without different widths,
-            tensors on which groups of different sizes act are left out.
+        has_widths: Whether groups may have different numbers of units in the two networks. If False, tensors on which
+            groups of different sizes act are left out.
     """
     first, second = (
         {name: tuple(t.shape) for name, t in _on_meta(one).items() if isinstance(t, Tensor)} for one in (a, b)

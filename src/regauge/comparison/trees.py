@@ -70,8 +70,8 @@ class Points:
 
     Attributes:
         names: The names of the networks.
-        products: The inner products of the networks in blocks of entries. The sum of these inner products is the Gram
-            matrix.
+        products: The inner products of the networks in blocks of entries. Summed over blocks, the inner products are
+            the Gram matrix.
         tensors: For each block, the index of the tensor that contains the block.
         pruned: For each pair of networks, whether the second equals the first with some entries set to zero.
         rounding: For each network, the distance by which rounding of its stored entries moves it.
@@ -483,7 +483,7 @@ def _without_root(branches: list[Branch], root: str, trained: Collection[str]) -
 def tree_lines(branches: list[Branch]) -> list[str]:
     """Return a tree as lines of text: each network or ancestor below its parent, with the length of its branch.
 
-    For uncertain branches, the support follows the length, if it is known. Copies are marked.
+    The line of an uncertain branch also shows its support, if the support is known. Copies are marked.
     """
     children: dict[str, list[Branch]] = {}
     for branch in branches:

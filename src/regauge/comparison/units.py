@@ -28,7 +28,7 @@ class CommonUnits:
     Attributes:
         params: Both networks with only the chosen units, in stored order. Translations are removed if they are known
             for both networks.
-        stored: Both networks as stored, cut to these units; None if the result would equal `params`.
+        stored: Both networks as stored, cut to the chosen units; None if the result would equal `params`.
         units: For each group whose number of units differs, the chosen units of the first and of the second network.
     """
 

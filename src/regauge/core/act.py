@@ -41,10 +41,10 @@ class Site:
 
     A base of a group is another group within which the first group is repeated. The field `bases` has one pair (axis,
     base index) for each base. For each index of the axis, the base index gives the unit of the base (the containing
-    group) that contains this index. The axis in such a pair is None for the placement's own axis; in this case the base
-    index has shape `[m]`. If another axis determines the base, the base index has the length of this axis. The field
-    `added` is the constant that the model adds to the parameter before use, or one constant for each index of the axis.
-    Factors multiply the sum of the parameter and the added constant.
+    group) that contains this index. If the axis of a pair is None, the placement's own axis determines the base, and
+    the base index has shape `[m]`. If another axis determines the base, the base index has the length of this axis. The
+    field `added` is the constant that the model adds to the parameter before use, or one constant for each index of the
+    axis. Factors multiply the sum of the parameter and the added constant.
     """
 
     group: Group

@@ -103,12 +103,12 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
 
     Newton's method optimizes all scales and matrices at once (`minimize`).
 
-    If all incoming or all outgoing weights of a unit are zero, the norm has no minimum at finite scales. For such a
-    unit, a linear term in the logarithm of the factor is added, so that the minimum is finite. At the minimum, the
-    squared weights of such a unit, each weighted by its exponent, sum to one. If all weights of a unit are zero, the
-    factors of this unit stay one. On a subspace where only one of the two Gram matrices of a linear group is nonzero,
-    balancing makes this Gram matrix the identity. If the rank of a group's Gram matrices is uncertain because of
-    rounding, the matrices of the group stay the identity; see `balance_alike`.
+    If all incoming or all outgoing weights of a unit are zero, the norm has no minimum at finite scales. For a unit
+    with only zero incoming or only zero outgoing weights, a linear term in the logarithm of the factor makes the
+    minimum finite. At the minimum, the squared weights of the unit, each weighted by its exponent, sum to one. If all
+    weights of a unit are zero, the factors of this unit stay one. On a subspace where only one of the two Gram matrices
+    of a linear group is nonzero, balancing makes this Gram matrix the identity. If the rank of a group's Gram matrices
+    is uncertain because of rounding, the matrices of the group stay the identity; see `balance_alike`.
 
     Args:
         symmetry: The symmetry of the architecture.

@@ -270,12 +270,12 @@ def _best_of(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, Tensor
 
 
 def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return, for each pattern of signs, the profit with the best shifts, `[pattern, ...]`. Also return these shifts,
-    for each family.
+    """Return, for each pattern of signs, the profit with the best shifts, `[pattern, ...]`. Also return the best shifts
+    for each family of shifts.
 
-    For given signs, the best shift is the nearest integer that is even (or odd) as the pattern requires. This choice of
-    shifts is exact unless two families of shifts add to the same entries. Families that add to the same entries are
-    optimized alternately.
+    For given signs, the best shift is the nearest integer that is even (or odd) as the pattern requires. Rounding to
+    the nearest integer is exact unless two families of shifts add to the same entries. Families that add to the same
+    entries are optimized alternately.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]

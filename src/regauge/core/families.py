@@ -30,8 +30,8 @@ class Family:
     """A group that is not repeated within another group, and all groups that are repeated within it.
 
     Coordinate ascent optimizes one family at a time, while all groups outside it are fixed. The groups of a family may
-    also be repeated within groups outside it. The field `fixed` holds these outer groups, in a form that has no degree
-    of freedom.
+    also be repeated within groups outside it. The field `fixed` holds the outer groups, without signs, scales and other
+    degrees of freedom.
     """
 
     root: Group

@@ -23,10 +23,9 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
     transpose of A multiplies. With `F = L L'` and `L' G L = V D^2 V'`, the matrix A is `sqrt(D) V' L^-1`. A minimizes
     `tr A F A' + tr A^-T G A^-1`.
 
-    If F or G is singular, no A makes both products equal and diagonal. For singular F or G, consider a subspace on
-    which only one of them is nonzero. On such a subspace, A makes the nonzero Gram matrix the identity, and makes the
-    subspace orthogonal to the rest of the space. On the rest of the space, A makes both products equal and diagonal.
-    For singular F or G, A is unique only up to a rotation.
+    If F or G is singular, no A makes both products equal and diagonal. On a subspace where only one of F and G is zero,
+    A makes the other Gram matrix the identity, and makes the subspace orthogonal to the rest of the space. On the rest
+    of the space, A makes both products equal and diagonal. For singular F or G, A is unique only up to a rotation.
     """
     n = forward.shape[-1]
     forward, inverse = _flushed(forward), _flushed(inverse)

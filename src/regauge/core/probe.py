@@ -145,7 +145,7 @@ class Probe:
     def examine(self, params: Params) -> tuple[list[Tensor], float]:
         """Return the outputs of the model and the error to allow for its rounding.
 
-        The allowed error is larger if the model rounds intermediate results that depend on parameters to a lower
+        The allowed error is larger if the model computes some results that depend on parameters in single or half
         precision.
         """
         self.evaluations += 1

@@ -132,8 +132,8 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
     """Replace combinations in a basis by sums or differences of two combinations that scale fewer axes of tensors.
 
     If a scale multiplies only one tensor, such as a filter before a normalization, the norm has no minimum. A linear
-    term in the logarithm of the scale gives the norm a minimum. Such a linear term requires a combination that scales
-    only one tensor. If every combination also scaled other tensors, balancing might never end.
+    term in the logarithm of the scale gives the norm a minimum. The linear term requires a combination that scales only
+    one tensor. If every combination also scaled other tensors, balancing might never end.
     """
     if len(basis) < 2:
         return basis

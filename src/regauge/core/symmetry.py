@@ -627,8 +627,8 @@ class Symmetry:
             example_kwargs: Example keyword arguments of the model.
             generator: The source of randomness for the elements and for the perturbation of the parameters.
             outputs: The outputs of the model that are compared. Pass the same `outputs` as to `discover`.
-            each_group: Whether groups are also tested alone. If only all groups together are tested, the check
-                evaluates the module twice.
+            each_group: Whether groups are also tested alone. If False, only an element of all groups together is
+                tested, which takes two evaluations of the module.
 
         Returns:
             The largest relative change of the outputs: in total, for each group, and for each translation family.

@@ -180,8 +180,8 @@ class TranslationFamily:
         is_stored_only: Whether the function changes if running statistics are recomputed after the vector was added. A
             family with `is_stored_only` is used to compare networks, but is never applied to a network that is used
             afterwards.
-        eps: None for a family that adds vectors; a constant for a family that multiplies by factors. The home parameter
-            of such a family is a running variance, and the coordinate is the logarithm of this variance plus eps.
+        eps: None for a family that adds vectors; a constant for a family that multiplies by factors. If eps is given,
+            the home parameter is a running variance, and the coordinate is the logarithm of the variance plus eps.
             Vectors that are added to the logarithm are logarithms of factors. The factors multiply the home plus eps,
             and the entries of the images.
     """

@@ -3,9 +3,9 @@
 Besides rotations, other groups act on the tensors of a residual stream: permutations of hidden units and heads, and
 matrices within heads. The elements of these groups are unknown at first, but they cancel in certain products of
 tensors. One kind of product multiplies weights that read the stream by weights that write to it. Another kind
-multiplies query weights by key weights. A rotation of the stream acts on both sides of such a product. A rotation that
-is found from products of tensors depends only on the function of the layers. A rotation from single tensors would
-depend on the matching of hidden units, and would fit the noise of this matching.
+multiplies query weights by key weights. A rotation of the stream acts on both sides of each product. A rotation that is
+found from products of tensors depends only on the function of the layers. A rotation from single tensors would depend
+on the matching of hidden units, and would fit the noise of this matching.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,9 +70,7 @@ class TwoSided:
 
 
 def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
-    """Return the axes of tensors on which groups act that matching optimizes. Groups with only positive scales stay at
-    one.
-    """
+    """Return the axes of tensors on which optimized groups act. Groups with only positive scales stay at one."""
     return {name: [site for site in local if has_choice(site.group)] for name, local in sites.items()}
 
 

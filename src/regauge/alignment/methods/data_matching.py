@@ -18,8 +18,8 @@ class DataMatching(MixedMatching):
     For transformers, weights improve the match. For convolutional networks with batch normalization, activations alone
     are often better. With few examples, weights alone can be better. Only data can show which method is best. Therefore
     a fraction of the examples is hidden from all three methods, and selects the best of their elements. The reported
-    objective is the objective of the selected method. The objectives of different pairs may therefore have different
-    units.
+    objective is the objective of the selected method. Two pairs may have different selected methods, so their
+    objectives are not comparable.
 
     If the examples of a task cannot be split (`Task.split`), the selection uses examples that the methods have seen. In
     this case, a note in the result states that the same examples were used.

@@ -61,7 +61,7 @@ class StraightThrough(DescentMethod):
 
     @property
     def _size(self) -> int:
-        """Return the size of a chunk of pairs, chosen such that pairs are processed one after the other."""
+        """The number of pairs in one chunk, which is 1. Pairs are therefore learned one after the other."""
         return 1
 
     def learn(self, problem: Problem, start: Element, notes: tuple[str, ...], course: DescentCourse) -> Results:

@@ -41,11 +41,11 @@ class WeightMatching(Method):
     Positive scales and invertible matrices are not optimized. If a symmetry has scales or matrices, both networks are
     first balanced: a and b are the networks of smallest norm on their orbits (`regauge.core.balance`). After balancing,
     only a rotation remains to be chosen for each invertible matrix. The second network gets the scales and matrices of
-    the first network. The matched element therefore does not depend on the scales of the given networks. Scales are not
-    chosen together with permutations to minimize the distance. Scales that minimize the distance would shrink the
-    weights of units that agree little, and would depend on the scales of the first network. If the two networks are
-    nearly equal, scales and matrices are fitted by least squares, provided that the fit brings the networks closer. The
-    fit helps because balancing determines a unit's scale poorly if a gain is near zero.
+    the first network. The matched element therefore does not depend on the scales of the given networks. Scales are
+    balanced because scales that minimize the distance would shrink the weights of units that agree little. Scales that
+    minimize the distance would also depend on the scales of the first network. If the two networks are nearly equal,
+    scales and matrices are fitted by least squares, provided that the fit brings the networks closer. The fit helps
+    because balancing determines a unit's scale poorly if a gain is near zero.
 
     `WeightMatching` departs from the paper in the following ways. Until an element is chosen for a group, costs are
     averaged over all elements of the group (the barycenter). The group whose cost depends least on others is chosen

@@ -33,7 +33,7 @@ class Total:
     A part is a working set, or a tensor outside of all working sets. Some sign families of the group act in only one
     part. Once the shared signs of a pair of units are given, each part of the network chooses its own signs for this
     pair. One matrix for each pattern of shared signs is therefore enough. Let s be the shared signs of a unit, t the
-    signs that only one part has, and C the inner products of this part. For given shared signs s, the matrix is
+    signs that only one part has, and C the inner products of this part. The matrix of the shared signs s is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 

@@ -22,10 +22,10 @@ class ClimbState:
         element: The current element, which maps one balanced network towards the other.
         left: The element that balances the first network, or None if the networks are not balanced.
         right: The element that balances the second network.
-        before: The element before the last step of the groups that act on several working sets. This element is kept
-            until the next sweep shows that the step raised the objective.
+        before: The element before the last step of the groups that act on several working sets. `before` is kept until
+            the next sweep shows that the step raised the objective.
         is_anchored: Whether the groups that act on several working sets have their initial values.
-        is_from_identity: Whether this ascent started at the identity, because the first one ended with a worse
+        is_from_identity: Whether the ascent started at the identity, because a first ascent ended with a worse
             objective.
         matched: The number of working sets in which values have already been chosen.
         history: The objective after each sweep.

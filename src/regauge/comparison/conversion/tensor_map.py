@@ -291,7 +291,7 @@ def _transposed(text: str) -> str:
 class TensorMap:
     """Formulas that compute the tensors of network B from those of network A.
 
-    `find_tensor_map` returns such a `TensorMap`.
+    `find_tensor_map` returns a `TensorMap`.
 
     Attributes:
         origins: For each tensor of B, by name, the tensors of A and the operations that compute it.
