@@ -48,7 +48,8 @@ class _Part:
 
     Attributes:
         groups: The groups, restricted to their placements on the parameter.
-        whole: The same groups with their placements on all parameters, which the multiplication of elements needs.
+        whole: The same groups with their placements on all parameters. The multiplication of elements needs all
+            placements.
     """
 
     parameter: str
@@ -115,9 +116,9 @@ class _Part:
 def _families(group: Group) -> Hashable:
     """Return a key that describes how the families of a group change one parameter.
 
-    Families without effect on the parameter are left out. The exponents are sorted, because the order of the families
-    has no influence if the group has no shifts. For example, a residual stream that many gains multiply has one family
-    for each gain, but most parameters depend on only one of these families.
+    Families without effect on the parameter are left out. If the group has no shifts, the order of its families has no
+    influence, and the exponents are sorted. For example, a residual stream has one family for each gain that multiplies
+    it, but most parameters depend on only one family.
     """
     places = group.placements
     if group.shifts:

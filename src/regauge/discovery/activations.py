@@ -81,7 +81,7 @@ class IntermediateValues:
         names: Sequence[str],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, Tensor]:
-        """Run the model like `__call__`, but with gradients.
+        """Run the model up to the named values, with gradients.
 
         `torch.func.vmap` works if it supports the model's operators. If `changes` has a function for a value, all
         operators that read the value get the result of the function instead.
@@ -179,9 +179,9 @@ class Activations:
     Attributes:
         symmetry: The groups of the model's symmetry under the same names, but with intermediate values instead of
             parameters. A group that acts on no reported value has no placements.
-        read: Names of the values that layers read, each listed once: operands of matrix products, convolutions,
-            attention and recurrent layers, before copies and reshapes. If a group acts on no value that a layer reads,
-            `read` includes all values on which the group acts.
+        read: Names of the values that layers read, each listed once. Layers are matrix products, convolutions,
+            attention and recurrent layers. If a layer reads a copy or a reshaped value, the original value is listed.
+            If a group acts on no value that a layer reads, `read` includes all values on which the group acts.
         notes: Messages about groups and values for which the action is unknown.
         intermediate: All intermediate values of the model, whether or not groups act on them.
     """
@@ -219,10 +219,10 @@ def activations(
 ) -> Activations:
     """Find the intermediate values on which the groups of a symmetry act, and the action of the groups on them.
 
-    The module is traced again for the given inputs. Operators tie axes of intermediate values to axes of parameters.
-    The placements of groups on axes of intermediate values then follow from the same equations as the placements on
-    parameters. If the module is not on the meta device, every value is also checked numerically with a random element.
-    Values that fail the numerical check are excluded.
+    The module is traced again for the given inputs. The operators of the model determine how transformations of
+    parameters change the intermediate values. The placements of groups on axes of intermediate values then follow from
+    the same equations as the placements on parameters. If the module is not on the meta device, every value is also
+    checked numerically with a random element. Values that fail the numerical check are excluded.
 
     Args:
         module: The model. The model runs in evaluation mode and is not modified.

@@ -1,14 +1,14 @@
 """Free angles: rotations of pairs of coordinates that commute with the fixed rotations of rotary embeddings.
 
-The solver treats each index of an operator separately. If a rotary embedding rotates a pair of coordinates by fixed
-angles, the solver finds only a common scale and a common sign for the pair. In fact, all rotations of a pair of
-coordinates commute with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The names
-of operators do not reveal on which axes rotary embeddings act. Models store the two coordinates of a pair in two halves
-of an axis, as neighbors, or as a complex number. Therefore every pair of coordinates that shares a sign is tested. The
-test evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The operators
-are evaluated in float64, before and after random rotations. Parameters are random, constants come from the trace, and
-all other operands are random. If a rotation leaves all of these values unchanged, it also leaves the outputs of the
-model unchanged.
+The solver treats each index of an operator separately. A rotary embedding rotates pairs of coordinates by fixed angles.
+For such a pair, the solver finds only a common scale and a common sign. In fact, all rotations of a pair of coordinates
+commute with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators
+do not reveal on which axes rotary embeddings act. Models store the two coordinates of a pair in two halves of an axis,
+as neighbors, or as a complex number. Therefore every pair of coordinates that shares a sign is tested. The test
+evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The operators are
+evaluated in float64, before and after random rotations. Parameters are random, constants come from the trace, and all
+other operands are random. If a rotation leaves all of these values unchanged, it also leaves the outputs of the model
+unchanged.
 """
 
 import math
@@ -43,7 +43,7 @@ def free_angles(
 
     Also return a message for each pair that could not be tested.
 
-    The example inputs are a flat list of tensors. They may be on the meta device, where their entries are unknown.
+    The example inputs are a flat list of tensors. If these tensors are on the meta device, their entries are unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     turned = dict(enumerate(freedoms))
@@ -205,10 +205,10 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
 def _pairings(
     slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
-    """Yield the ways to group coordinates with a common sign into pairs.
+    """Yield possible groupings of coordinates with a common sign into pairs.
 
-    Each way is a list of pairs, with the number of the axis factor along which the coordinates of a pair differ. If the
-    coordinates of a pair are in two halves of an axis, this number is None.
+    Each grouping is a list of pairs, with the number of the axis factor along which the coordinates of a pair differ.
+    If the coordinates of a pair are in two halves of an axis, this number is None.
     """
     found = [_pieces(places[slot], bases) for slot in slots]
     for k in range(min(map(len, found), default=0)):

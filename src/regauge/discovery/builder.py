@@ -74,8 +74,7 @@ class Builder(Movement):
     def add(self, operands: Sequence[Operand], shape: Sequence[int], *, select: Value | None = None) -> Value:
         """Return a sum with broadcasting.
 
-        If a mask `select` is given, each entry of the result is selected from one of the operands instead, as in
-        `torch.where`.
+        If a mask `select` is given, select each entry from one of the operands instead, as in `torch.where`.
         """
         return self._pointwise(operands, shape, "add", select)
 
@@ -163,8 +162,8 @@ class Builder(Movement):
     ) -> Virtual | None:
         """Return the virtual axis of a result, from which one of the result's own axes selects indices.
 
-        A virtual axis of an operand becomes the virtual axis of the result, if the result has the axis that selects the
-        indices. If the virtual axes of two operands differ, the result has none.
+        The result inherits the virtual axis of an operand, if the result has the axis that selects the indices. If the
+        virtual axes of two operands differ, the result has none.
         """
         found: Virtual | None = None
         for value, names in zip(operands, labels, strict=True):
@@ -181,9 +180,8 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """The operands that vary along one axis of a result. The fields are the axes of these operands, their exponents in
-    a product, and the axis of a mask that selects among operands. The field `has_all` states whether all operands vary
-    along the axis.
+    """The operands that vary along one axis of a result. The fields are the axes of these operands and their exponents
+    in a product, and the axis of a mask (if any). The field `has_all` states whether all operands vary along the axis.
     """
 
     axes: tuple[Axis, ...]

@@ -4,9 +4,8 @@ The solver of `solve.py` gives each unit of an axis a factor. Some operators all
 example, before a normalization to length one, all units may be multiplied by one factor, but not by different factors.
 Each tensor of the program has one unknown: the logarithm of a factor of the whole tensor. If an axis consists of
 blocks, such as fused queries, keys and values, the blocks have separate unknowns. The constraints (laws) of an operator
-also apply to factors that are constant along an axis. These constraints therefore give linear equations between the
-unknowns. A solution is a new common scale unless it is a combination of factors for units, of invertible matrices, and
-of other common scales.
+also apply to factors that are constant along an axis. Such constraints give linear equations between the unknowns. A
+solution is a new common scale unless factors for units, invertible matrices and other common scales already include it.
 """
 
 import math

@@ -23,10 +23,10 @@ def carry_over(
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """Return the groups of a symmetry, with placements on intermediate values instead of parameters.
 
-    The placements are computed from the discovered groups. A group corresponds to the discovered group that has the
-    same units on the same parameters. The families of the group are expressed as combinations of the discovered
-    families. The same combinations then describe how the families act on the values. `shapes` contains the shapes of
-    the values. Also return a message for each group without a corresponding discovered group.
+    The placements are computed from the placements of discovered groups. A group corresponds to the discovered group
+    that has the same units on the same parameters. The families of the group are expressed as combinations of the
+    discovered families. These combinations determine how the families act on intermediate values. `shapes` contains the
+    shapes of the values. Also return a message for each group without a corresponding discovered group.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
@@ -54,8 +54,8 @@ def carry_over(
 
 
 def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey, Tensor]:
-    """Return, for each index of the axes on which a group acts, the unit to which the index belongs, or -1 if it
-    belongs to none.
+    """Return the unit at each index of the axes on which a group acts, or -1 if the group does not act at this
+    index.
     """
     result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
@@ -94,8 +94,8 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
     If a family of `group` is not a combination of families of `other`, return None.
 
     Let s be the factors, e the signs (zero or one) and k the shifts of an element of `group`. The corresponding element
-    of `other` has the log factors `log s @ scale` and the shifts `k @ shift`. Its signs are `e @ sign + k @ parity`
-    modulo two.
+    of `other` has the log factors `log s @ scale` and the shifts `k @ shift`. The signs of this element are `e @ sign +
+    k @ parity` modulo two.
     """
     mine, its = _tables(group, other, symmetry)
     scale, shift = _combination(mine["scale"], its["scale"]), _combination(mine["shift"], its["shift"])
@@ -136,8 +136,8 @@ def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, F
     """Return the exponents of the families of two groups as matrices `[family, entry]`. Only the entries of the first
     unit of each group are listed.
 
-    One unit is enough, because each family has the same exponents for all units. In both matrices, columns with the
-    same number belong to the same entry.
+    One unit is enough, because each family has the same exponents for all units. In the matrices of both groups, the
+    same column describes the same entry.
     """
     names = {p.parameter for p in group.placements}
     spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names

@@ -303,8 +303,9 @@ def _added(program: Program, groups: Sequence[Group], structure: tuple[str, ...]
 
 
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:
-    """Return the groups that act on at least one tensor outside the structure, and the groups, such as heads, within
-    which these are repeated.
+    """Return the groups that act on at least one tensor outside the structure.
+
+    If such a group is repeated within other groups, such as heads, these are returned too.
     """
     acting = [group for group in groups if not all(place.parameter in structure for place in group.placements)]
     needed = {name for group in acting for name in (group.name, *group.within)}

@@ -123,10 +123,10 @@ class _Emitter:
         return groups + [self._of_pairs(freedom, bases, *families) for bases, families in pairs.items()]
 
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
-        """Return a group with a separate factor for every combination of units, such as one factor for every weight of
-        a layer.
+        """Return a group with a separate factor for every combination of units, such as every weight of a layer.
 
-        The group has size one, and is repeated for every unit of an axis factor (atom) and of the bases of this atom.
+        The group has size one. It is repeated for every unit of an axis factor (atom), and within the bases of this
+        atom.
         """
         placements = []
         for slot in dict.fromkeys(slot for family in (*scales, *signs) for slot in family):
@@ -247,8 +247,9 @@ def _can_permute(freedom: Freedom) -> bool:
 
 
 def merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Merge the placements of a group on neighboring blocks of one axis into one placement, if the group acts on these
-    blocks in the same way.
+    """Merge placements of a group on neighboring blocks of one axis into one placement.
+
+    The group must act on these blocks in the same way.
     """
     result: list[Placement] = []
     for new in placements:

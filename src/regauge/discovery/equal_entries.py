@@ -120,8 +120,8 @@ class EqualEntries:
         return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)
 
     def _may_agree(self, node: Node) -> bool:
-        """Return whether two outputs of a layer without bias can be equal, because the input is zero or two weight rows
-        are equal.
+        """Return whether two outputs of a layer without bias can be equal. The input may be zero, or two weight rows
+        may be equal.
         """
         return self.may_vanish(node.args[0]) or self.may_tie(node.args[1], 0)
 
@@ -171,8 +171,9 @@ def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
 
 
 def _before(node: Node, dim: int | None) -> int | None:
-    """Return the axis of the operand that a view or transposition turns into axis `dim` of the result, or None if
-    several axes are involved.
+    """Return the axis of the operand that becomes axis `dim` of the result of a view or transposition.
+
+    Return None if several axes are merged or split.
     """
     old, new, name = shape_of(node.args[0]), shape_of(node), operator_name(node)
     if dim is None:

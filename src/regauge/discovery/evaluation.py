@@ -44,9 +44,7 @@ class Constants:
         return node in self._dependent
 
     def name(self, node: Node) -> Node:
-        """Return the first node that applies the same operator to the same constants. The first node represents all
-        such nodes.
-        """
+        """Return the first of all nodes that apply the same operator to the same constants."""
         if node not in self._names:
             same = node
             if node.op == "call_function":

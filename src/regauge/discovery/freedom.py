@@ -194,7 +194,7 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
     """Drop the factor of an axis of size one, if a larger axis can multiply the same parameters by a common factor.
 
-    This is possible if the factor has the same effect as one common factor for all units of the larger axis.
+    The common factor for all units of the larger axis must have the same effect as the dropped factor.
     """
 
     def whole(exponents: Vector) -> Vector | None:
@@ -226,7 +226,7 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
     """Return exponents for a factor of a whole unit, such as a head.
 
-    This factor has the same effect as a factor, with the given exponents, that is equal for everything inside the unit.
+    The factor has the same effect as equal factors, with the given exponents, for everything inside the unit.
     """
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():

@@ -14,8 +14,8 @@ def without_mutation(program: GraphModule) -> bool:
 
     If any in-place operator cannot be replaced, the program stays unchanged, and the result is False.
 
-    `relu_(x)` becomes `relu(x)` if x is not an input and no later operator reads x or a tensor that shares its memory.
-    A second export could replace all in-place operators, but would take twice as long as the first export.
+    For example, `relu_(x)` becomes `relu(x)`. The operand must not be an input, and no later operator may read its
+    memory. A second export could replace all in-place operators, but would take twice as long as the first export.
     """
     graphs = [part for part in program.modules() if isinstance(part, GraphModule)]
     found = [(node, _functional(node, graph)) for graph in graphs for node in graph.graph.nodes if writes(node)]
@@ -38,7 +38,7 @@ def writes(node: Node) -> bool:
 def _functional(node: Node, graph: GraphModule) -> OpOverload | None:
     """Return the operator that computes the same tensor as an in-place operator, but without writing to an operand.
 
-    If this replacement would change the results of the program, return None.
+    Return None if the replacement of the in-place operator would change the results of the program.
     """
     target, written = node.target, node.args[0] if node.args else None
     if not isinstance(target, OpOverload) or not isinstance(written, Node):

@@ -89,7 +89,7 @@ def interpret(
 ) -> Pass:
     """Apply the rules of all operators in a program, given the results of earlier passes.
 
-    Earlier passes find the axes that must be split (`unrolled`). They also find the nodes with results in an
+    Earlier passes find the axes that must be split (`unrolled`). Earlier passes also find nodes with results in an
     unspecified order, on which later operators depend (`sensitive`). An example of such a node is an unsorted `topk`.
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)
@@ -142,8 +142,9 @@ class _Run:
         return result
 
     def finish(self) -> None:
-        """Freeze the axes of the model's outputs, and tie each value that the model writes to a buffer to the buffer's
-        earlier value.
+        """Freeze the axes of the model's outputs.
+
+        If the model writes a value to a buffer, all transformations must act on this value as on the earlier buffer.
         """
         b = self.b
         b.op = b.node = "output"

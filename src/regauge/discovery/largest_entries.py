@@ -86,9 +86,7 @@ def _matches(mask: Any, node: Node) -> bool:
 
 
 def _marked(mask: Any) -> int | None:
-    """Return the number of entries that a mask selects along its last axis, or None if this number may differ between
-    rows.
-    """
+    """Return how many entries a mask selects along its last axis, or None if this number may differ between rows."""
     found = _count(mask)
     return None if found is None or found[0] != 1 else found[1]
 

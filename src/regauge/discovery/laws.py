@@ -137,8 +137,8 @@ class Law:
         keeps_ones: Whether all matrices must be rotations that keep the vector of ones.
         is_mixing: Whether the operator treats all indices jointly. Transformations of other axes may then not depend on
             the position along this index.
-        is_shared: Whether this axis must have the same permutation at all indices of the other axes. Its group then
-            cannot be repeated within another group.
+        is_shared: Whether this axis must have the same permutation at all indices of the other axes. The group of this
+            axis then cannot be repeated within another group.
         is_virtual: Whether the result selects indices from this axis. The axis is then the virtual axis of the result.
         shift: The equations for translations, which add the same number to all entries at one index of the axis. If
             `shift` is None, no translation commutes with the operator.
@@ -299,7 +299,7 @@ def product(out: Axis | None, factors: Sequence[Axis], exponents: Sequence[int] 
 def normed(*axes: Axis) -> Law:
     """Return the constraint (law) for the 2-norm along an axis, and for functions that divide by this norm.
 
-    Rotations do not change the 2-norm. They also commute with division by the 2-norm.
+    Rotations do not change the 2-norm. Rotations also commute with division by the 2-norm.
     """
     edges = _alike(len(axes)) or ((0, 0, 1),)
     return Law(axes, None, _equal(len(axes)), edges, is_metric=True, is_mixing=len(axes) > 1)

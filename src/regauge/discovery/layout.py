@@ -235,7 +235,7 @@ def _cut_atom(atom: Atom, points: Sequence[int]) -> list[Layout]:
 
 
 def _flat(branches: Iterable[Layout]) -> list[Layout]:
-    """Return the parts of nested direct sums as one list, which makes them a single direct sum.
+    """Return the parts of nested concatenations (direct sums) as one flat list.
 
     Without flattening, repeated cuts would nest direct sums as deeply as the axis is long.
     """
@@ -305,8 +305,8 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
     """Tie the first (or last) atom of `a` to several atoms of `b`, whose sizes must multiply to the size of this atom.
 
-    Tied atoms are removed from both layouts. If no product matches, split off a factor of the atom of `a` that has the
-    size of the first (or last) atom of `b`. Return False if this is impossible too.
+    Tied atoms are removed from both layouts. If there are no such atoms, divide the atom of `a` into two factors. One
+    factor has the size of the first (or last) atom of `b`. Return False if this is impossible too.
     """
     big = a[end]
     ordered = b if end == 0 else b[::-1]
@@ -353,8 +353,8 @@ def _merge(a: Atom, b: Atom, reason: str) -> bool:
 
 
 def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
-    """Tie a direct sum (a concatenation) to another layout of the same size. Both layouts are first cut at the block
-    boundaries of both.
+    """Tie a direct sum (a concatenation) to another layout of the same size. First, cut both layouts at all block
+    boundaries that occur in one of them.
     """
     assert total.branches is not None
     bounds = _bounds(total.branches)

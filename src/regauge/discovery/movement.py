@@ -43,8 +43,10 @@ Moved = TypeVar("Moved", Value, Stacked)
 
 
 class Movement:
-    """The state of one pass of discovery: the recorded laws of operators, the axes to split in the next pass, and the
-    results whose order is unspecified.
+    """The state of one pass of discovery.
+
+    The state contains the recorded laws of operators, the axes to split in the next pass, and the results whose order
+    is unspecified.
 
     Axes that no record mentions are frozen. Therefore even a rule that omits an axis allows no wrong transformation.
     """
@@ -119,7 +121,7 @@ class Movement:
         """Forbid scales of operands and results that no record from number `start` on mentions, such as numbers without
         axes.
 
-        An operand that is returned unchanged needs no record. Scales of such an operand stay possible.
+        An operand that is returned unchanged can still be scaled, although no record mentions it.
         """
         mentioned = {axis.value for record in self.records[start:] for one in record for axis in one.axes}
         given = {x for x in operands if isinstance(x, Value)}
@@ -396,8 +398,8 @@ def _value(x: Value | Stacked) -> Value:
 
 
 def _matching_groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return pairs of axis groups: consecutive axes before a view, and the axes after the view with the same product of
-    sizes.
+    """Return pairs of axis groups: consecutive axes before a view, and consecutive axes after it with the same product
+    of sizes.
 
     Axes of size one join the group of a neighbor.
     """

@@ -67,7 +67,7 @@ class Nullity:
             scales, rotations, invertible matrices, translations, and rotations of residual streams whose gains are set
             to one.
         explained: The known causes of missing dimensions: a sentence for each cause, and the number of dimensions that
-            the cause adds. It was checked that the directions of each cause lie in the null space.
+            the cause adds. All directions of a cause were found in the null space.
     """
 
     parameters: int
@@ -117,11 +117,12 @@ def nullity(
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
     of the example. On such inputs, the model may raise an error, or return Inf or NaN. In this case, inputs about as
-    large as the example are sampled. These inputs are nonnegative if the example is nonnegative. If the model fails on
-    these inputs too, integer inputs are copied from the example. The Jacobian has one column for each entry of the
-    parameters and floating-point buffers. Buffers such as running statistics are included, because groups act on them
-    and they can compensate for parameters. The symmetry is complete at the evaluation point if its tangent vectors span
-    the null space. A dead unit at the evaluation point may cause further null directions that belong to no symmetry.
+    large as the example are sampled. If the example is nonnegative, these inputs are nonnegative too. If the model
+    fails on these inputs too, integer inputs are copied from the example. The Jacobian has one column for each entry of
+    the parameters and floating-point buffers. Buffers such as running statistics are included, because groups act on
+    them and they can compensate for parameters. The symmetry is complete at the evaluation point if its tangent vectors
+    span the null space. A dead unit at the evaluation point may cause further null directions that belong to no
+    symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.

@@ -42,8 +42,8 @@ class _Roles:
 
     Attributes:
         parts: Pairs of an axis and the axes into which an operator splits it.
-        open: For each product of two parameters, the axes of both over which the product is summed. One of these axes
-            is later chosen as the axis along which a layer reads units.
+        open: For each product of two parameters, the axes of both over which the product is summed. Along one of these
+            axes, the layer reads units; this axis is chosen later.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:

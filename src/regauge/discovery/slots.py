@@ -23,11 +23,11 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 class Tie:
     """A law of an operator, restricted to one slot on each axis of the law. All slots are at the same position.
 
-    The companions of a slot are other atoms (axis factors) of the same tensor. Each entry to which the slot belongs has
-    one index along each companion. A transformation of the slot may depend on the index of a companion. For example,
-    each head may have its own scales. Each companion is stored with the number of an operator index, because one atom
-    may belong to several operator indices. For example, the rows and columns of `x @ x.T` have the same atom, but
-    different operator indices.
+    The companions of a slot are other atoms (axis factors) that also have exactly one index at each entry. For example,
+    heads are companions of the units within heads. A transformation of the slot may depend on the index of a companion.
+    For example, the scales of units may differ between heads. Each companion is stored with the number of an operator
+    index, because several operator indices may use one atom. For example, the rows and columns of `x @ x.T` have the
+    same atom, but different operator indices.
     """
 
     law: Law
@@ -84,7 +84,7 @@ class SlotPlace:
     Attributes:
         others: The sizes and strides of the other indivisible factors of the block.
         mates: The other indivisible factors of the block, as atoms.
-        beside: Atoms along which each entry of the slot has one index.
+        beside: Other atoms that also have exactly one index at each entry of the slot.
         is_whole: Whether the block covers the whole axis.
         numel_elsewhere: The number of entries of the parameter at each index of the axis.
     """
@@ -310,8 +310,9 @@ def _around(
     outside: Mapping[Value, frozenset[Companion]],
     taken: Mapping[Value, Container[Atom]],
 ) -> tuple[frozenset[Companion], ...]:
-    """Return, for each axis of a law, the companions of a slot in one block: the other indivisible factors of the
-    block, and the atoms in `outside`.
+    """Return the companions of a slot in one block, for each axis of a law.
+
+    The companions are the other indivisible factors of the block, and the atoms in `outside`.
     """
     mates = [] if law.is_mixing else [atom for atom in inside if inside.count(atom) == 1]
     found = {

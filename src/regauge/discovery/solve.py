@@ -69,7 +69,9 @@ class _AtomSolver:
         return freedom
 
     def _bases_of(self, slots: Collection[int]) -> frozenset[Atom]:
-        """Return the axis factors (atoms) on whose index a transformation of the given slots may depend."""
+        """Return the axis factors (atoms), such as heads, on whose index a transformation of the given slots may
+        depend.
+        """
         touching = {id(tie): tie for slot in slots for tie in self.reading.get(slot, ())}
         there = [self.beside[slot] for slot in slots if slot in self.beside]
         return _common([*there, *_bases(touching.values(), slots)])
@@ -157,8 +159,8 @@ class _AtomSolver:
         return unknowns, periods
 
     def _steps(self, translations: Proportions, periods: list[int], slots: Iterable[int]) -> dict[int, Rational]:
-        """Return the size of one step, in units of pi, for each translation that changes the arguments of periodic
-        functions by half periods.
+        """Return the size of one step, in units of pi, for each translation that shifts periodic functions by half
+        periods.
         """
         carriers = {translations.find(slot)[0] for slot in slots if translations.value(slot)[1]}
         steps: dict[int, Rational] = {}

@@ -104,8 +104,8 @@ def trace(
 ) -> Program:
     """Trace a module in evaluation mode and without its key-value cache. The module is not modified.
 
-    If the module is on the meta device, the inputs may still be on a real device, because tensor sizes may depend on
-    their entries.
+    The inputs may be on a real device although the module is on the meta device. Tensor sizes may depend on the entries
+    of inputs.
 
     Operators named in `decompose` are replaced by other operators if torch has a decomposition for them. Parameters
     named in `ones` are replaced by constants of one.

@@ -65,13 +65,15 @@ def fold(
 
     Three rewrites remove redundant parameters. The rewrites use the gains and translations of the network's symmetry.
 
-    - A gain is multiplied into the parameters that read its output. The scales and signs of the symmetry do this. A
-      folded gain becomes one. If a gain is zero, the parameters that read its output become zero, unless a bias is
-      added after the gain.
+    - A gain is multiplied into the parameters that read its output, by scales and signs of the symmetry. The gain
+      becomes one. If a gain is zero, the parameters that read its output become zero, unless a bias is added after the
+      gain.
+
     - A bias is moved into a parameter that can absorb it, and the bias becomes zero. The bias of a LayerNorm moves into
-      the layers that read it, and the bias of attention values moves into the output projection. The bias of a
+      the layers that read its output. The bias of attention values moves into the output projection. The bias of a
       recurrent state moves into the bias of the layer's input. Biases that have no effect, such as a key bias before a
       softmax, also become zero.
+
     - If a LayerNorm or softmax subtracts a mean from its input, this mean is also subtracted from the parameters that
       write to the input. Parameters whose inputs sum to zero are centered in the same way.
 

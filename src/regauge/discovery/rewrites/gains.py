@@ -51,12 +51,12 @@ def fold_gains(
     """Set gains to one by the scales and signs of the symmetry.
 
     If an entry of a gain is zero, no scale can set it to one. In place of a scale, the parameter entries that read the
-    zero become zero. This requires that the other parameters that the scale multiplies, such as the bias after the
-    gain, are zero at this entry. If two gains share one scale, only the first gain is folded. Pass the network as
+    zero become zero. All other parameters that the scale multiplies, such as the bias after the gain, must be zero at
+    this entry. If two gains share one scale, only the first gain is folded. Pass the network as
     `symmetry.sums(params)`, and the symmetry as `symmetry.on_sums`.
 
     Returns:
-        The network, the gains that are now exactly one, and the remaining gains, each with the reason.
+        The network, the gains that are now exactly one, and the remaining gains, each with the reason why it stays.
     """
     current = dict(params)
     ones: list[str] = []
@@ -85,13 +85,14 @@ GAIN_IS_ZERO = "it is zero somewhere, which no scale makes one"
 def unit_gains(
     values: Mapping[str, Tensor], symmetry: Symmetry, names: Sequence[str]
 ) -> tuple[Element, tuple[str, ...], dict[str, str]]:
-    """Return the scales and signs that set gains to one.
+    """Return the element whose scales and signs set gains to one.
 
     Only the gains are read, so the network may have any size. Unlike `fold_gains`, this function does not change gains
     that have a zero entry.
 
     Returns:
-        The element, the gains that it sets to one (up to rounding), and the remaining gains, each with the reason.
+        The element, the gains that it sets to one (up to rounding), and the remaining gains, each with the reason why
+        it stays.
     """
     values, symmetry = symmetry.sums(values), symmetry.on_sums
     element = symmetry.identity()

@@ -82,8 +82,9 @@ def all_steps(cell: Cell) -> Rule:
 def _two_steps(
     b: Builder, cell: Cell, x: Value, time: int, start: Sequence[Value], weights: Sequence[Any]
 ) -> list[Value]:
-    """Return the state of a recurrent layer after two steps; the axes of the states before and after a step are
-    tied.
+    """Return the state of a recurrent layer after two steps.
+
+    All transformations must act in the same way on the states before and after a step.
     """
     kept = [k for k in range(x.ndim) if k != time]
     now = b.carry(x, kept, [x.shape[k] for k in kept], law.linear, ended=None, reason=f"{b.op}: time")

@@ -17,8 +17,8 @@ def normalize(
 ) -> Value:
     """Return the result of a function that treats the entries along the axes `dims` jointly and symmetrically.
 
-    The constraint (law) on the axes `dims` is `over`. The function is odd along the axes `odd_dims`: if the input
-    changes its sign, so does the output.
+    The argument `over` is the constraint (law) on the axes `dims`. The function is odd along the axes `odd_dims`: if
+    the input changes its sign, so does the output.
     """
     dims = [d % x.ndim for d in dims]
 

@@ -152,9 +152,7 @@ def transform(b: Builder, call: Call) -> Value:
 
 
 def _without(x: Value, dim: int) -> list[int | None]:
-    """Return the indices of all axes of a tensor, with None in place of axis `dim`, which a new axis of the result
-    replaces.
-    """
+    """Return the indices of all axes of a tensor, with None for axis `dim`, which a new axis replaces in the result."""
     return [None if d == dim else d for d in range(x.ndim)]
 
 

@@ -162,7 +162,9 @@ def rearrange(b: Builder, call: Call) -> Value:
 
 
 def shuffle(b: Builder, call: Call) -> Any:
-    """Exchange channels with pixels, or groups of channels with one another: split, permute and merge axes."""
+    """Rearrange channels and pixels (pixel_shuffle, pixel_unshuffle, channel_shuffle): split, permute and merge
+    axes.
+    """
     x = as_value(b, call.x)
     if call.name.endswith("channel_shuffle"):
         n, (c, *space), groups = 1, x.shape[1:], call["groups"]

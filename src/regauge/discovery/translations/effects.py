@@ -265,8 +265,8 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: bool) -> Offset | None:
-    """Return the change of a sum or mean of values, if the change of each value is a vector times other values of the
-    model. Return None if the change is unknown.
+    """Return the change of a sum or mean of values. Each value must change by a vector times other values of the model.
+    Return None if the change is unknown.
     """
     before, shape = shape_of(given(node)[0]), shape_of(node)
     kept = [k for k in range(len(before)) if k not in {d % len(before) for d in dims}]
@@ -289,7 +289,7 @@ def _cumulative(run: Run, node: Node) -> Offset:
 
 
 def _mixed(offset: Offset, dims: list[int], shape: tuple[int, ...]) -> Offset:
-    """Return the change of a mean over axes along which the change of the operand varies.
+    """Return the change of a mean, if the averaged entries change by different amounts.
 
     Two means change by the same amount if their entries change by the same amounts.
     """
@@ -385,7 +385,8 @@ def _group_norm(run: Run, node: Node) -> Any:
 def _require_unseen(offset: Offset | None, together: Callable[[Tensor], Tensor]) -> None:
     """Raise an error unless all entries that a norm combines change by the same amount.
 
-    The function `together` reshapes an array. The last axis of the result contains the entries that the norm combines.
+    The function `together` reshapes an array. After reshaping, the last axis contains the entries that the norm
+    combines.
     """
     if offset is not None and (offset.is_masked or not offset.move(together).is_uniform(-1)):
         raise SeenError

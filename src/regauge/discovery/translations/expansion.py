@@ -88,7 +88,7 @@ class Expansion:
         return products if ratio is None else [Monomial(ratio, ())]
 
     def _without_weights(self, product: Monomial) -> Monomial:
-        """Return a product without the weights (such as a softmax) that sum to one over an index that no other factor
+        """Return a product without weights (such as a softmax) that sum to one over an index which no other factor
         has.
         """
         number, factors = product

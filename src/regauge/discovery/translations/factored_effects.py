@@ -161,12 +161,13 @@ def moved_products(node: Node, offset: Offset, move: Any) -> Offset | None:
 
 
 def take_back_by_layers(run: Run, operand: Any, offset: Offset, shape: tuple[int, ...]) -> Offset | None:
-    """Return None if a layer can compensate for a change (offset) that is multiplied by values of the model; otherwise
-    return the change.
+    """Return None if a layer can compensate for a change (offset) that is multiplied by values of the model.
+
+    Otherwise, return the change.
 
     For example, let the change be a vector times the output of layer 1, as one summand of a sum. A second layer can
-    compensate if its output is another summand of this sum, and if both layers read the same value. A parameter of the
-    layer compensates for a term if the model multiplies both by the same values.
+    compensate if its output is another summand of this sum, and if both layers read the same value. A parameter
+    compensates for one term of the change if the model multiplies this parameter and this term by the same values.
     """
     if offset.labels is not None or offset.is_masked or run.is_missed or not _is_read_by_this_sum(run, operand):
         return offset
@@ -217,7 +218,9 @@ def _image(run: Run, term: Addend, options: Values) -> Image:
 
 
 def _image_in(term: Addend, taker: Multiplicand, factors: Sequence[Multiplicand], number: float) -> Image:
-    """Return the change of a parameter's entries that compensates for a vector times factors."""
+    """Return the change of a parameter's entries that compensates for a vector, after the vector is multiplied by
+    factors.
+    """
     wide = [(index, stride) for index, stride in zip(taker.indices, taker.what.strides, strict=True) if index.size > 1]
     sizes = tuple(index.size for index, _ in wide) or (1,)
     start = taker.what.start + sum(k.start * s for k, s in zip(taker.indices, taker.what.strides, strict=True))

@@ -1,5 +1,6 @@
-"""A traced model with the information that the search for translations needs: parameters and their views, integer
-constants, and known sums of values.
+"""A traced model with the information that the search for translations needs.
+
+This information contains parameters and their views, integer constants, and known sums of values.
 """
 
 import math
@@ -271,8 +272,9 @@ class Graph:
             return None
 
     def total(self, node: Any, axis: int = -1) -> Total | None:
-        """Return the sum of a value along an axis if the sum does not depend on the inputs, perhaps only after the
-        value is divided by a gain.
+        """Return the sum of a value along an axis if this sum does not depend on the inputs.
+
+        The value may first have to be divided by a gain.
 
         Returns:
             The gain (None if there is none), and the operation that multiplies a vector by the sum (no operation if the

@@ -56,7 +56,7 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
-    """Return the change of a layer's outputs, if the change of its inputs depends on the data but is constant along
+    """Return the change of a layer's outputs. The change of its inputs may depend on the data, but is constant along
     some axes.
 
     The layer must map each position independently of the others.
@@ -70,8 +70,9 @@ def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
 
 
 def _through(run: Run, term: Addend, weights: Entries, dim: int, shape: tuple[int, ...]) -> Addend:
-    """Return the change of a layer's outputs, if one vector is added to all of its input channels, or to a range of
-    adjacent channels.
+    """Return the change of a layer's outputs, if a vector is added to its input channels.
+
+    The vector may be added to all channels, or to a range of adjacent channels.
     """
     copies, outputs, inputs = weights.sizes[:3]
     own = channels(term, dim)
@@ -191,9 +192,8 @@ def _product_of(run: Run, node: Node, left: Any, right: Any) -> Any:
 def _contracted_or_labels(run: Run, node: Node, operands: list[Any], changed: int) -> Offset:
     """Return the change of a product of operands, if one of the operands changes.
 
-    If the change of the operand varies along a summed axis, the change of the product depends on the inputs. The change
-    of the product is still constant along an axis that the other operands lack, if the change of the operand is
-    constant along this axis.
+    If the change of the operand varies along a summed axis, the change of the product depends on the inputs. Along an
+    axis that the other operands lack, the change of the product is constant if the change of the operand is constant.
     """
     offset, shape = run.of(operands[changed]), shape_of(node)
     names, target = letters(node) if operator_name(node) == "einsum" else _axes_of_product(operands, shape)

@@ -17,8 +17,9 @@ axis count once."""
 
 
 class SeenError(Exception):
-    """Error if a change of a value (an offset) may change the outputs of the model, because no parameter is known to
-    compensate for it.
+    """Error if a change of a value (an offset) may change the outputs of the model.
+
+    No parameter is known to compensate for such a change.
     """
 
 
@@ -82,8 +83,8 @@ class Monomial(NamedTuple):
         return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
 
     def repeated(self, summed: Iterable[Index]) -> "Monomial":
-        """Return the sum of the product over some indices. If no factor has one of these indices, the sum over this
-        index multiplies the product by the number of its positions.
+        """Return the sum of the product over some indices. If no factor has such an index, the sum over it multiplies
+        the product by the number of its positions.
         """
         used = {index.name for one in self.factors for index in one.indices}
         number = self.number
@@ -199,8 +200,8 @@ class Offset:
         return replace(self, terms=terms, labels=None if self.labels is None else self.labels.expand(tuple(shape)))
 
     def then(self, *steps: ImageStep) -> "Offset":
-        """Return the offset after further linear operations on its vectors. These operations keep the lengths of the
-        vectors.
+        """Return the offset after further linear operations on its vectors. Such operations do not change the lengths
+        of the vectors.
         """
         terms = tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms)
         return replace(self, terms=terms, source=object())
@@ -302,8 +303,7 @@ def each_position(shape: Sequence[int], constant: Iterable[int]) -> Tensor:
 
 
 def channels(term: Addend, *dims: int) -> Tensor:
-    """Return, for each position along some axes, one plus the index of the vector entry that is added there, as a flat
-    array.
+    """Return one plus the index of the vector entry that is added at each position along some axes, as a flat array.
 
     Raise `SeenError` if the vector entries also vary along another axis.
     """
@@ -320,7 +320,7 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
     """Return the linear operations that compute the vector which is added at given entries, and the length of this
     vector.
 
-    Raise `SeenError` if nothing is added at one of the given entries, or if the added vector entries form no regular
+    Raise `SeenError` if nothing is added to one of the given entries, or if the added vector entries form no regular
     pattern.
     """
     if bool((places == 0).any()):
@@ -333,8 +333,9 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
 
 
 def pattern_of(numbers: Tensor) -> Entries | None:
-    """Return the start, sizes and strides of an array with at most three axes whose entries are the given indices, in
-    the given order. If there is no such array, return None.
+    """Describe a sequence of indices by a start, sizes and strides, with at most three axes.
+
+    Return None if the sequence has no such description.
     """
     values = numbers.flatten()
     sizes: list[int] = []

@@ -175,8 +175,8 @@ class Run:
     def _advance(self, start: Addend, points: list[tuple[Hashable, int]]) -> None:
         """Apply the rules of operators in graph order.
 
-        The argument `points` collects the keys under which results are cached, each with the number of events that were
-        recorded before this key.
+        The list `points` receives the keys under which results are cached. Each key comes with the number of events
+        that were recorded before it.
         """
         waiting: list[tuple[int, Node]] = []
         queued: set[Node] = set()
@@ -219,8 +219,8 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Return whether the model writes a value into a tensor, such as a running mean, that changes by the same
-        amount as the value.
+        """Return whether the model writes a value into a tensor, such as a running mean, and both change by the same
+        amount.
         """
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
@@ -281,8 +281,8 @@ class Run:
         """Return the change of the parameter `taker` that compensates for the vector of `term`, if both are added to
         one value.
 
-        The array `given` has one number for each entry of the parameter: one plus the index of the vector entry that is
-        added to the same place, or zero.
+        The array `given` has one number for each entry of the parameter. This number is one plus the index of the
+        vector entry that is added to the same place, or zero.
         """
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):

@@ -31,8 +31,8 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
     Families are found in a fixed order. First, vectors change the means of matrices, then single biases, then the means
     of biases. Each family uses its vector to set entries of one parameter, its home parameter, to zero or to mean zero.
     No later family may change the entries that an earlier family has set in this way. Therefore home parameters of
-    earlier families cannot compensate for later families. If two families of one parameter overlap, the overlap belongs
-    to the first family.
+    earlier families cannot compensate for later families. If two families could change the same entries of a parameter,
+    only the first of these families changes them.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
@@ -246,8 +246,8 @@ class _Search:
                 yield Entries(name, sizes, strides), (constant,)
 
     def _follow(self, family: TranslationFamily, places: Tensor) -> bool:
-        """Propagate the vector of a family through the model, and keep the family as a candidate if the outputs stay
-        the same.
+        """Propagate the vector of a family through the model. If the outputs stay the same, keep the family as a
+        candidate.
 
         Return whether the family was kept.
 
@@ -283,8 +283,9 @@ class _Search:
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
-        """Return a copy of a family that includes the changes of other parameters that compensate for its vector, and
-        the gain that divides the vector.
+        """Return a copy of a family with the changes of other parameters that compensate for its vector.
+
+        The copy also contains the gain that divides the vector.
 
         Return None if the vector changes the outputs, or if the gains do not have the length of the family's constant
         axis.
@@ -354,8 +355,10 @@ class _Search:
         return True
 
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return the axes along which the vector of a new family must sum to zero, because an earlier family already
-        adds constants along these axes. Return None if the entries overlap in another way.
+        """Return the axes along which the vector of a new family must sum to zero.
+
+        Along these axes, an earlier family already adds constants. Return None if families share entries in another
+        way.
         """
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
@@ -412,8 +415,7 @@ def _from_behind(whole: Entries, images: tuple[Image, ...], divided: Image) -> T
     """Return a translation family whose vector is added to a parameter that the model multiplies by factors.
 
     The argument `divided` is a compensating change in which a vector is divided by these factors. In the result, the
-    vector is instead added to the parameter that `divided` changes, and all other changes are multiplied by the
-    factors.
+    vector itself is added to this parameter, and all other changes are multiplied by the factors.
     """
     steps, number = list[ImageStep](), 1.0
     for step in divided.steps:
