@@ -331,8 +331,8 @@ def normalize_logits(
     """Scale the last layer of a network to give its weight a certain Euclidean norm.
 
     Scaling the last layer is not a symmetry, because it multiplies all logits by the same positive number. The ranking
-    of the classes stays the same, but probabilities, calibration and loss change. `canonicalize` never scales the last
-    layer in this way.
+    of the classes stays the same, but probabilities, calibration and loss change. Therefore `canonicalize` never scales
+    the last layer.
 
     Args:
         params: A network, or a population with a leading model axis.

@@ -39,7 +39,7 @@ class LinearStep:
     """A step whose matrix makes both Gram matrices equal and diagonal, or a single Gram matrix the identity.
 
     The matrix multiplies the entries at `forward`, and its inverse transpose multiplies the entries at `inverse`. If
-    the product does not have full rank, only as many coordinates as the rank are treated in this way.
+    the product of the entries on both sides does not have full rank, only as many coordinates as the rank are balanced.
     """
 
     group: str

@@ -125,8 +125,8 @@ def find_common(
     acts (an extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units
     in the two networks, the smaller number of units is compared. Tensors that differ in width for another reason are
     left out. Layers that one network lacks, that is, numbered parts such as `layers.7`, are also left out. The result
-    is also None if one network lacks a tensor outside such layers, or if the symmetry acts on no remaining tensor. If a
-    tensor outside numbered layers is missing, the networks have different architectures or are damaged.
+    is also None if one network lacks a tensor outside numbered layers, or if the symmetry acts on no remaining tensor.
+    If a tensor outside numbered layers is missing, the networks have different architectures or are damaged.
 
     Args:
         a: The first network. The networks may be on the meta device, or checkpoints of which only the headers are read.

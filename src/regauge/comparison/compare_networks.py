@@ -114,9 +114,10 @@ def compare(
         FileExistsError: The page exists and may not be replaced.
         KeyError: A parameter on which the symmetry acts is missing.
         TypeError: Only one of the networks is in a file.
-        ValueError: The symmetry acts on no tensor that both networks have, or one network lacks single tensors. The
-            networks do not fit the symmetry, contain NaN or Inf, or are populations. The memory limit is too low. A
-            task or references are given for streamed networks, or a task is given for networks with different shapes.
+        ValueError: The symmetry acts on no tensor that both networks have, or one network lacks a tensor outside
+            numbered layers. The networks do not fit the symmetry, contain NaN or Inf, or are populations. The memory
+            limit is too low. A task or references are given for streamed networks, or a task is given for networks with
+            different shapes.
     """
     generator = given_or_seed(generator)
     if draws < 1:

@@ -63,10 +63,10 @@ def measure_independence(
     sizes, data and training methods. No distribution is assumed.
 
     T is a sum of cosines over units and tensors, between the weights of unit i in the first and in the second network.
-    Only groups without common tensors are permuted, such as every second layer of a chain. For a permutation of these
-    groups, T is a sum of one entry from each row of a matrix, which is cheap to compute. The mean and the variance of T
-    over all permutations have formulas. The test is also exact if, as here, random elements are sampled from a subgroup
-    instead of the whole group.
+    Only groups without common tensors are permuted, such as every second layer of a chain. If no two permuted groups
+    share a tensor, T is a sum of one entry from each row of a matrix, which is cheap to compute. The mean and the
+    variance of T over all permutations have formulas. The test is also exact if, as here, random elements are sampled
+    from a subgroup instead of the whole group.
 
     The test is not valid if one network was aligned to the other, because the alignment chose the order of the units.
     The chosen order makes the p-value small.

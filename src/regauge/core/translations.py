@@ -306,8 +306,8 @@ class TranslationFamily:
     def additions(
         self, params: Mapping[str, Tensor], coordinate: Tensor, lead: int = 0, sign: float = 1.0
     ) -> list["Addition"]:
-        """Return the vectors to add if a given vector is added to the coordinate of networks. There is one for the home
-        parameter, and one for each parameter that compensates.
+        """Return the vectors to add if a given vector is added to the coordinate of networks. The home parameter gets
+        one vector, and so does each parameter that compensates.
         """
         vector = self.lengthen(coordinate, lead) * sign
         gains = self._gains(params, lead)

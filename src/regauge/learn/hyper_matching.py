@@ -22,7 +22,7 @@ class HyperMatchingConfig(LineTrainingConfig):
     """Settings of `hyper_match`; see `LineTrainingConfig`. One step corresponds to one epoch of the paper.
 
     The paper's initial learning rate is 1e-4, which corresponds to a largest learning rate of 2.5e-3 here. Networks of
-    width 64 train both with this learning rate and with the default.
+    width 64 train with 2.5e-3 as well as with the default.
 
     Attributes:
         embedding: Length of the decoder's embeddings of rows.

@@ -32,7 +32,7 @@ def plan_alignment(
     """Plan the alignment of the second checkpoint to the first while both stay on the disk; see `align_tokens`.
 
     Raises:
-        ValueError: The checkpoints cannot be aligned in this way, or the memory does not suffice.
+        ValueError: The checkpoints cannot be aligned while they stay on the disk, or the memory does not suffice.
     """
     plain = symmetry if tokens is None or tokens.is_complete else as_given(symmetry)[0]
     return plan_job(job, plain, method, task, rotate)

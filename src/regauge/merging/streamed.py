@@ -66,7 +66,7 @@ def plan_merge(
     """Plan the reads and the memory for aligning and combining streamed checkpoints.
 
     Raises:
-        ValueError: The checkpoints cannot be merged in this way, or the memory does not suffice.
+        ValueError: The checkpoints cannot be merged while they stay on the disk, or the memory does not suffice.
     """
     streamed = plan_job(job, symmetry, method, task, rotate)
     return plan_blend(streamed, rule=rule, weights=as_weights(weights), has_base=has_base)[0]

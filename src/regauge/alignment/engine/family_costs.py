@@ -64,7 +64,7 @@ class FamilyCost:
 
     def aim_at(self, names: Collection[str]) -> None:
         """Mark the stored sums that use the named tensors of the first networks as outdated. The next search computes
-        these sums again.
+        outdated sums again.
 
         The potentials (dual variables) of the assignments are kept.
         """

@@ -6,7 +6,8 @@ is scaled too, but not the running variance. The stored statistics then no longe
 stays the same as long as the stored statistics are used. But if statistics are recomputed, part of the scaling is
 undone. Therefore the second network keeps its statistics, unless it is a transformed copy of the first network. In a
 transformed copy, the statistics were transformed too. Copies are recognized by running variances that equal those of
-the first network. In an independently trained network, the running variances follow the scales of its filters.
+the first network. In an independently trained network, the running variances differ, because they depend on the scales
+of its filters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

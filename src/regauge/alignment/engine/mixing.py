@@ -104,7 +104,7 @@ def match_mixture(
 def _complete(symmetry: Symmetry, a: Tensors, b: Tensors, start: Element | None) -> Element:
     """Return signs, shifts and matrices that complete an element's permutations.
 
-    Groups come first if their cost depends little on groups that are still unknown.
+    A group comes early if its cost depends little on groups that have no value yet.
     """
     groups = tuple(group.unordered for group in symmetry.groups)
     fixed, blank = replace(symmetry, groups=groups), symmetry.identity((len(next(iter(b.values()))),))

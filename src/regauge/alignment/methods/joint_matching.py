@@ -138,7 +138,7 @@ class JointMatching(Method):
         return replace(symmetry, groups=tuple(groups), buffers=tuple(buffers))
 
     def _as_given(self, params: Mapping[str, Tensor]) -> Params:
-        """Return the original tensors of dictionaries with weight 1, which need no factor."""
+        """Return the original tensors of dictionaries with weight 1."""
         return {name: tensor for name, tensor in params.items() if self._weight(name) == 1}
 
 

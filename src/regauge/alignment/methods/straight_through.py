@@ -33,7 +33,8 @@ class StraightThrough(DescentMethod):
 
     `StraightThrough` departs from the paper in the following ways. Every group of the symmetry is matched to theta. The
     learning rate is thirty times the published one. The method returns an element that is evaluated on held-out
-    examples, not the one with the lowest loss on a single batch. On MNIST, these departures gave lower barriers.
+    examples, not the one with the lowest loss on a single batch. On MNIST, the departures from the paper gave lower
+    barriers.
 
     Attributes:
         init: The initial element: an element, a method that finds it, or None for the identity.

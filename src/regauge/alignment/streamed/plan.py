@@ -74,7 +74,7 @@ class WorkingSet:
     def take_over(self, element: Element, values: Mapping[str, Value]) -> Element:
         """Return an element in which values of this working set are replaced.
 
-        The new values are `own_values` of another element.
+        Get the new values by applying `own_values` to another element.
         """
         for name, value in values.items():
             if name in self.signs:

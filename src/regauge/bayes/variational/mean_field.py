@@ -37,8 +37,8 @@ class VariationalConfig(DescentConfig):
     be multiplied by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. The
     published rate is small: the divergence changes the logarithm of a standard deviation by at most 1e-5 per step (with
     momentum 0.9). Standard deviations stay close to their initial values unless there are at least 10^5 steps.
-    `VariationalConfig(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains in this way. With the defaults, standard
-    deviations reach their optimum in a few thousand steps.
+    `VariationalConfig(optimizer=SGD(0.06, momentum=0.9), lr_std=0.06)` trains with the published rate. With the
+    defaults, standard deviations reach their optimum in a few thousand steps.
 
     Attributes:
         prior_std: Standard deviation of the prior.

@@ -130,7 +130,7 @@ def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assem
 
     Raises:
         FileExistsError: The output exists and may not be replaced.
-        ValueError: The networks cannot be combined in this way, or the memory does not suffice.
+        ValueError: The networks cannot be combined as the recipe says, or the memory does not suffice.
     """
     progress, dry_run = setting.get("progress", no_progress), setting.get("dry_run", False)
     memory = MemoryLimit.of(setting.get("memory")).from_now()

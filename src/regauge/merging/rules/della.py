@@ -30,8 +30,7 @@ class Della(SparseRule):
             zero, and `density + epsilon` at most one. As in mergekit, epsilon is half of the paper's window.
         rule: The rule that then combines the task vectors: `ElectedMean()`, which averages entries that agree with an
             elected sign, or the sum.
-        is_rescaled: Whether the kept entries are enlarged. Without enlarging, the expectation of the task vectors
-            shrinks.
+        is_rescaled: Whether the kept entries are enlarged. If False, the expectation of the task vectors shrinks.
 
     References:
         Deep et al. (2024), DELLA-Merging, section 3 (MagPrune, elect, fuse).

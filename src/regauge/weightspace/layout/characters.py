@@ -96,7 +96,7 @@ def find_sources(
 
     Returns:
         The character of the message, and for each sending end its index and the character of the features that it
-        sends. The result is None if no features can be combined in this way.
+        sends. The result is None if no combination of features gives a wanted character.
     """
     end = block.ends[receiver]
     numbers = [j for j in range(len(block.ends)) if j != receiver]
