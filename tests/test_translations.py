@@ -292,6 +292,17 @@ def test_the_canonical_element_leads_to_the_canonical_network(name: str) -> None
     assert gap(rg.canonicalize(moved, symmetry), canonical) < 1e-8
 
 
+@pytest.mark.parametrize("name", ["decoder", "post-norm", "batch norm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_representative_fixes_at_zero_is_exactly_zero(name: str, dtype: torch.dtype) -> None:
+    _, _, symmetry, params = network(name)
+    params = {n: tensor.to(dtype) if tensor.is_floating_point() else tensor for n, tensor in params.items()}
+    canonical, zero = rg.canonicalize(params, symmetry), symmetry.split(params)[0]
+    fixed = [n for n, tensor in zero.items() if params[n].any() and not tensor.any()]
+    assert fixed
+    assert not [n for n in fixed if canonical[n].any()]
+
+
 @pytest.mark.parametrize(
     ("name", "gain"),
     [

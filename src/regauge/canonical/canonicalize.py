@@ -102,8 +102,9 @@ def canonicalize(
             machine's memory. All parameters in float64 must fit in this memory.
 
     Returns:
-        The network `act(canonical_element(params, symmetry, ...), params)`, if every matrix product has full rank.
-        Dtypes and devices stay the same. If `out` is given, the returned tensors are read from the output on access.
+        The network `act(canonical_element(params, symmetry, ...), params)` up to rounding, if every matrix product has
+        full rank. Translations that are fixed at zero are exactly zero. Dtypes and devices stay the same. If `out` is
+        given, the returned tensors are read from the output on access.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.
@@ -127,13 +128,11 @@ def canonicalize(
     reference = None if reference is None else as_params(reference, "the reference")
     symmetry = symmetry.bind(params)
     given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
-    base, element, is_factorized = _find_canonical(params, symmetry, parts, **given)
-    whole = _on_given(symmetry, parts, element, params)
-    if not is_factorized:
-        base, element = params, whole
+    base, element = _find_canonical(params, symmetry, parts, **given)
     if job is not None and job.out is not None:
         # Elements act on one tensor at a time, so the whole canonical network is never in memory.
         pieces = _canonical_pieces(job.source, symmetry, element, base)
+        whole = _on_given(symmetry, parts, element, params)
         return cast(Params, job.write(pieces, lambda path: Alignment(symmetry, whole).save(path, overwrite=True)))
     moved = symmetry.act(element, base)
     return {name: tensor.to(params[name]) for name, tensor in moved.items()}
@@ -199,7 +198,7 @@ def canonical_element(
     """Return the element that `canonicalize` applies, or a batch of elements for a population."""
     symmetry = symmetry.bind(params)
     given: Any = {"reference": reference, "method": method, "task": task, "generator": generator}
-    _, element, _ = _find_canonical(params, symmetry, parts, **given)
+    _, element = _find_canonical(params, symmetry, parts, **given)
     return _on_given(symmetry, parts, element, params)
 
 
@@ -212,10 +211,8 @@ def _find_canonical(
     method: Method | None,
     task: Task | None,
     generator: torch.Generator | None,
-) -> tuple[Mapping[str, Tensor], Element, bool]:
-    """Return a representative with factorized products, the element that makes it canonical, and whether products
-    changed.
-    """
+) -> tuple[Mapping[str, Tensor], Element]:
+    """Return a representative with factorized products, and the element that makes it canonical."""
     chosen = ALL_PARTS if parts is None else tuple(parts)
     require_parts(chosen)
     if ROTATION in chosen and TRANSLATION not in chosen and symmetry.translations:
@@ -225,28 +222,26 @@ def _find_canonical(
     if reference is not None and parts is not None:
         raise ValueError("a reference fixes all parts at once; leave out either `parts` or `reference`")
     require_finite(given, "the network", symmetry.structure)
-    params, is_factorized = _base(given, symmetry, chosen)
+    params = _base(given, symmetry, chosen)
     element = _carry_out(symmetry, params, chosen)
     if reference is None:
-        return params, element, is_factorized
+        return params, element
     # Aligning the sorted network, not the given one, makes the outcome the same for the whole orbit even where
     # matching ends in a local optimum.
     require_finite(reference, "the reference", symmetry.structure)
-    reference, _ = _base(reference, symmetry, chosen)
+    reference = _base(reference, symmetry, chosen)
     steps = plan(symmetry)
     steps = replace(steps, steps=tuple(s for s in steps.steps if isinstance(s, ScaleStep | LinearStep | RotationStep)))
     anchor = symmetry.act(carry_out(steps, symmetry, reference, chosen), reference)
     moved = symmetry.act(element, params)
     found = match_canonical(anchor, moved, symmetry, method=method, task=task, generator=generator)
-    return params, symmetry.compose(found, element), is_factorized
+    return params, symmetry.compose(found, element)
 
 
-def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> tuple[Mapping[str, Tensor], bool]:
-    """Return a network without translations and with products factorized by rank, and whether a product changed."""
-    if _is_split(symmetry, parts):
-        params = symmetry.split(params)[0]
-    whole = factorize(params, symmetry, parts=parts)
-    return whole, any(whole[name] is not tensor for name, tensor in params.items())
+def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]) -> Mapping[str, Tensor]:
+    """Return a network without translations and with products factorized by rank."""
+    split = symmetry.split(params)[0] if _is_split(symmetry, parts) else params
+    return factorize(split, symmetry, parts=parts)
 
 
 def _is_split(symmetry: Symmetry, parts: Sequence[str]) -> bool:
