@@ -28,7 +28,7 @@ RETURN_TOLERANCE = 1e-8
 
 
 def cannot_act(symmetry: Symmetry) -> dict[str, str]:
-    """Return the groups that cannot act on the axes on which they are placed, each with the reason."""
+    """Return the groups that cannot act on the parameters in their placements, each with the reason."""
     failed: dict[str, str] = {}
     good: set[Hashable] = set()
     for part in _parts(symmetry):

@@ -181,7 +181,7 @@ class Activations:
             parameters. A group that acts on no reported value has no placements.
         read: Names of the values that layers read, each listed once. Layers are matrix products, convolutions,
             attention and recurrent layers. If a layer reads a copy or a reshaped value, the original value is listed.
-            If a group acts on no value that a layer reads, `read` includes all values on which the group acts.
+            If a group acts on none of these values, all values on which it acts are listed too.
         notes: Messages about groups and values for which the action is unknown.
         intermediate: All intermediate values of the model, whether or not groups act on them.
     """
@@ -341,10 +341,10 @@ def _dependent(program: Program) -> set[Node]:
 
 
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
-    """Return the values that layers read. If such a value is a copy, the earliest original with placements is returned
-    instead.
+    """Return the values that layers read. If a layer reads a copy, return the original value, if groups act on it.
 
-    If a group acts on none of the values that layers read, all values on which the group acts are added, except copies.
+    Some groups act on no value that a layer reads. For such a group, all values on which it acts are added, except
+    copies.
     """
     names = placed.shapes
     found: dict[str, None] = {}

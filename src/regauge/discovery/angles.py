@@ -205,7 +205,7 @@ def _move(groups: tuple[Group, ...], params: Mapping[str, Tensor], generator: to
 def _pairings(
     slots: Sequence[int], bases: frozenset[Atom], places: Mapping[int, SlotPlace]
 ) -> Iterator[tuple[int | None, list[PairedAxis]]]:
-    """Yield possible groupings of coordinates with a common sign into pairs.
+    """Group coordinates with a common sign into pairs, and yield all possible groupings.
 
     Each grouping is a list of pairs, with the number of the axis factor along which the coordinates of a pair differ.
     If the coordinates of a pair are in two halves of an axis, this number is None.

@@ -98,7 +98,7 @@ class Builder(Movement):
     ) -> Value:
         """Return a symmetric function over some axes, such as a sum or norm.
 
-        The argument `along` is the constraint (law) on the remaining axes. By default, it is the constraint of a linear
+        The argument `along` is the constraint (law) on the remaining axes. The default is the constraint of a linear
         function.
 
         The argument `over` states which transformations of the reduced axes do not change the result. These are
@@ -160,7 +160,7 @@ class Builder(Movement):
     def _carry_virtual(
         self, operands: Sequence[Value], out: Sequence[Hashable], labels: Sequence[Sequence[Hashable]]
     ) -> Virtual | None:
-        """Return the virtual axis of a result, from which one of the result's own axes selects indices.
+        """Return the virtual axis of a result, of which the result contains only selected indices.
 
         The result inherits the virtual axis of an operand, if the result has the axis that selects the indices. If the
         virtual axes of two operands differ, the result has none.

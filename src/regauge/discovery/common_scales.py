@@ -211,9 +211,7 @@ class _Equations:
                 left.difference_update(left if axis.length is None else self._range(axis) or tuple(left))
 
     def _range(self, axis: Axis) -> list[int]:
-        """Return the blocks of which a range of an axis consists. Return an empty list if the range begins or ends
-        within a block.
-        """
+        """Return the blocks in a range of an axis. Return an empty list if the range begins or ends within a block."""
         value, (dim,) = axis.value, axis.dims
         count = self.counts[value][dim]
         if count == 1:

@@ -207,7 +207,7 @@ class _Emitter:
     def _name(self, freedom: Freedom, slots: Sequence[int]) -> str:
         """Return the name of a group, which begins with the name of the first parameter on which the group acts.
 
-        The ending ".blocks" marks units within which other groups are repeated, such as heads. The ending ".units"
+        The ending ".blocks" marks units, such as heads, that contain the units of other groups. The ending ".units"
         marks units within such a block.
         """
         place = self.places[slots[0]]
@@ -240,7 +240,7 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 def _can_permute(freedom: Freedom) -> bool:
     """Return whether the units of an axis factor (atom) are permuted on at least one axis.
 
-    On axes on which a matrix acts, units are not permuted.
+    If a matrix acts on an axis, the units are not permuted there.
     """
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)

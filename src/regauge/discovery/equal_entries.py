@@ -155,8 +155,8 @@ def _flat(arguments: Sequence[Any]) -> list[Any]:
 
 
 def _aligned(node: Node, dim: int | None) -> list[tuple[Node, int | None]]:
-    """Return the operands that vary along an axis of the result. Each operand is returned with the number of its own
-    axis that corresponds to the axis of the result.
+    """Return the operands that vary along an axis of the result. Each operand comes with the number of its axis that
+    corresponds to the axis of the result.
     """
     full = shape_of(node)
     result: list[tuple[Node, int | None]] = []

@@ -19,11 +19,12 @@ index the factor may depend. A slot is one occurrence of an atom on an axis.
 
 @dataclass(frozen=True)
 class PairedAxis:
-    """An axis on which each unit of an atom has a pair of coordinates, whose indices differ by `distance`.
+    """An axis with one pair of coordinates for each unit of an atom. The indices of the two coordinates differ by
+    `distance`.
 
     The two slots belong to the first and the second coordinate of each pair. If another axis factor of size two indexes
-    the coordinates of each pair, the two slots are the same. The axis is a product of several factors; the field
-    `others` contains the sizes and strides of its other factors.
+    the coordinates of each pair, the two slots are the same. The field `others` contains the sizes and strides of all
+    other factors of the axis.
     """
 
     slots: tuple[int, int]

@@ -115,8 +115,8 @@ class _Run:
         return [self._placeholder(node) for node in self.program.graph.graph.find_nodes(op="placeholder")]
 
     def graph(self, graph: GraphModule, arguments: list[Any]) -> Any:
-        """Apply the rules to the operators of one graph. The rules are applied to a nested graph at the operator that
-        contains it.
+        """Apply the rules to the operators of one graph. If an operator contains a nested graph, the rules are applied
+        to this graph when the operator is reached.
         """
         values: dict[Node, Any] = {}
         pending = list(arguments)

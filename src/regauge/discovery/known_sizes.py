@@ -156,7 +156,9 @@ class _Numbers(TorchFunctionMode):
         return name == "__getitem__" and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in index)
 
     def _forget(self, tensor: Tensor) -> None:
-        """Forget the entries of a tensor to which an unknown value is written, and of tensors that share its memory."""
+        """Forget the entries of a tensor after an unknown value is written to it, and of all tensors that share its
+        memory.
+        """
         if tensor in self.values:
             place = self.values[tensor].untyped_storage().data_ptr()
             for one, value in list(self.values.items()):

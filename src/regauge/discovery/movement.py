@@ -121,7 +121,7 @@ class Movement:
         """Forbid scales of operands and results that no record from number `start` on mentions, such as numbers without
         axes.
 
-        An operand that is returned unchanged can still be scaled, although no record mentions it.
+        If an operand is returned unchanged, it can still be scaled, even if no record mentions it.
         """
         mentioned = {axis.value for record in self.records[start:] for one in record for axis in one.axes}
         given = {x for x in operands if isinstance(x, Value)}

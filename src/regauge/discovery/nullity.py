@@ -183,7 +183,7 @@ class _Point:
 
     Attributes:
         report: The comparison of the null space with the symmetry, and known causes of further directions.
-        space: The null space, and the part of it that is explained.
+        space: The null space, and the part of it whose cause is known.
         params: The parameters.
         columns: The norms of the Jacobian's columns. Vectors of the null space are multiplied by these norms, entry by
             entry.
@@ -233,9 +233,7 @@ def _at_point(
 
 
 def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
-    """Return the number of unexplained null directions that change the outputs if the eps of normalizations is
-    changed.
-    """
+    """Count null directions without a known cause that change the outputs if normalizations get another eps."""
     if not any(True for _ in _norms_eps(probe.module)):
         return 0
     with InDouble(), _other_eps(probe.module):
@@ -244,9 +242,9 @@ def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator:
 
 
 def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
-    """Explain null directions that change weights or inputs of a layer, but not its outputs.
+    """Find null directions that change the weights or inputs of a layer, but not its outputs.
 
-    Return the number of dimensions that are explained in addition.
+    Add these directions to the directions with a known cause, and return the number of new dimensions.
 
     Such a direction changes either only the inputs of the layer, or only its parameters.
     """
@@ -286,9 +284,7 @@ def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.G
 
 
 class _Directions:
-    """The null space of a Jacobian, and the subspace of explained directions, to which further directions can be
-    added.
-    """
+    """The null space of a Jacobian, and a subspace of directions whose cause is known. The subspace can be enlarged."""
 
     def __init__(self, jacobian: Tensor, tolerance: float) -> None:
         singular, right = _svd(jacobian)
@@ -319,15 +315,15 @@ class _Directions:
         return self.add(right[singular <= 10 * self.threshold] @ span)
 
     def rest(self) -> Tensor:
-        """Return an orthonormal basis of the null vectors that are orthogonal to all explained directions."""
+        """Return an orthonormal basis of the null vectors that are orthogonal to all directions with a known cause."""
         singular, right = _svd(self.kernel - self.kernel @ self.basis.mT @ self.basis)
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
         """Return how many null directions another Jacobian does not map to zero, up to rounding.
 
-        Null directions that differ only by a vector of the explained subspace are counted once. The other Jacobian may
-        also be nonzero on the explained subspace.
+        Null directions that differ only by a direction with a known cause are counted once. The other Jacobian may also
+        be nonzero on directions with a known cause.
         """
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
         rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))
@@ -336,8 +332,10 @@ class _Directions:
         return int((torch.linalg.svdvals(seen - left @ (left.mT @ seen)) > rounding).sum())
 
     def count_hidden(self, is_dead: Tensor) -> int:
-        """Return the number of unexplained null directions that differ from an explained direction only in parameter
-        entries without influence (dead).
+        """Count null directions without a known cause that become directions with a known cause if dead entries are
+        ignored.
+
+        An entry of a parameter is dead if it does not influence the outputs.
         """
         rest = self.rest()
         parts = self.basis, torch.cat([self.basis, rest])

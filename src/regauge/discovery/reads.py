@@ -19,7 +19,9 @@ def read_axes(
     aliases: Mapping[str, tuple[str, ...]],
     groups: Sequence[Group],
 ) -> tuple[tuple[str, int], ...]:
-    """Return the axes of parameters on which groups act and over which operators sum products with other values.
+    """Return the axes of parameters over which operators sum products with other values.
+
+    Only axes on which groups act are returned.
 
     Before an operator sums products, other operators may rearrange, mask, scale or multiply the weights. An axis is
     excluded if one operator sums over it, and another operator uses it as an output axis. An example is the weight of
@@ -42,8 +44,8 @@ class _Roles:
 
     Attributes:
         parts: Pairs of an axis and the axes into which an operator splits it.
-        open: For each product of two parameters, the axes of both over which the product is summed. Along one of these
-            axes, the layer reads units; this axis is chosen later.
+        open: For each summed product of two parameters, the summed axes of both parameters. Along one of these axes,
+            the layer reads units; this axis is chosen later.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:
@@ -120,5 +122,5 @@ class _Roles:
         return reads - gives
 
     def top(self, value: Value, dim: int) -> Node:
-        """Return the axis that represents the set of joined axes to which a given axis belongs."""
+        """Return the axis that represents all axes that are joined with a given axis."""
         return self._top((value, dim))

@@ -78,7 +78,7 @@ class _TensorState:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """The containers and tensors to which a module refers, with their contents."""
+    """The containers and tensors among a module's attributes, with their contents."""
 
     contents: list[tuple[Container, Any]] = field(default_factory=list)
     tensors: list[_TensorState] = field(default_factory=list)

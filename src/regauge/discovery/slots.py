@@ -101,8 +101,8 @@ class SlotPlace:
     numel_elsewhere: int
 
     def placement(self, **how: Any) -> Placement:
-        """Return the placement at which a group acts on the units of this slot. The arguments `how` describe the
-        action, such as exponents.
+        """Return the placement of a group that acts on the units of this slot. The arguments `how` describe the action,
+        such as exponents.
         """
         return Placement(self.name, self.axis, self.start, self.stride or 1, self.others, **how)
 
@@ -342,8 +342,9 @@ def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
 
 
 def _virtual_axes(record: Record) -> list[tuple[frozenset[Atom], set[Value]]]:
-    """Return the virtual axes, from which tensors of a record select indices, each with the tensors that depend on the
-    selection.
+    """Return the virtual axes of the tensors in a record, of which the tensors contain only selected indices.
+
+    Each virtual axis comes with the tensors that depend on the selection.
     """
     found: dict[tuple[int, int], tuple[frozenset[Atom], set[Value]]] = {}
     direct: dict[Atom, set[Value]] = defaultdict(set)

@@ -120,8 +120,9 @@ class _AtomSolver:
 
     @staticmethod
     def _by_root(system: MatrixSlots, slots: Iterable[int]) -> dict[int, dict[int, int]]:
-        """Return, for each matrix, the axes of parameters ("slots") on which it acts: directly (+1) or as its inverse
-        transpose (-1).
+        """Return the slots on which each matrix acts.
+
+        The number of a slot is +1 if the matrix itself acts, and -1 if its inverse transpose acts.
         """
         result: dict[int, dict[int, int]] = defaultdict(dict)
         for slot in slots:

@@ -39,7 +39,7 @@ def gains(program: Program) -> tuple[str, ...]:
 
 
 def _original(operand: object) -> str:
-    """Return the name of the placeholder of which an operand is a copy, or an empty string."""
+    """Return the name of the placeholder that an operand copies. If there is none, return an empty string."""
     while isinstance(operand, Node) and operand.op == "call_function" and operator_name(operand) in COPIES:
         operand = operand.args[0]
     return operand.name if isinstance(operand, Node) and operand.op == "placeholder" else ""

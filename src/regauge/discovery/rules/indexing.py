@@ -162,7 +162,10 @@ def one_hot(b: Builder, call: Call) -> Value:
 
 
 def _points_into(positions: Value, size: int) -> Layout | None:
-    """Return the axis of a given size that positions index, or None if the positions are plain numbers."""
+    """Return the axis into which positions point, if it has the given size.
+
+    Return None for other axes, and for positions that are plain numbers.
+    """
     points = positions.index_of
     return points if points is not None and algebra.size_of(points) == size else None
 

@@ -152,7 +152,7 @@ def transform(b: Builder, call: Call) -> Value:
 
 
 def _without(x: Value, dim: int) -> list[int | None]:
-    """Return the indices of all axes of a tensor, with None for axis `dim`, which a new axis replaces in the result."""
+    """Return the indices of all axes of a tensor. None replaces axis `dim`, because the result has a new axis there."""
     return [None if d == dim else d for d in range(x.ndim)]
 
 

@@ -20,7 +20,7 @@ def view(b: Builder, call: Call) -> Any:
 
 
 def permute(b: Builder, call: Call) -> Any:
-    """Permute axes in the same way as the operator.
+    """Return the result of an operator that permutes axes, such as transpose.
 
     To find the permutation, the operator is run on a tensor with axes of sizes 1, 2, 3 and so on.
     """

@@ -279,7 +279,7 @@ def through_attention(run: Run, node: Node) -> Any:
 
 
 def through_recurrent(run: Run, node: Node) -> None:
-    """Record which change of the input biases of a recurrent layer compensates for a change of its state biases.
+    """Record the change of a recurrent layer's input biases that compensates for a change of its state biases.
 
     A recurrent layer adds the input bias and the state bias. The exception is the third gate of a GRU, which multiplies
     the state bias by another gate.

@@ -175,8 +175,8 @@ class Offset:
         return all(is_constant(array, dim) for array in self.arrays for dim in dims)
 
     def move(self, function: Callable[[Tensor], Any]) -> Any:
-        """Return the offset after an operator that only rearranges entries. If the operator has several results, the
-        change of each result is returned as an offset of its own.
+        """Return the offset after an operator that only rearranges entries. If the operator has several results, return
+        a separate offset for each result.
         """
         if self.has_products:
             return Offset(labels=self.as_labels(), is_masked=self.is_masked).move(function)

@@ -34,7 +34,8 @@ class Taker:
         constant: The axes of `entries` along which an offset must be constant, such as the rows of a lookup table.
         places: For each entry of the value: one plus the index of the parameter entry that is added to it, or zero if
             nothing is added. Constant axes are not counted in the index.
-        factors: Entries of parameters by which the model multiplies the parameter before it adds it.
+        factors: Entries of other parameters. The model multiplies the parameter by these entries before it adds the
+            product to the value.
     """
 
     entries: Entries
@@ -48,7 +49,7 @@ class Taker:
         return math.prod(size for axis, size in enumerate(self.entries.sizes) if axis not in self.constant)
 
     def move(self, function: Callable[[Tensor], Tensor]) -> "Taker":
-        """Return the parameter after `function` has rearranged the value to which the parameter is added."""
+        """Return the parameter after `function` has rearranged the value that contains it as a summand."""
         return replace(self, places=function(self.places))
 
     def behind(self, factors: Entries, shape: tuple[int, ...]) -> "Taker | None":
@@ -351,9 +352,7 @@ class Run:
         return []
 
     def _piece(self, node: Node) -> list[Taker]:
-        """Return the parameters that are added to a value, restricted to one of the parts into which an operator cuts
-        the value.
-        """
+        """Return the parameters that are added to one part of a value that an operator cuts into parts."""
         cut, index = given(node)
         if operator_name(cut) not in PIECES or not self.graph.is_read_once(cut) or cut in self.graph.ends:
             return []
