@@ -1,6 +1,6 @@
 """Coverings: the part of a product of settings that runs in CI; `make thorough` runs the rest."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import product
 from typing import Any
 
@@ -8,7 +8,13 @@ import pytest
 
 
 def covering(
-    first: Iterable[str], second: Iterable[str], third: Iterable[str] | None = None, *, part: int = 0, of: int = 3
+    first: Iterable[str],
+    second: Iterable[str],
+    third: Iterable[str] | None = None,
+    *,
+    part: int = 0,
+    of: int = 3,
+    own: Collection[tuple[str, ...]] = (),
 ) -> list[Any]:
     """The product of two or three settings as cases, all but a part of which are marked as thorough.
 
@@ -23,9 +29,11 @@ def covering(
         third: The same of a third one, if there is one.
         part: The part that runs in CI, from 0.
         of: Number of parts.
+        own: Cases that take a path of their own through the code, which run in CI whatever the part.
 
     Raises:
-        ValueError: The part would miss a value, or a pair of one with a value of the third setting.
+        ValueError: The part would miss a value, or a pair of one with a value of the third setting; or one of `own` is
+            no case.
     """
     rows, columns = list(first), list(second)
     depths: list[tuple[str, ...]] = [()] if third is None else [(name,) for name in third]
@@ -36,9 +44,12 @@ def covering(
         missed = [(value, *depth) for value, depth in product(values, depths) if (value, *depth) not in met]
         if missed:
             raise ValueError(f"part {part} of {of} has no case with {' and '.join(missed[0])}; take fewer parts")
+    cases = [(*pair, *depth) for pair in diagonals for depth in depths]
+    if unknown := set(own).difference(cases):
+        raise ValueError(f"{sorted(unknown)[0]} is no case")
     return [
-        pytest.param(*case, marks=() if case in chosen else pytest.mark.thorough, id="-".join(case))
-        for case in ((*pair, *depth) for pair in diagonals for depth in depths)
+        pytest.param(*case, marks=() if case in chosen or case in own else pytest.mark.thorough, id="-".join(case))
+        for case in cases
     ]
 
 

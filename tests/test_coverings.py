@@ -46,6 +46,14 @@ def test_what_leaves_values_out_is_refused(part: int, of: int, missed: str) -> N
         covering("ab", "cdef", "xyz", part=0, of=2)
 
 
+def test_cases_with_a_path_of_their_own_are_in_every_part() -> None:
+    added = [in_ci(covering("ab", "cde", part=part, of=2, own=[("a", "c")])) for part in range(2)]
+    plain = [in_ci(covering("ab", "cde", part=part, of=2)) for part in range(2)]
+    assert added == [plain[0], [("a", "c"), *plain[1]]]
+    with pytest.raises(ValueError, match=r"\('a', 'f'\) is no case"):
+        covering("ab", "cde", of=2, own=[("a", "f")])
+
+
 def test_one_setting_is_dealt_out() -> None:
     parts = [in_ci(every_other("abcde", part=part)) for part in range(2)]
     assert parts == [[("a",), ("c",), ("e",)], [("b",), ("d",)]]

@@ -14,7 +14,6 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from coverings import every_other  # noqa: E402
 from folder_cases import CASES, LOOPS, MIXTURES, SMALL_LLAMA, FolderCase, first_tensor, open_clean  # noqa: E402
 
 import regauge as rg  # noqa: E402
@@ -25,8 +24,12 @@ from regauge.cli.main import main  # noqa: E402
 from regauge.core.params import Params  # noqa: E402
 from regauge.hub import Model, open_model  # noqa: E402
 
-QUICK = ("vit", "mixtral", "switch", "gpt neox", "deepseek v3")
-"""Tensors that are renamed, stacked and split, and experts in a loop."""
+IN_CI = (
+    *("llama tied", "gpt2", "gpt neox", "mamba", "deberta", "t5", "wav2vec2", "whisper"),
+    *("vit", "swin", "resnet", "clip", "llava", "videomae", "granite speech"),
+    *("mixtral", "deepseek v3", "gpt oss", "jamba", "switch", "dbrx", "jetmoe"),
+)
+"""Every kind of files (tied, transposed, fused, renamed, stacked, split) and of inputs, and every kind of experts."""
 ALIKE = (
     *("mistral", "qwen2", "qwen3", "phi", "phi3", "bloom", "opt", "cohere", "stablelm", "olmo2", "granite", "gpt neox"),
     *("mamba", "bert", "roberta", "electra", "deberta", "deit", "beit", "dinov2", "clip", "siglip", "llava", "blip2"),
@@ -35,13 +38,13 @@ ALIKE = (
 )
 """Families whose layers are of one kind: one layer is enough, as others of the kind have two (Llama, ViT, Mixtral)."""
 
+Aligned = Callable[[str], tuple[Path, Any]]
+"""Gives the folder of a family by its name, and the network that was saved there as the second one."""
+
 
 def in_suite(names: Collection[str]) -> list[Any]:
-    """Cases in the order of all families; every second one runs in CI, and those that are quick."""
-    return [
-        name if name in QUICK else case
-        for name, case in zip(names, every_other(names, part=0, among=CASES), strict=True)
-    ]
+    """Cases in the order of all families, some of which run in CI."""
+    return [pytest.param(name, marks=() if name in IN_CI else pytest.mark.thorough, id=name) for name in names]
 
 
 @pytest.fixture(autouse=True)
@@ -65,34 +68,34 @@ def outputs(model: torch.nn.Module, example: Model) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def aligned(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Aligns two networks of a family, each once; a folder with `one`, `two` and `aligned`."""
-    known: dict[str, Path] = {}
+def aligned(tmp_path_factory: pytest.TempPathFactory) -> Aligned:
+    """Aligns two networks of a family, each once; a folder with `one`, `two` and `aligned`, and the second network."""
+    known: dict[str, tuple[Path, Any]] = {}
 
-    def run(name: str) -> Path:
+    def run(name: str) -> tuple[Path, Any]:
         if name not in known:
             folder = tmp_path_factory.mktemp("family")
             case = CASES[name]
             if name in ALIKE:
                 case = replace(case, settings=of_one_layer(case.settings))
             case.save(folder / "one", 0)
-            case.save(folder / "two", 1, shard="4KB")
+            second = case.save(folder / "two", 1, shard="4KB")
             before = (folder / "one/config.json").read_bytes()
             main(["align", str(folder / "one"), str(folder / "two"), "-o", str(folder / "aligned")])
             assert (folder / "one/config.json").read_bytes() == before
-            known[name] = folder
+            known[name] = folder, second
         return known[name]
 
     return run
 
 
 @pytest.mark.parametrize("name", in_suite(CASES))
-def test_aligned_folders_load_and_compute_the_same(name: str, aligned: Callable[[str], Path]) -> None:
+def test_aligned_folders_load_and_compute_the_same(name: str, aligned: Aligned) -> None:
     """The output has the files, names, shapes and dtypes of B, a clean load report, and B's outputs to rounding."""
-    folder, kind = aligned(name), getattr(transformers, CASES[name].model)
-    loaded = open_clean(folder / "aligned", kind)
+    folder, second = aligned(name)
+    loaded = open_clean(folder / "aligned", getattr(transformers, CASES[name].model))
     example = open_model(str(folder / "two"), values="always")
-    expected, found = (outputs(model, example) for model in (kind.from_pretrained(folder / "two").eval(), loaded))
+    expected, found = (outputs(model, example) for model in (second, loaded))
     assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
     source, written = Checkpoint.open(folder / "two"), Checkpoint.open(folder / "aligned")
     assert [(n, t.file.name, t.shape, t.dtype) for n, t in source.stored.items()] == [
@@ -110,9 +113,9 @@ def symmetry_of(folder: Path) -> rg.Symmetry:
 
 
 @pytest.mark.parametrize("name", in_suite(MIXTURES))
-def test_experts_and_their_hidden_units_are_reordered(name: str, aligned: Callable[[str], Path]) -> None:
+def test_experts_and_their_hidden_units_are_reordered(name: str, aligned: Aligned) -> None:
     """A folder's mixture is traced such that nothing of it is frozen: experts move, and units within each of them."""
-    found = symmetry_of(aligned(name))
+    found = symmetry_of(aligned(name)[0])
     assert not found.unknown
     on_experts = [g for g in found.groups if any("expert" in p.parameter for p in g.placements)]
     experts = {g.name for g in on_experts if g.is_permuted and any(p.axis == 0 for p in g.placements)}
@@ -124,21 +127,21 @@ ONE_ORDER = ("longcat", "jetmoe")
 
 
 @pytest.mark.parametrize("name", in_suite(LOOPS))
-def test_hidden_units_of_experts_in_a_loop_are_reordered(name: str, aligned: Callable[[str], Path]) -> None:
+def test_hidden_units_of_experts_in_a_loop_are_reordered(name: str, aligned: Aligned) -> None:
     """Loops over the experts that were chosen are followed as loops over all: units move in each expert by itself.
 
     Where a router with an open order chooses rows of one tensor, fewer moves are found than there are: one for all.
     """
-    found = symmetry_of(aligned(name))
+    found = symmetry_of(aligned(name)[0])
     inside = [g for g in found.groups if g.is_permuted and all("experts" in p.parameter for p in g.placements)]
     assert inside, str(found)
     assert name in ONE_ORDER or len(inside) % 4 == 0, str(found)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "switch"])
-def test_discover_finds_the_groups_by_which_folders_are_aligned(name: str, aligned: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("name", ["mixtral", pytest.param("switch", marks=pytest.mark.thorough)])
+def test_discover_finds_the_groups_by_which_folders_are_aligned(name: str, aligned: Aligned) -> None:
     """Both trace the model; the configuration stays as it is."""
-    folder = aligned(name)
+    folder, _ = aligned(name)
     before = (folder / "one/config.json").read_bytes()
     main(["discover", str(folder / "one"), "-o", "found.json"])
     found = rg.Symmetry.from_json(Path("found.json").read_text(encoding="utf-8"))
