@@ -208,7 +208,7 @@ class _Emitter:
         """Return the name of a group, which begins with the name of the first parameter on which the group acts.
 
         The ending ".blocks" marks units, such as heads, that contain the units of other groups. The ending ".units"
-        marks units within such a block.
+        marks units that lie within the units of another group.
         """
         place = self.places[slots[0]]
         stem, _, last = place.name.rpartition(".")

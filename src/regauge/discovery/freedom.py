@@ -22,9 +22,9 @@ class PairedAxis:
     """An axis with one pair of coordinates for each unit of an atom. The indices of the two coordinates differ by
     `distance`.
 
-    The two slots belong to the first and the second coordinate of each pair. If another axis factor of size two indexes
-    the coordinates of each pair, the two slots are the same. The field `others` contains the sizes and strides of all
-    other factors of the axis.
+    The two slots belong to the first and the second coordinate of each pair. If the coordinates of each pair differ
+    only in the index of another axis factor, the two slots are the same. The field `others` contains the sizes and
+    strides of all other factors of the axis.
     """
 
     slots: tuple[int, int]

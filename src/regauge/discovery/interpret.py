@@ -89,8 +89,9 @@ def interpret(
 ) -> Pass:
     """Apply the rules of all operators in a program, given the results of earlier passes.
 
-    Earlier passes find the axes that must be split (`unrolled`). Earlier passes also find nodes with results in an
-    unspecified order, on which later operators depend (`sensitive`). An example of such a node is an unsorted `topk`.
+    Earlier passes find the axes that must be split (`unrolled`). Earlier passes also find nodes whose results have an
+    unspecified order, although later operators depend on this order (`sensitive`). An example of such a node is an
+    unsorted `topk`.
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)
     run.graph(program.graph, run.placeholders())

@@ -198,9 +198,9 @@ def offset(axes: Sequence[Axis], out: Axis) -> Law:
 
 
 def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
-    """Return the constraint (law) for an axis of a product, if one factor is constant along this axis.
+    """Return the constraint (law) for an axis of a product, if only one factor varies along this axis.
 
-    The argument `factor` is the constant factor, or None if the factor is unknown.
+    The argument `factor` is the product of all constant factors. It is None if a constant factor is no known number.
     """
     rows = _equal(2)
     return Law((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))

@@ -305,8 +305,8 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
     """Tie the first (or last) atom of `a` to several atoms of `b`, whose sizes must multiply to the size of this atom.
 
-    Tied atoms are removed from both layouts. If there are no such atoms, divide the atom of `a` into two factors. One
-    factor has the size of the first (or last) atom of `b`. Return False if this is impossible too.
+    Tied atoms are removed from both layouts. If there are no such atoms, split the atom of `a` into two factors, one of
+    them as large as the first (or last) atom of `b`. Return False if this is impossible too.
     """
     big = a[end]
     ordered = b if end == 0 else b[::-1]

@@ -193,7 +193,7 @@ class Movement:
         return self.carry(x, range(x.ndim), x.shape, along)
 
     def distinct(self, operands: Sequence[Value]) -> list[Value]:
-        """Return the operands, in which copies replace an operand that occurs repeatedly.
+        """Return the operands. If one operand occurs several times, copies replace it.
 
         Each occurrence of the operand then has separate axes.
         """

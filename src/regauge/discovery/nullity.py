@@ -322,8 +322,8 @@ class _Directions:
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
         """Return how many null directions another Jacobian does not map to zero, up to rounding.
 
-        Null directions that differ only by a direction with a known cause are counted once. The other Jacobian may also
-        be nonzero on directions with a known cause.
+        Null directions whose difference has a known cause are counted once. The other Jacobian may also be nonzero on
+        directions with a known cause.
         """
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
         rounding = torch.maximum(rounding, 1e-12 * torch.linalg.matrix_norm(jacobian, 2))

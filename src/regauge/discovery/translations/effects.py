@@ -265,8 +265,8 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: bool) -> Offset | None:
-    """Return the change of a sum or mean of values. Each value must change by a vector times other values of the model.
-    Return None if the change is unknown.
+    """Return the change of a sum or mean of values. Each value must change by the product of a vector and other values
+    of the model. Return None if the change is unknown.
     """
     before, shape = shape_of(given(node)[0]), shape_of(node)
     kept = [k for k in range(len(before)) if k not in {d % len(before) for d in dims}]

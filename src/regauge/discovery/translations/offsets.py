@@ -83,8 +83,8 @@ class Monomial(NamedTuple):
         return self.renamed({name: Index(k, 0) for k, name in enumerate(names, start=1)})
 
     def repeated(self, summed: Iterable[Index]) -> "Monomial":
-        """Return the sum of the product over some indices. If no factor has such an index, the sum over it multiplies
-        the product by the number of its positions.
+        """Return the sum of the product over some indices. For each index that no factor has, the product is multiplied
+        by the size of this index.
         """
         used = {index.name for one in self.factors for index in one.indices}
         number = self.number
