@@ -77,7 +77,8 @@ def _run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(errors, os.O_WRONLY), 2)
         sys.stdout, sys.stderr = (open(k, "w", closefd=False) for k in (1, 2))  # noqa: SIM115
-        Figure.savefig = lambda *args, **options: None  # type: ignore[method-assign]
+        for drawing in ("savefig", "draw_without_rendering"):
+            setattr(Figure, drawing, lambda *args, **options: None)
         state_file.SECONDS = 0.0
         if most_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))

@@ -172,7 +172,8 @@ def gated_branch(units: int, width: int) -> Symmetry:
 
 
 BY_HAND = {
-    **{kind: mlp_symmetry(4, 9, 7, 3, kind=kind) for kind in KINDS},
+    **{kind: mlp_symmetry(4, 9, 7, 3, kind=kind) for kind in KINDS[:4]},
+    **{kind: mlp_symmetry(6, 5, 4, 6, kind=kind) for kind in KINDS[4:]},
     "experts": experts(3, 5, 6),
     "signed experts": experts(3, 5, 6, signs=1),
     "normalized groups": normalized_groups(3, 4, 6),
@@ -184,6 +185,8 @@ BY_HAND = {
     "stream": stream(6, 9, 3),
     "gated branch": gated_branch(7, 5),
 }
+WIDE = mlp_symmetry(4, 9, 7, 3, kind="linear")
+"""Layers of more units than inputs and outputs: weights fix no matrix for them, so that they are only rotated."""
 
 
 def every_element(symmetry: Symmetry) -> Iterator[Element]:
