@@ -1,10 +1,10 @@
 """Mixtures: means of a network over random elements of its symmetry, called relaxed networks.
 
 A relaxed element is a distribution over elements, independent for every family of groups. A relaxed tensor is the mean
-of the tensor over all elements of this distribution. For permutations, the mean of the drawn permutation matrices is a
-doubly stochastic matrix P. A weight between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and
-nested groups are relaxed to convex combinations in the same way. If a group acts on two axes of one tensor, both axes
-are drawn independently, and the result is `P W P^T`.
+of the tensor over the random elements. For permutations, the mean of the drawn permutation matrices is a doubly
+stochastic matrix P. A weight between two relaxed layers becomes `P W Q^T`. Signed permutations, rotations and nested
+groups are relaxed to convex combinations in the same way. If a group acts on two axes of one tensor, both axes are
+drawn independently, and the result is `P W P^T`.
 
 The code never builds a doubly stochastic matrix. A step moves every distribution part of the way toward a single (hard)
 element. Each step mixes the means with tensors on which the hard element has acted. A gather computes each tensor on

@@ -147,11 +147,11 @@ def diagnose(
 ) -> ChainDiagnosis:
     """Measure how well Markov chains mix: their parameters, their parameters up to symmetry, and their functions.
 
-    A chain may jump between symmetric copies of one mode, and different chains may stay in different copies. In this
-    case, the R-hat of parameters shows no convergence, although the chains agree as functions. Therefore each draw is
-    first transformed to its canonical form. Afterwards, all draws are aligned to their common mean (`MergeMany`). The
-    alignment uses the whole symmetry, except that translations are set to zero or centered. Up to rounding, the result
-    depends only on the orbits of the draws, not on the position of a draw on its orbit.
+    A chain may jump between symmetric copies of one mode, and different chains may stay in different copies. If chains
+    stay in different copies, the R-hat of parameters shows no convergence, although the chains agree as functions.
+    Therefore each draw is first transformed to its canonical form. Afterwards, all draws are aligned to their common
+    mean (`MergeMany`). The alignment uses the whole symmetry, except that translations are set to zero or centered. Up
+    to rounding, the result depends only on the orbits of the draws, not on the position of a draw on its orbit.
 
     ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry. These
     diagnostics take about 0.6 milliseconds of CPU time per entry. Buffers are left out. The data set works with all

@@ -69,26 +69,26 @@ def canonicalize(
     units. Batch normalization is treated as in evaluation mode. Running statistics are transformed along with the
     parameters. If running statistics are recomputed afterwards, the function changes.
 
-    The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If the
-    bias of such a unit is also zero, its outgoing weights are scaled. Equal units keep their order, because exchanging
-    them gives the same network. Rotations need distinct eigenvalues. If eigenvalues are equal, the canonical form still
-    computes the same function, but depends on which network of the orbit is given. The canonical form also depends on
-    the given network if two compared numbers are equal up to rounding.
+    The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If a unit
+    has no incoming weights and its bias is zero, its outgoing weights are scaled. Equal units keep their order, because
+    exchanging them gives the same network. Rotations need distinct eigenvalues. If eigenvalues are equal, the canonical
+    form still computes the same function, but depends on which network of the orbit is given. The canonical form also
+    depends on the given network if two compared numbers are equal up to rounding.
 
     A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
-    and `Linear(6, 2)` has six inner coordinates and at most rank two. Some entries of the two factors of such a product
-    do not affect the function. The canonical form of such a product is its factorization by rank. The factorized
-    network computes the same function. The factorized network is not on the orbit, but networks on the orbit come
-    arbitrarily close to it. Networks with the same canonical form therefore compute the same function, but may lie on
-    different orbits. Inner coordinates that are zero in both factors have zero gradients. `factorize` computes the
-    factorization by rank alone.
+    and `Linear(6, 2)` has six inner coordinates and at most rank two. Some entries of the two factors of a product with
+    lower rank do not affect the function. The canonical form of a product with lower rank is its factorization by rank.
+    The factorized network computes the same function. The factorized network is not on the orbit, but networks on the
+    orbit come arbitrarily close to it. Networks with the same canonical form therefore compute the same function, but
+    may lie on different orbits. Inner coordinates that are zero in both factors have zero gradients. `factorize`
+    computes the factorization by rank alone.
 
     Args:
         params: A network, a population with a leading model axis, or the path of a checkpoint. The given tensors are
             not modified.
         symmetry: The symmetry of the architecture.
         parts: The parts of the symmetry to fix: some of "permutation", "sign", "scale", "shift", "linear",
-            "translation" and "rotation". Default: all parts. The canonical form is the same under elements of these
+            "translation" and "rotation". Default: all parts. The canonical form is the same under elements of the given
             parts.
         reference: A network of the same architecture. If a reference is given, alignment to it fixes signs, half
             periods, rotations and order, instead of sums and sorting. Before the alignment, the translations, gains,
@@ -166,9 +166,9 @@ def factorize(
     """Return a network with the same function in which the factors of matrix products have minimal rank.
 
     If a product does not have full rank, one of its factors has coordinates that the other factor never reads. The
-    returned network has no such coordinates. The returned network computes the same function as the given one. However,
-    no element of the group maps the given network to the returned network, because they are not on the same orbit.
-    `canonicalize` begins with this factorization.
+    returned network has no coordinates that are never read. The returned network computes the same function as the
+    given one. However, no element of the group maps the given network to the returned network, because they are not on
+    the same orbit. `canonicalize` begins with this factorization.
 
     Args:
         params: A network, or a population with a leading model axis.

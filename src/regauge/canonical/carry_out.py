@@ -76,7 +76,7 @@ def carry_out(
 
 
 def leading_axes(symmetry: Symmetry, params: Mapping[str, Tensor]) -> int:
-    """Return the number of leading model axes of the parameters. A single network has no such axis."""
+    """Return the number of leading model axes of the parameters. A single network has no leading model axis."""
     first = next((name for name in symmetry.sites if name in params), None)
     return 0 if first is None else params[first].ndim - len(symmetry.shapes[first])
 

@@ -236,8 +236,8 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
 
     Args:
         symmetry: The symmetry. All sizes of its groups must be known: it was discovered, or bound to parameters.
-        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. With this norm, the whole
-            weight lies on one sphere.
+        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. A weight of norm one lies on
+            one sphere.
 
     Raises:
         KeyError: The symmetry has no parameter with this name.

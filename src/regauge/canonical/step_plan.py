@@ -52,8 +52,9 @@ class RotationStep:
     """A step whose rotation makes the Gram matrix of a group's entries (in all tensors of `places`) diagonal, in
     descending order.
 
-    If an earlier step has made the Gram matrix the identity, it does not distinguish coordinates. In this case, entries
-    are first multiplied by fixed weights along other axes, which `weighed` lists for each tensor of `places`.
+    If an earlier step has made the Gram matrix the identity, it does not distinguish coordinates. To distinguish
+    coordinates, entries are first multiplied by fixed weights along other axes, which `weighed` lists for each tensor
+    of `places`.
     """
 
     group: str

@@ -433,7 +433,7 @@ def open_job(
 
 
 def _add_adapter(base: Checkpoint, adapter: Checkpoint, output: Output | None) -> Checkpoint:
-    """Return a base with an adapter. With such a base, the result of the job is also an adapter."""
+    """Return a base with an adapter. If an adapter is added, the result of the job is also an adapter."""
     if output is not None and (output.is_file or output.shard_size is not None):
         raise ValueError(
             f"{adapter.label!r} is an adapter, and what is made of it is one, in a folder with one file of weights: "

@@ -2,7 +2,8 @@
 
 An adapter changes a matrix by `s B A`. The change stays the same if zero columns are appended to B and zero rows to A.
 The change also stays the same if B is multiplied by a factor and s is divided by the same factor. Adapters of different
-ranks and scales can therefore be written as adapters of the largest rank, and have the symmetry of such adapters.
+ranks and scales can therefore be written as adapters of the largest rank, and have the symmetry of adapters with that
+rank.
 
 References:
     Hu et al. (2022), LoRA, section 4.1; the documentation of PEFT's LoraConfig for `rank_pattern` and `alpha_pattern`.
@@ -80,7 +81,7 @@ class Padded(CheckpointView):
 def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpoint, ...]:
     """Return adapters that all have the largest rank of each module, and the scales of adapter `number`.
 
-    Adapters that already have these ranks and scales are returned unchanged.
+    Adapters that already have the required ranks and scales are returned unchanged.
 
     Raises:
         ValueError: The adapters change different modules, or some scales are zero and others are not.

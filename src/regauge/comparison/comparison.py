@@ -47,8 +47,8 @@ class Comparison:
         element: The element that aligns the second network to the first.
         symmetry: The symmetry to which the element belongs. All sizes of its groups are known.
         balanced: The distance after alignment between the balanced networks, and the norms of both. A balanced network
-            is the network of smallest norm that scales and invertible matrices produce. Unlike `orbit_distance`, this
-            distance does not depend on the scales of the first network. None for networks that are streamed, sampled,
+            is the network of smallest norm that scales and invertible matrices produce. Unlike `orbit_distance`,
+            `balanced` does not depend on the scales of the first network. None for networks that are streamed, sampled,
             equal or of different widths.
         lean: The squared norm of the second network minus that of the first, divided by their squared distance, for
             balanced networks. `lean` is above one if the second network was trained further from the first, and around

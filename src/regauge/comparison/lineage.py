@@ -40,7 +40,7 @@ class Lineage:
         averages: The networks that are averages of other networks, according to their weights or their provenance.
         trees: For each family with at least two networks that are not averages: the branches of its tree. Branch
             lengths are squares of the relative distances. If the networks were read, each branch leads from a parent to
-            its child and has a support; see `grow_tree`. In a tree of read networks, an average is a child of the
+            its child and has a support; see `grow_tree`. In trees of parents and children, an average is a child of the
             parent with the largest weight. If the networks were not read, neighbor joining computes the tree without
             averages.
     """

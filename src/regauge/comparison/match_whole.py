@@ -50,8 +50,8 @@ def match_whole(
     aligned instead of networks. If a matrix product does not have full rank, its factors contain components that do not
     affect the product. Two networks with the same function can differ in components that do not affect a product. No
     element maps these two networks to each other. If a distance remains after alignment, the factors are therefore
-    aligned again without the components. Residual streams are rotated if rotations bring the networks much closer than
-    permutations.
+    aligned again without components that do not affect a product. Residual streams are rotated if rotations bring the
+    networks much closer than permutations.
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.

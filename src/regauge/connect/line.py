@@ -160,7 +160,7 @@ def line(
 
     Args:
         params_a: The network at t = 0. For `WassersteinGeodesic`, a pair of dictionaries: means and standard
-            deviations. For this path, `judge` and `prepare` are functions of such pairs.
+            deviations. For `WassersteinGeodesic`, `judge` and `prepare` are functions of pairs of dictionaries.
         params_b: The network at t = 1. Align it first, or pass `symmetry`, because the barrier between unaligned
             networks has little meaning.
         judge: A task, or a function that maps parameters to metrics. The metrics must include "loss".

@@ -81,9 +81,9 @@ class Geodesic:
 class WassersteinGeodesic:
     """The 2-Wasserstein geodesic between Gaussian posteriors that have diagonal covariances.
 
-    The path is `N((1 - t) m0 + t m1, ((1 - t) s0 + t s1)^2)`. This path interpolates means and *standard deviations*,
-    not variances. Endpoints and points are pairs (means, standard deviations) of dictionaries. Buffers belong to the
-    means, and the standard deviations may lack them.
+    The path is `N((1 - t) m0 + t m1, ((1 - t) s0 + t s1)^2)`. The Wasserstein geodesic interpolates means and *standard
+    deviations*, not variances. Endpoints and points are pairs (means, standard deviations) of dictionaries. Buffers
+    belong to the means, and the standard deviations may lack them.
 
     References:
         Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), section 3.

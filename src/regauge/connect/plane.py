@@ -89,10 +89,9 @@ def plane(
 ) -> Plane:
     """Evaluate networks on a grid in the plane through three networks.
 
-    If a task is given, `torch.func.vmap` evaluates many networks at a time. For such joint evaluation, the control flow
-    of the module must not depend on tensor entries. If a function such as `task.evaluate` is given, the networks are
-    evaluated one by one. The `prepare` function of a task is applied to every network separately, including the three
-    given networks.
+    If a task is given, `torch.func.vmap` evaluates many networks at a time. With a task, the control flow of the module
+    must not depend on tensor entries. If a function such as `task.evaluate` is given, the networks are evaluated one by
+    one. The `prepare` function of a task is applied to every network separately, including the three given networks.
 
     Args:
         params_a: The network at the origin.

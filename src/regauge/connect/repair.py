@@ -135,7 +135,7 @@ def repair(
     changed. If a unit is constant in the interpolated network, its standard deviation is not changed. Residual blocks
     are repaired at the layers that write to the residual stream. Layers before a batch normalization keep their
     weights. Instead, running statistics are recomputed (`reset_batchnorm`). In models that also have other layers to
-    repair, the statistics are recomputed before each of these layers is repaired and at the end.
+    repair, the statistics are recomputed before each repair of a layer and at the end.
 
     Args:
         params: The interpolated network: parameters by name, or the path of a checkpoint. The given network is not

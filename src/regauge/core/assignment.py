@@ -158,7 +158,7 @@ def assigning_bytes(itemsize: int) -> int:
 
 def _potentials(profits: Tensor, columns: Tensor, start: Tensor, buffer: Tensor) -> Tensor:
     """Return dual variables of the columns for an assignment, computed by a few rounds of a shortest path search from
-    `start`. If the assignment is (nearly) optimal, its reduced costs with these variables are (nearly) zero.
+    `start`. If the assignment is (nearly) optimal, its reduced costs with the dual variables are (nearly) zero.
     """
     chosen = profits.gather(2, columns.unsqueeze(2)).squeeze(2)
     v = start

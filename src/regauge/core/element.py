@@ -48,9 +48,9 @@ class Value:
         sign: Plus or minus one for each unit and each family of signs, int8.
         shift: The number of half periods for each unit and each family of shifts, int64.
         matrix: The rotation or the invertible matrix, for orthogonal and linear groups, float64.
-        product: The matrix of the value as a product of factors, if `of_product` made the value. Multiplying by these
-            factors takes fewer operations than multiplying by the matrix. `map`, `zip` and `replace` drop the field
-            `product`.
+        product: The matrix of the value as a product of factors, if `of_product` made the value. Multiplying by
+            Kronecker factors takes fewer operations than multiplying by their product. `map`, `zip` and `replace` drop
+            the field `product`.
     """
 
     perm: Int[Tensor, "*lead size"] | None = None
@@ -409,8 +409,8 @@ def _neutral(part: str, like: Tensor) -> Tensor:
 
 
 class _Pull:
-    """The action of one element's permutation of a group on the value that another element has for this group. Products
-    of elements use this action.
+    """The action of one element's permutation of a group on the value that another element has for this group. The
+    product of two elements applies the permutation of the left element to the values of the right element.
     """
 
     def __init__(self, groups: tuple[Group, ...], element: Element, group: Group) -> None:

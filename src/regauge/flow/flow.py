@@ -168,7 +168,7 @@ class Flow:
         Random numbers are generated on the CPU, so all devices give the same networks up to rounding.
 
         If a task is given, `count / keep` networks are sampled. The networks with the smallest loss on the task are
-        kept, in sampling order. Next, random steps on the start points of these networks are tried, and steps that
+        kept, in sampling order. Next, random steps on the start points of the kept networks are tried, and steps that
         lower the loss are accepted; see `ChosenNetworks.move`. Selecting samples needs no gradient, and hardly reduces
         the diversity or the novelty of the samples.
 

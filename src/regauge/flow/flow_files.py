@@ -24,8 +24,8 @@ NO_REFERENCE, TRIANGULAR = "1", "2"
 def load_flow(path: str | Path) -> Flow:
     """Load a flow from a file.
 
-    Files of version 1 contain no reference. For such files, the mean of the training networks is the reference. Files
-    of versions 1 and 2 contain another square root of the covariance. Flows from these files have the same distribution
+    Files of version 1 contain no reference. For version 1, the mean of the training networks is the reference. Files of
+    versions 1 and 2 contain another square root of the covariance. Flows of versions 1 and 2 have the same distribution
     as before, but sample other networks for the same seed.
 
     Raises:

@@ -69,8 +69,8 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
         distances: The distance of each network to the nearest other network.
         held_out: The distances of held-out networks to training networks.
         share: A second bound, as a share of the median distance of held-out networks. The second bound is needed if all
-            held-out networks have about the same distance. In this case, a slightly smaller distance does not indicate
-            a copy.
+            held-out networks have about the same distance. Among about equal distances, a slightly smaller distance
+            does not indicate a copy.
     """
     bound = torch.minimum(share * held_out.median(), held_out.double().quantile(TAIL).to(held_out))
     return float((distances < bound).double().mean())

@@ -107,8 +107,8 @@ class Prior:
         space: The space of the prior.
         mean: The mean of each coordinate, `[values]`. Means on spheres are ignored.
         deviation: The standard deviation of each coordinate, `[values]`. Deviations on spheres are ignored.
-        root: The root mean square of each spherical coordinate before normalization. Only the ratios of these numbers
-            matter.
+        root: The root mean square of each spherical coordinate before normalization. Only the ratios of the root mean
+            squares matter.
         covariance: The covariance of the standardized Euclidean coordinates; None for independent coordinates.
     """
 

@@ -64,7 +64,7 @@ class Space(Manifold):
         """Return the space of the networks of a population.
 
         Args:
-            population: Some networks, with a leading model axis. These networks determine which tensors exist, which
+            population: Some networks, with a leading model axis. The population determines which tensors exist, which
                 tensors are positive, and which tensors are not floating point.
             symmetry: The symmetry of the networks.
             representation: The way in which points represent networks.

@@ -21,7 +21,7 @@ class Certificate:
     """Changes of a network's outputs after a transformation, relative to the largest entry of each output.
 
     Attributes:
-        exact: The change with both networks in float64. This change shows whether the symmetry is exact.
+        exact: The change with both networks in float64. The change in float64 shows whether the symmetry is exact.
         tolerance: The largest allowed value of `exact`: 1e-9, or 1e-5 if the model rounds to float32 internally.
         stored: The change with the transformed network in its stored dtype, which includes rounding. None if the model
             cannot be evaluated in that dtype.

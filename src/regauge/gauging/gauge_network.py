@@ -69,7 +69,7 @@ def gauge(
     `regauge.discovery.fold`, the gains are already one.
 
     A checkpoint is transformed tensor by tensor if it needs more than `memory`, or if its model is on the meta device.
-    For such a checkpoint, only rotations are sampled, and the model is not evaluated.
+    If a checkpoint is transformed tensor by tensor, only rotations are sampled, and the model is not evaluated.
 
     Args:
         params: One network, as parameters by name or the path of a checkpoint. The argument itself is not changed.
@@ -81,8 +81,8 @@ def gauge(
         task: The model and data, by which methods choose the gauge and the result is certified. Only `BestGauge` uses
             the loss.
         test: A task with held-out data, which are not used to choose the gauge. `BestGauge` evaluates its chosen
-            network on these data. If networks are compared by the loss, and `test` is None, half of the examples of
-            `task` are held out (`Task.split`).
+            network on the held-out data. If networks are compared by the loss, and `test` is None, half of the examples
+            of `task` are held out (`Task.split`).
         generator: The random generator. Equal generator states give equal results.
         out: The path or `Output` for the transformed network, next to which a report is written. `out`, `memory` and
             `progress` are for checkpoints only.

@@ -26,7 +26,7 @@ def named_method(
 ) -> BestGauge:
     """Return the named method, as a `BestGauge`.
 
-    The result keeps the unchanged network if rounding damages the unchanged network less.
+    The result keeps the unchanged network if rounding causes a smaller error in the unchanged network.
 
     Args:
         name: A key of `METHODS`, or "best".

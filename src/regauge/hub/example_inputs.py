@@ -52,8 +52,8 @@ def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     """Yield small inputs that a transformers model accepts, beginning with inputs that reach most of its weights.
 
     If a model also reads images or sounds, the last inputs are embeddings, which skip the submodels that would compute
-    them. The symmetry for such inputs does not change the axes of the embeddings. The first inputs reach all submodels,
-    and at most one later input skips a submodel.
+    them. The symmetry for inputs with embeddings does not change the axes of the embeddings. The first inputs reach all
+    submodels, and at most one later input skips a submodel.
 
     Raises:
         ValueError: No inputs are known that the model accepts.

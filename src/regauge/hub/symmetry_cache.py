@@ -3,8 +3,8 @@
 The symmetry depends on the folder's configuration and on the code that builds and traces the model. Therefore the key
 of a cached result consists of the content of config.json, the installed packages, the source of regauge, and the
 options. Models of factories are traced every time, because their code may have changed. Models with an incomplete
-configuration are also traced every time. Such a folder contains code, or its configuration refers to quantized weights
-or other files.
+configuration are also traced every time. A configuration is incomplete if the folder contains code, or if it refers to
+quantized weights or other files.
 """
 
 import hashlib

@@ -33,7 +33,7 @@ class ReaderConfig(NetTrainingConfig):
         parts: Parts of the symmetry, such as permutations, that do not change the result of the net by construction. By
             default, all parts for which the net can guarantee this.
         augment: Parts of the symmetry that the net learns from random copies, because they are not built in. In each
-            step, random elements of these parts are applied to the networks.
+            step, random elements of the parts in `augment` are applied to the networks.
         changes: Further random changes of the networks in each training step, such as noise.
     """
 
@@ -73,9 +73,9 @@ class PredictorConfig(PooledConfig):
         dropout: Dropout probability of hidden units in the head; by default 0, and 0.2 with probes.
         kind: The kind of the targets: numbers; fractions in [0, 1] such as accuracies, learned by cross entropy; or
             classes. By default strings, booleans and recurring integers are classes, and all other targets are numbers.
-        render: Weight of a second loss in training; 0: no second loss. With this loss, the net also learns to predict
-            the outputs of the networks at fixed inputs. The loss is the mean squared error of standardized outputs, and
-            needs no labels.
+        render: Weight of a second loss in training; 0: no second loss. With the second loss, the net also learns to
+            predict the outputs of the networks at fixed inputs. The loss is the mean squared error of standardized
+            outputs, and needs no labels.
         probes: Number of learned inputs on which the net runs the networks; 0: none. A shape such as `(16, 16)` places
             these inputs on a grid, and the net convolves the outputs along the grid. If `depth` is also positive, the
             part that reads outputs is trained first, for half of `seconds` if given. The part that reads weights is

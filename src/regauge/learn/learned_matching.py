@@ -54,17 +54,17 @@ class LearnedMatching(Method):
     The first term is the sum of the cosines between the vectors of matched units, divided by its largest possible
     value. The second term is the objective of `WeightMatching`, divided by its largest possible value. Units are
     matched by their vectors first, with exact assignments. If signs or half periods of sines change the vectors, they
-    are chosen together with the matching. Units that are repeated within heads or other groups are matched within these
-    groups. After this matching, `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and
-    everything else that vectors do not determine, are computed from the parameters in closed form. Scales are treated
-    as in `WeightMatching`.
+    are chosen together with the matching. Units that are repeated within heads or other groups are matched within their
+    head or group. Next, `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and everything
+    else that vectors do not determine, are computed from the parameters in closed form. Scales are treated as in
+    `WeightMatching`.
 
     If a task is given, four results are compared by the loss halfway between the networks: with sweeps, with vectors
     alone, with `WeightMatching`, and the identity. If scales of the symmetry leave the running statistics of batch
     normalization unchanged, `ContinuousDescent` afterwards lowers the midpoint loss over the scales. The descent starts
     once from the best result and once from `WeightMatching`. The best result of all is kept, and the objective is the
-    negative of its loss. If `share` is 0, the net is not used. `fit_matching` returns such a matcher unless the net is
-    clearly better on held-out pairs.
+    negative of its loss. If `share` is 0, the net is not used. `fit_matching` returns a matcher with share 0 unless the
+    net is clearly better on held-out pairs.
 
     The vectors of a network do not depend on the other network, so each network is read once. The net works for any
     number of units, so it also matches networks with other widths than the training networks.

@@ -58,7 +58,7 @@ def align_tokens(
         job: Two checkpoints under a common vocabulary, and the output path.
         symmetry: The symmetry of both networks.
         tokens: The embedding rows that the second network copies from the first.
-        method: The alignment method. This argument and the following arguments are as in `rg.align`.
+        method: The alignment method. `method` and the following arguments are as in `rg.align`.
         task: Model, data and loss, for methods that use a task.
         generator: Source of randomness.
         rotate: Whether residual streams are rotated, as in `rg.align`. Networks with different tokens are never

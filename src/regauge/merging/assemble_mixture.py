@@ -87,7 +87,7 @@ class Expert:
         prompts: Prompts that should be routed to the expert.
         against: Prompts that should not be routed to the expert. The mean of their vectors is subtracted.
         noise_scale: The standard deviation of the normal noise that is added to the expert's matrices.
-        residual_scale: The factor by which the expert's last matrix is multiplied. This matrix produces the expert's
+        residual_scale: The factor by which the expert's last matrix is multiplied. The last matrix writes the expert's
             output to the residual stream.
     """
 
@@ -157,7 +157,7 @@ def assemble_mixture(
     - `hidden_avg`: the same residual stream, averaged over the tokens of a prompt;
     - `cheap_embed`: the sum of the token embeddings of all prompts, which is the same for all layers;
     - `random`: normally distributed numbers; `uniform_random`: numbers as in a new linear layer, in [-1, 1] /
-      sqrt(width). The rows of these two methods are not scaled to unit length.
+      sqrt(width). The rows of `random` and `uniform_random` are not scaled to unit length.
 
     For prompts in `against`, vectors are computed in the same way and subtracted before the rows are scaled. Tensors
     are read and written one at a time. The experts' residual streams must have the coordinates of the base. Fine-tunes

@@ -89,8 +89,8 @@ def extract_adapter(
 
     The weight change of every linear layer and convolution is truncated to its largest singular values, which gives the
     closest matrix of that rank. Other tensors that differ are stored in full, so only the truncation loses information.
-    Both networks are read one tensor at a time. If the tuned network was not fine-tuned from this base in these
-    coordinates, the difference has full rank. Align the network to the base first in this case.
+    Both networks are read one tensor at a time. If the tuned network was not fine-tuned from the given base, or is in
+    other coordinates, the difference has full rank. Align the network to the base first in this case.
 
     Args:
         base: A folder, or a file with a `model`.

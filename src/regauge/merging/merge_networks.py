@@ -55,9 +55,9 @@ def merge(
     """Merge networks into one network: align them to one another, then average them or apply another rule.
 
     Some networks already have the coordinates of the first network or of the base, for example fine-tunes of one base.
-    Networks that already have these coordinates are not transformed. The record has a note that states this decision,
-    or that states how much alignment improves the agreement of the networks. If a task is given or `rotate="always"`,
-    all networks are transformed.
+    Networks that already have the right coordinates are not transformed. The record has a note that states this
+    decision, or that states how much alignment improves the agreement of the networks. If a task is given or
+    `rotate="always"`, all networks are transformed.
 
     Running statistics are averaged. If the rule is a mean, its weights are used; otherwise all networks count equally.
     Recompute running statistics with `reset_batchnorm`, or pass a task whose `prepare` function recomputes them for the
@@ -96,8 +96,8 @@ def merge(
         untie: Whether tied output heads of networks in folders become separate tensors, as in `align`.
         labels: Names of the networks for the record; the base's name comes last. By default, indices or paths.
         out: The output path, or an `Output`. The result has the names, dtypes and header of the base or the first
-            network. The record is written next to the result. This argument and the following arguments apply only to
-            networks on the disk.
+            network. The record is written next to the result. `out` and the following arguments apply only to networks
+            on the disk.
         memory: The memory limit: bytes, or a string such as "2GB". By default, the limit is half of the machine's
             memory.
         progress: Displays each pass over streamed files.

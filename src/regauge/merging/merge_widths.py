@@ -38,7 +38,7 @@ def merge_widths(
     averaged, and their outgoing weights are summed. A unit that corresponds to several units of the first network is
     split. Optimal transport compares units only in their given scales, so scales and invertible matrices are balanced
     first. A network may hold several copies of every unit of the first network, with outgoing weights divided among the
-    copies. For such a network, the result of the mapping is exactly the first network.
+    copies. A network of copied units is mapped exactly to the first network.
 
     Args:
         params: The networks. The first network has the widths of the result. Networks with the same widths are not

@@ -66,10 +66,10 @@ class Rule(ABC):
             "optional". A rule with "optional" combines networks if there is no base, and task vectors if there is one.
         least: The smallest number of networks that the rule combines.
         most: The largest number of networks; None for no limit.
-        needs_task: Whether the rule uses a task to choose among the networks. Such rules require the networks in
-            memory.
-        has_shares: Whether factors are shares that sum to one. Running statistics are averaged with such shares, or
-            with equal weights if a rule has no shares.
+        needs_task: Whether the rule uses a task to choose among the networks. Rules that use a task require the
+            networks in memory.
+        has_shares: Whether factors are shares that sum to one. Running statistics are averaged with the shares, or with
+            equal weights if a rule has no shares.
     """
 
     base: ClassVar[Literal["none", "needed", "optional"]] = "none"

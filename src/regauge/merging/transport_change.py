@@ -142,8 +142,8 @@ def transport(
 
     If a `task` is given, the loss of the task on its labels is used instead. After the line search, Adam trains for at
     most `steps` steps on two thirds of the examples. The remaining third of the examples determines the learning rate
-    and the number of steps, which may be zero. Without a task, the training reproduces the outputs of A's fine-tune.
-    For this training, pass inputs of the task for which A was fine-tuned.
+    and the number of steps, which may be zero. Without a task, the training reproduces the outputs of A's fine-tune. If
+    there is no task, pass inputs of the task for which A was fine-tuned.
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
     multiplied from both sides, `L B A R`, and therefore keeps its rank. If a transformed matrix reads shifted inputs,
@@ -159,22 +159,21 @@ def transport(
             or a dictionary of factors by their names in that format. A path BASE+ADAPTER counts as a network.
         base_b: The network to which the change is added; it is not modified. The result has the structure tensors,
             integer counters and dtypes of this network.
-        symmetry: The symmetry of B. If A has other widths than B, only ridge regression can transfer the change. This
-            requires `module_a`, and either `inputs` or a task.
+        symmetry: The symmetry of B. If A has other widths than B, only ridge regression can transfer the change. Ridge
+            regression requires `module_a`, and either `inputs` or a task.
         inputs: Batches of inputs without labels, as in `Task`, or one tensor. Default: the inputs of the task.
         task: A task with a few labeled examples, for which A was fine-tuned.
         module: The model of B, required with `inputs`. Default: the model of the task.
         module_a: The model of A, if A has other widths.
-        logits: Whether outputs are logits, with the classes on the last axis. This argument has an effect only without
-            a task.
+        logits: Whether outputs are logits, with the classes on the last axis. `logits` has an effect only without a
+            task.
         scale: The factor of the change. By default, the factor is chosen as described above, and is one without data.
         steps: The largest number of training steps, on the task or on the outputs of A's fine-tune.
         method: The method of alignment, `WeightMatching()` by default. A method may also use the inputs.
         rotate: Whether residual streams are rotated, as in `align`.
         generator: Source of randomness, which also splits the examples.
         out: The output path, or an `Output`. The result has the names, dtypes and header of base B. If the result is an
-            adapter, the output is a folder. This argument and the following arguments are for networks on the disk
-            only.
+            adapter, the output is a folder. `out` and the following arguments are for networks on the disk only.
         memory: The memory limit: bytes, or a string such as "2GB". By default, half of the machine's memory.
         progress: Displays each pass over streamed files.
 

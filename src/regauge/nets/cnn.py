@@ -6,8 +6,8 @@ from torch import Tensor, nn
 class CNN(nn.Module):
     """A network of two 3 x 3 convolutions with stride two and ReLU, followed by two linear layers on all positions.
 
-    Each channel of the second convolution corresponds to a block of columns in the linear layer after flattening. Each
-    such block has one column for each remaining position of the feature map. The height and width of the images must be
+    Each channel of the second convolution corresponds to a block of columns in the linear layer after flattening. A
+    block has one column for each remaining position of the feature map. The height and width of the images must be
     multiples of four.
     """
 

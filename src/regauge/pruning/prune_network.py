@@ -74,8 +74,9 @@ def prune(
         params: One network, as parameters by name or the path of a checkpoint. The network is not modified.
         symmetry: The symmetry of its architecture.
         share: The share of each group's units that are removed in total, from 0 to below 1, or a share by group name. A
-            single number does not cut linear groups, or groups over whose units a norm is computed. To cut such a
-            group, give its share by name. A linear group loses the directions with the smallest singular values.
+            single number does not cut linear groups, or groups over whose units a norm is computed. To cut a linear or
+            normalized group, give its share by name. A linear group loses the directions with the smallest singular
+            values.
         criterion: The criterion. By default, `OutputError()` with a task and `Magnitude()` without one; see
             `regauge.pruning`.
         task: The model and data. Removals are checked on the inputs of the first batch. Without a task, the network is

@@ -1,7 +1,7 @@
 """Soft elements: a doubly stochastic plan with soft signs for every group, as parameters for an optimizer.
 
 If a group is repeated within other groups, it has one plan for every pair of blocks. The matrix of the group is the
-product of these plans with the plan of the blocks. Positive scales, shifts and rotations stay at the identity.
+product of the plans of pairs with the plan of the blocks. Positive scales, shifts and rotations stay at the identity.
 """
 
 import math

@@ -184,7 +184,9 @@ class Collection:
         return resolve(slice(None) if indices is None else indices, len(self), self._what(what))
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
-        """Return, for each network, the index of its store or population, and its index there, `[networks]` both."""
+        """Return, for each network, the index of its store or population, and its index in that store or population.
+        Both have shape `[networks]`.
+        """
         member = np.searchsorted(self.starts, numbers, side="right") - 1
         return member, numbers - self.starts[member]
 

@@ -34,8 +34,8 @@ class Batch(NamedTuple):
     """A batch of networks of one layout.
 
     Attributes:
-        indices: The indices of the networks, `[networks]`, in the store or population. If there are several, the
-            indices run consecutively through all of them.
+        indices: The indices of the networks, `[networks]`, in the store or population. If there are several stores or
+            populations, the indices run consecutively through all of them.
         params: The stacked parameters of the networks.
         layout: The index of the layout; see `Collection`.
         state: The position of the loader after this batch, which `load_state_dict` accepts.

@@ -26,7 +26,7 @@ class Initialization:
     """The settings for initializing every network of a population.
 
     Attributes:
-        kinds: Kinds of initialization. For each network, one of these kinds is sampled.
+        kinds: Kinds of initialization. For each network, one kind is sampled.
         scale: The factor by which sampled parameters are multiplied: for `isotropic` all parameters, otherwise only
             weights (parameters with at least two axes).
         is_common: Whether all networks have the initial parameters of the first network. With common initial

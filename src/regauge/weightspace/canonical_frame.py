@@ -29,7 +29,7 @@ class CanonicalFrame:
         plan: The steps that bring a network to its canonical form.
         parts: The canonicalized parts of the symmetry: some of "sign", "scale", "shift" and "linear".
         open: The canonicalized parts for which the weights of at least one group do not determine a unique form.
-            Canonical forms of networks from one orbit can differ in these parts.
+            Canonical forms of networks from one orbit can differ in the parts in `open`.
         is_weighed: Whether the canonical form of a unit stays the same if the unit is split into two copies that divide
             its outgoing weights.
     """

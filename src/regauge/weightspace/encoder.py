@@ -117,10 +117,10 @@ class Encoder(nn.Module):
     with a fixed position gets a learned vector. Weights from a unit to itself get another learned vector. If signs
     still act on values, the encoder reads these values in two ways. Features that no sign changes are computed from
     absolute values. Features that signs change are computed from the values themselves, without biases. The encoder
-    treats positive scales in the same way. If half-period shifts still act on a bias, the bias is read as an angle. In
-    this case, features are the sine and cosine of a sum: the angle plus a linear map of the values that are added to
-    the bias. The coefficients of this linear map are initially at most one radian for each value, times the frequency.
-    One of the added values is a learned multiple of the sine of twice the angle.
+    treats positive scales in the same way. If half-period shifts still act on a bias, the bias is read as an angle. The
+    features of the bias are then the sine and cosine of a sum: the angle plus a linear map of the values that are added
+    to the bias. The coefficients of this linear map are initially at most one radian for each value, times the
+    frequency. One of the added values is a learned multiple of the sine of twice the angle.
 
     Args:
         has_pairs: Whether blocks with values between two or more units get feature vectors.

@@ -69,7 +69,7 @@ class HyperNetwork(nn.Module):
     has 5,159,489 parameters, of which the encoder has 3,156,480.
 
     Args:
-        like: An MLP whose hidden layers have equal widths. This MLP determines the sizes of rows and the scales of
+        like: An MLP whose hidden layers have equal widths. The MLP determines the sizes of rows and the scales of
             weights.
         is_residual: Whether the decoded weights are added to the input weights. A residual hypernetwork decodes weights
             of zero at initialization. The hypernetwork of the paper is not residual.

@@ -337,9 +337,9 @@ class Metanet(nn.Module):
         """Return the output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
-        weight of `read_probes` in this mean is the buffer `share`. This buffer is one half until it is set, and one at
-        depth 0. With `is_linear`, the output is the weighted mean of this result and of `read_linear`, with the weight
-        `linear_share` for the latter.
+        weight of `read_probes` in this mean is the buffer `share`. The buffer `share` is one half until it is set, and
+        one at depth 0. With `is_linear`, the output is the weighted mean of this result and of `read_linear`, with the
+        weight `linear_share` for the latter.
 
         Args:
             population: Networks with a leading model axis.

@@ -133,8 +133,8 @@ class Terms:
     """Factors that normalize sums of n terms. Sums of terms with random signs grow like sqrt(n), and the factors undo
     this growth.
 
-    If units have weights (shares), all sums are weighted means. In this case, n is the number of units in the networks
-    for which the layer was made, because other networks may contain copies of units.
+    If units have weights (shares), all sums are weighted means. In weighted means, n is the number of units in the
+    networks for which the layer was made, because other networks may contain copies of units.
     """
 
     def __init__(self, layouts: Iterable[Layout]) -> None:

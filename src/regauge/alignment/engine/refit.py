@@ -355,7 +355,7 @@ def _sylvester(
 
 
 def _solve(curvature: Float64[Tensor, "*lead k"], right: Float64[Tensor, "*lead k"]) -> Float64[Tensor, "*lead k"]:
-    """Return `right / (curvature + d)` with the smallest d >= 0 for which it is short enough, and zero in flat
+    """Return `right / (curvature + d)` with the smallest d >= 0 for which the result is short enough, and zero in flat
     directions.
 
     Poorly determined directions therefore do not slow down the steps in well-determined directions.

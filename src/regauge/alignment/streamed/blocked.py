@@ -78,7 +78,7 @@ class BlockedClimb:
     def _improve(self, family: Family, unknown: Collection[str] = (), *, is_first: bool = False) -> bool:
         """Set a family of groups to its best value if the objective rises enough, or if the family had no value before.
 
-        Return whether the family was set.
+        Return whether the family got a new value.
         """
         given, root = self.source.place, family.root
         if root.is_permuted:

@@ -1,9 +1,9 @@
 """Matching of checkpoints on disk by their representatives, which are networks without translations and gains. Results
 are in the coordinates of the first checkpoint.
 
-The steps of this matching are those of `regauge.alignment.representatives`. A match by permutations decides whether
-residual streams are rotated. Near copies are also matched without representatives. For copies, elements that keep the
-function only with the stored statistics are applied last.
+Streamed checkpoints are matched in the same steps as networks in memory; see `regauge.alignment.representatives`. A
+match by permutations decides whether residual streams are rotated. Near copies are also matched without
+representatives. For copies, elements that keep the function only with the stored statistics are applied last.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -83,8 +83,8 @@ def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> 
     """Convert a state of the library `posteriors` to a posterior.
 
     `VIDiagState`, `DiagLaplaceState` and `EKFDiagState` become diagonal Gaussians. States of SGLD, SGHMC or another
-    Markov chain become particles. Pass several such states as a sequence, or stack them into one state
-    (`tree_map(lambda *x: torch.stack(x), *states)`).
+    Markov chain become particles. Pass several states as a sequence, or stack them into one state (`tree_map(lambda *x:
+    torch.stack(x), *states)`).
 
     Args:
         state: A state whose `params` are a dictionary from names to tensors, or a sequence of such states from a chain.

@@ -45,7 +45,7 @@ def sum_squares(a: Mapping[str, Tensor], b: Mapping[str, Tensor], skip: Collecti
 
 
 def with_zeros(std: Params, other: Params) -> Params:
-    """Return `std`, extended by zeros for names that only `other` has. If there are no such names, return `std`
+    """Return `std`, extended by zeros for names that only `other` has. If `other` has no further names, return `std`
     itself.
     """
     missing = {name: torch.zeros_like(tensor) for name, tensor in other.items() if name not in std}

@@ -11,7 +11,7 @@ from torch import Tensor
 class Likelihood(Protocol):
     """The distribution of a target given the output of a network. Users can write their own likelihoods.
 
-    Outputs may have leading axes that targets lack, such as the sample axis. The methods of a likelihood keep such
+    Outputs may have leading axes that targets lack, such as the sample axis. The methods of a likelihood keep the
     leading axes. Each entry on the first axis of the targets is one example. Results and sums over examples are
     float64.
     """

@@ -36,8 +36,8 @@ class PosteriorCurve(Curve):
     """The predictive loss along a path of posteriors, sampled with the same noise at every point.
 
     The loss is the *negative* log predictive likelihood per example, in nats. Therefore a barrier is positive and high
-    if predictions get worse along the path. In the paper, L is a log likelihood, summed over examples. With this sign,
-    equation 10 as printed in the paper gives the largest improvement instead of the barrier.
+    if predictions get worse along the path. In the paper, L is a log likelihood, summed over examples. With a log
+    likelihood as L, equation 10 as printed in the paper gives the largest improvement instead of the barrier.
 
     Attributes:
         table: One row per point: "t" and `Predictive.metrics`, which include the Monte Carlo "error" of the "loss".
@@ -104,8 +104,8 @@ def posterior_line(
     Args:
         module, batches, likelihood, outputs, chunk: See `predict`.
         q_a: The posterior at t = 0.
-        q_b: The posterior at t = 1, of the same kind as `q_a`. Align this posterior first; otherwise the barrier has
-            little meaning.
+        q_b: The posterior at t = 1, of the same kind as `q_a`. Align `q_b` first; otherwise the barrier has little
+            meaning.
         noise: The noise of the samples, in the coordinates of q_a.
         samples: The number of samples, if `noise` is not given.
         generator: The random generator of the samples.
@@ -157,9 +157,9 @@ class PosteriorSlice:
 
     Attributes:
         plane: The surfaces on the grid and their values at the three networks. The surfaces "log_likelihood" and
-            "log_prior" are sums over all examples and parameters. The surface "log_posterior" is the sum of these two
-            surfaces, without the unknown normalizing constant. The surface "loss" is the negative log likelihood per
-            example. The axes are orthonormal; `plane.points` marks the three networks.
+            "log_prior" are sums over all examples and parameters. The surface "log_posterior" is the sum of
+            "log_likelihood" and "log_prior", without the unknown normalizing constant. The surface "loss" is the
+            negative log likelihood per example. The axes are orthonormal; `plane.points` marks the three networks.
         examples: The number of examples. Sums over examples are divided by this number to compare them with losses.
     """
 

@@ -39,9 +39,10 @@ def predict(
     """Return the predictive distribution on data: by Monte Carlo for a posterior, exactly for one network.
 
     All noise is held in memory, but only `chunk` samples of parameters are held at a time. Small samples are evaluated
-    together (`torch.func.vmap`), unless the module's control flow depends on values. By default, such samples have at
-    most `TOGETHER` entries in their parameters and in the largest intermediate result. The first sample shows the size
-    of this result. The number of samples that are evaluated together changes the result only by rounding.
+    together (`torch.func.vmap`), unless the module's control flow depends on values. By default, samples are small if
+    they have at most `TOGETHER` entries in their parameters and in the largest intermediate result. The first sample
+    shows the size of this result. The number of samples that are evaluated together changes the result only by
+    rounding.
 
     Args:
         posterior: Any posterior (for example an ensemble), or the parameters of one network.

@@ -115,8 +115,8 @@ def mixture(a: Posterior, b: Posterior) -> MixturePath:
     """Return the path of mixtures `(1 - t) a + t b` between posteriors of any kinds.
 
     By Jensen's inequality, the log predictive likelihood of a mixture is never below the weighted average of both
-    posteriors. Therefore this path never has a barrier, even if the networks between the two posteriors are bad. Use
-    this path only as a control. A missing barrier on this path is not evidence.
+    posteriors. Therefore a path of mixtures never has a barrier, even if the networks between the two posteriors are
+    bad. Use this path only as a control. A missing barrier on this path is not evidence.
 
     References:
         Rossi et al. (2023), section 3, figure 3.

@@ -24,7 +24,7 @@ class Diagnostics:
     """Measures that show which part of a network a variational posterior uses.
 
     If standard deviations equal the prior's and few units are active, the posterior of the other units equals the prior
-    (over-pruning). Barriers between such posteriors imply little about networks that use all of their units.
+    (over-pruning). Barriers between over-pruned posteriors imply little about networks that use all of their units.
 
     Attributes:
         kl: The Kullback-Leibler divergence from the prior, in nats.

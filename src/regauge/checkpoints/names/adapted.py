@@ -67,8 +67,8 @@ def require_untied(base: Base, folder: Path, changed: Sequence[str]) -> None:
         changed: The names, in the files, of changed tensors that may be the embedding.
 
     Raises:
-        ValueError: The adapter changes a tied embedding. A sum with such an adapter would not be a network of this
-            architecture.
+        ValueError: The adapter changes a tied embedding. With a changed tied embedding, the sum would not be a network
+            of the architecture.
     """
     module, shared = _module(base) if changed else None, set[str]()
     if module is not None:

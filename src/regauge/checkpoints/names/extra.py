@@ -57,8 +57,8 @@ class Sharing(CheckpointView):
 def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints, in which tensors that the model lacks are replaced by those of the first checkpoint.
 
-    An output that is written from one of the returned checkpoints also has these tensors. The notes of each checkpoint
-    list these tensors, and the checkpoint's own tensors that are left out.
+    An output that is written from one of the returned checkpoints also has the extra tensors. The notes of each
+    checkpoint list these tensors, and the checkpoint's own tensors that are left out.
     """
     first, *others = checkpoints
     wanted = first.unknown

@@ -100,8 +100,8 @@ class Provenance:
     def to_json(self, progress: Progress = no_progress, *, has_weights: bool = True) -> str:
         """Return the text for `regauge.json` or a header. Every file is read once to compute its hash.
 
-        The entry `ancestors` maps the SHA-256 of each input to the provenance of this input. The inputs of these
-        inputs, and so on, are included.
+        The entry `ancestors` maps the SHA-256 of each input to the provenance of this input. Indirect inputs (inputs of
+        inputs, and so on) are included.
 
         Args:
             progress: Displays the number of hashed bytes.

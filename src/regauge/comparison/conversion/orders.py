@@ -74,7 +74,8 @@ class Strided:
     def write(self, source: str, tail: Sequence[int]) -> str:
         """Return the torch expression that selects given positions from a source, which has further axes `tail`.
 
-        The positions lie along the first axes of the result. The expression does not merge these axes into one.
+        The positions lie along the first axes of the result. The result keeps its first axes separate, without
+        flattening them into one axis.
         """
         text = source
         if len(self.shape) > 1:

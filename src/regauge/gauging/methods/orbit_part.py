@@ -85,7 +85,7 @@ class OrbitPart:
 
     @property
     def as_it_is(self) -> Point:
-        """The point of the orbit at which the given network lies. At this point, gains keep their values."""
+        """The point of the orbit at which the given network lies. At the given network, gains keep their values."""
         still = self.found.symmetry.identity()
         if not self.can_scale:
             return Point(still, None)

@@ -100,9 +100,9 @@ class OfFunction:
     def curvature(self, reach: OrbitPart, generator: torch.Generator) -> Params:
         """Return the second derivative of the distance, at the start, with respect to the weights that are transformed.
 
-        The result contains gradients `[probes, *shape]` for each layer. The expected sum of the outer products of these
-        gradients is the second derivative. Each of these gradients is the gradient of randomly weighted outputs, on
-        some of the batches that descents use.
+        The result contains gradients `[probes, *shape]` for each layer. The expected sum of the outer products of the
+        gradients is the second derivative. Each gradient is the gradient of randomly weighted outputs, on some of the
+        batches that descents use.
 
         References:
             Martens (2020), New insights on the natural gradient method, section 9.2, for the divergence.

@@ -48,7 +48,7 @@ class Smooth(GaugeMethod):
         activations: The rounding scheme for activations when values of alpha are compared. Each token or example has
             its own scale. If None, activations are not rounded.
         alpha: The exponent alpha. If None, the method searches for the best value.
-        grid: The number of equal steps from zero to one. The method tries each endpoint of these steps as alpha.
+        grid: The number of equal steps from zero to one. The method tries each endpoint of the steps as alpha.
         statistic: The measure of activation size: the mean or the largest magnitude.
         is_against_weights: Whether `beta = 1 - alpha`; otherwise, beta is zero.
 

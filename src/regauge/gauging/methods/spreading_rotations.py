@@ -63,8 +63,8 @@ class Rotation(GaugeMethod):
 
     Attributes:
         scheme: The rounding scheme for weights.
-        is_kept_always: Whether rotations are kept even if they increase the weights' rounding error. Keeping such
-            rotations is useful if activations are also rounded. With such rotations, the objective may decrease.
+        is_kept_always: Whether rotations are kept even if they increase the weights' rounding error. Keeping all
+            rotations is useful if activations are also rounded, but the objective may decrease.
     """
 
     scheme: RoundToNearest = FOUR_BITS
@@ -104,9 +104,9 @@ class Rotation(GaugeMethod):
 class Hadamard(Rotation):
     """A Hadamard matrix for every orthogonal and linear group. If a generator is given, signs are random.
 
-    Some sizes have no Hadamard matrix. For such sizes, the largest Hadamard matrix whose size divides the size is used,
-    in a Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, its rotation is chosen
-    such that it preserves the vector of ones. Pairs of rotary dimensions are rotated by 45 degrees, because only
+    Some sizes have no Hadamard matrix. For all other sizes, the largest Hadamard matrix whose size divides the size is
+    used, in a Kronecker product with a Hartley transform matrix. If LayerNorm reads a residual stream, its rotation is
+    chosen such that it preserves the vector of ones. Pairs of rotary dimensions are rotated by 45 degrees, because only
     rotations within pairs commute with the rotary embedding.
 
     References:

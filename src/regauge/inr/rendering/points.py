@@ -89,7 +89,7 @@ def extract_points(
     """Return points on the surface where an unsigned distance is zero.
 
     If a network has no surface, the function ends after a bounded time with fewer points than requested, or with none.
-    In this case, the text of the result reports the missing points.
+    If points are missing, the text of the result reports this.
 
     Args:
         inr: An INR whose signal is "unsigned".

@@ -61,7 +61,7 @@ class Request:
         vocabulary: The tokens of the result; None if all networks must have the same tokens.
         align: Whether the networks are aligned; "auto" aligns them only if they need it.
         layers: For each stack from which layers are selected, indices of layers in the first network's configuration.
-            The layers of the result get the settings of these layers.
+            The layers of the result get the settings of the selected layers.
         template: The chat template of the result.
         files: Further files of an output folder.
     """

@@ -15,8 +15,8 @@ class Ties(SparseRule):
     """The mean of the largest entries of the task vectors that agree with an elected sign.
 
     In each tensor, every task vector keeps the share `density` of its entries: the entries of largest magnitude. At
-    least one entry is kept. Ties with the smallest kept magnitude are also kept. After this selection, `ElectedMean`
-    elects a sign for each entry and combines the task vectors.
+    least one entry is kept. Ties with the smallest kept magnitude are also kept. Next, `ElectedMean` elects a sign for
+    each entry and combines the task vectors.
 
     Attributes:
         density: The share of kept entries, above zero and at most one, as one number or one for each network.

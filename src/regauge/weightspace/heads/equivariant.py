@@ -39,8 +39,8 @@ class Equivariant:
 
     Attributes:
         scale: The initial size of the changes. Every tensor has its own learned size.
-        changes: The number of parallel changes. If there are several changes, tensors have an axis for them after the
-            model axis. Average the outputs of the changed networks, not their weights.
+        changes: The number of parallel changes. If there are several changes, tensors have an axis for the changes
+            after the model axis. Average the outputs of the changed networks, not their weights.
 
     References:
         Zhou et al. (2023), section 4, for learned scales; arXiv 2602.01083 for parallel changes.

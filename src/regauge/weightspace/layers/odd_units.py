@@ -48,8 +48,8 @@ class OddUnits(nn.Module):
         plan: The plan of the layer.
         hidden: The width of the MLPs' hidden layers.
         reaches: For each layout, the characters (exponents of signs) of unit features before this layer.
-        is_pass: Whether features are initially sent unchanged. With such an initialization, untrained layers equal the
-            forward pass of the network that is read.
+        is_pass: Whether features are initially sent unchanged. If features are sent unchanged, untrained layers equal
+            the forward pass of the network that is read.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:

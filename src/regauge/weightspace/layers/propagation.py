@@ -45,8 +45,8 @@ class Propagation(Layer):
         channels: The number of functions of each weight.
         expansion: The width of the MLP's hidden layer, as a multiple of the net's width.
         is_signed: Whether the layer respects signs and half periods by features `u`, without a canonical form.
-        is_pass: Whether the maps `B` of `u` are initialized as the identity. With such an initialization, untrained
-            layers equal the forward pass of the network that is read.
+        is_pass: Whether the maps `B` of `u` are initialized as the identity. With identity maps, untrained layers equal
+            the forward pass of the network that is read.
 
     References:
         Related to the blocks of arXiv 2607.02166, which multiply features and weights too.

@@ -100,7 +100,7 @@ def _ends(
     layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
 ) -> list[tuple[int, Character]] | None:
     """Return the unit sets whose scales change the values of a block, with their exponents. Return None if no unit
-    features have these exponents.
+    features have the exponents of the block's scales.
     """
     character = layout.signs.get(block.name, ())
     if not has_scale(character):
@@ -116,7 +116,7 @@ def find_relations(characters: Iterable[Character]) -> list[Relation]:
     """Return a basis of the linear relations between the exponents with which scales multiply some values.
 
     A relation consists of powers p with `sum_k p_k e_k = 0` for the exponents e of every family. No scale changes the
-    product of the features' norms raised to these powers.
+    product of the features' norms, each raised to its power in p.
     """
     basis: list[Character] = []
     relations: list[Relation] = []

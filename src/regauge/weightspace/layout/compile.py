@@ -28,7 +28,7 @@ class Layout:
         blocks: All blocks of values, in the order of the tensors.
         contracted: The groups of matrices that are removed, because products of tensors over their axes are read
             instead of the tensors.
-        fixed: Groups of matrices whose axes count as channels. These groups must be canonicalized before networks are
+        fixed: Groups of matrices whose axes count as channels. Fixed groups must be canonicalized before networks are
             read.
         pieces: The parts into which tensors are cut (pieces), by name.
         steps: The products of tensors that are read instead of the tensors. Each factor is a part of a tensor or an
@@ -254,7 +254,7 @@ def compile_layout(
         has_shifts: Whether features also change under half-period shifts, because these are not canonicalized. If so,
             values to which half periods are added are read through their sine and cosine. If half periods of several
             kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
-        readers: The axes (parameter, axis) along which layers sum over units. If there are such axes, units have
+        readers: The axes (parameter, axis) along which layers sum over units. If `readers` is not empty, units have
             weights (shares) in all means.
 
     Raises:

@@ -1,10 +1,11 @@
 """Importers of a folder or zip file with one checkpoint for each network, identified by the file name.
 
-Three published layouts are known by name. In two of these layouts, checkpoints belong to `seq`, a chain of linear
-layers. DWSNets' sine networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's are
-zip files of state dictionaries with an extra entry "label". If the layers of a chain have consecutive numbers, the
-network has sines. If the numbers of the layers increase by two, there are ReLUs between the layers. NFN's sine networks
-(with a chain named `net`) are files `randinit_smaller_{label}s/net{number}.pth`, whose number determines the split.
+Three published layouts are known by name. In two of the published layouts, checkpoints belong to `seq`, a chain of
+linear layers. DWSNets' sine networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`;
+Deep-Align's are zip files of state dictionaries with an extra entry "label". If the layers of a chain have consecutive
+numbers, the network has sines. If the numbers of the layers increase by two, there are ReLUs between the layers. NFN's
+sine networks (with a chain named `net`) are files `randinit_smaller_{label}s/net{number}.pth`, whose number determines
+the split.
 """
 
 import re
@@ -156,7 +157,7 @@ def read_dwsnets(path: str | Path) -> Source:
 def read_nfn(path: str | Path) -> Source:
     """Return NFN's sine networks in a folder or zip file, with label and split from the names.
 
-    The outputs of these networks lie in [-1, 1]. Unlike in `read_dwsnets`, 1/2 is not added to the outputs.
+    The outputs of the networks lie in [-1, 1]. Unlike in `read_dwsnets`, 1/2 is not added to the outputs.
 
     Raises:
         FileNotFoundError: There are no such files.

@@ -73,8 +73,8 @@ def run_jobs(
         The number of jobs that this call did.
 
     Raises:
-        JobsError: Jobs are missing after the last round. The cause of this error is the error of one of these jobs. If
-            jobs are done in this process, the first error of a job is raised immediately and unchanged.
+        JobsError: Jobs are missing after the last round. The `__cause__` of the `JobsError` is the error of a missing
+            job. If jobs are done in this process, the first error of a job is raised immediately and unchanged.
     """
     missing = missing_jobs(job, share)
     total, done = len(missing), progress("jobs", len(missing))

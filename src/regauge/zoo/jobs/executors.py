@@ -120,6 +120,6 @@ def _begin() -> None:
 
 
 def _exit_with(parent: BaseProcess) -> None:
-    """Wait until the parent process ends, then end this process. This also works if the parent is killed."""
+    """Wait until the parent process ends, then end this process. The process also ends if the parent is killed."""
     parent.join()
     os._exit(1)

@@ -147,7 +147,7 @@ class TrainShards:
     """Jobs that train shards; shard k contains the networks whose ids begin at `k * size`.
 
     The size of shards changes a training step only by rounding; see `train`. If a population was extended, `earlier`
-    contains the earlier numbers of networks in order. A new shard begins at each of these numbers, because shards never
+    contains the earlier numbers of networks in order. A new shard begins at each earlier number, because shards never
     change.
 
     A shard is written when its last network is trained. Before that, the finished stacks of the shard are stored

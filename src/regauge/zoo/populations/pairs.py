@@ -39,11 +39,11 @@ class OrbitDistances:
 
     For each pair, both networks are canonicalized, the second is aligned to the first, and the Euclidean distance is
     computed. The matrix contains `rg.canonical.orbit_distance` for all pairs, computed at once. For some methods (with
-    restarts or data), the optimum may depend on the direction. For such methods, each pair is aligned in both
-    directions and the smaller distance is used. Exchanging the populations therefore transposes the matrix. Up to
-    rounding, the distance depends only on the orbits of the networks, and is zero for networks of one orbit. Matching
-    ends in local optima. Therefore the distance is an upper bound on the distance of the orbits, and it can violate the
-    triangle inequality.
+    restarts or data), the optimum may depend on the direction. If the optimum may depend on the direction, each pair is
+    aligned in both directions and the smaller distance is used. Exchanging the populations therefore transposes the
+    matrix. Up to rounding, the distance depends only on the orbits of the networks, and is zero for networks of one
+    orbit. Matching ends in local optima. Therefore the distance is an upper bound on the distance of the orbits, and it
+    can violate the triangle inequality.
 
     Attributes:
         symmetry: The symmetry of the architecture.

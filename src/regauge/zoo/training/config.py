@@ -132,7 +132,7 @@ class Discard:
 
 @dataclass(frozen=True)
 class PopulationConfig(DescentConfig):
-    """Settings of a population. Network i depends only on these settings and on i.
+    """Settings of a population. Network i depends only on the settings and on i.
 
     Network i does not depend on the networks that are trained at the same time, up to rounding in each step. `train`
     describes the effect of rounding on long training runs.
