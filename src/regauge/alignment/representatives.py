@@ -1,7 +1,7 @@
 """Matching of networks by their representatives, and conversion of results to the first network's coordinates.
 
 In a representative, all translation coordinates are zero and all gains are one (`Symmetry.split`). Networks that differ
-only by translations and gains have the same representative. Gains that follow running statistics are not set to one
+only by translations and gains have the same representative. Gains of layers with running statistics are not set to one
 (`on_matched`). Gains prevent rotations of the units that they multiply. Without gains, the residual stream of a
 transformer can be rotated, and not only permuted. A linear path between representatives is a linear path in the
 coordinates of either network.
@@ -62,11 +62,12 @@ def has_representatives(symmetry: Symmetry) -> bool:
 
 @remembered
 def on_matched(symmetry: Symmetry) -> Symmetry:
-    """Return the symmetry for matching representatives: `on_data`, without gains that follow running statistics.
+    """Return the symmetry for matching representatives: `on_data`, in which no gain is set to one if running statistics
+    are translated and no stream can be rotated.
 
-    If gains that follow running statistics were set to one, fewer units would be matched correctly
-    (docs/measurements/alignment.md). Balancing treats gains that follow running statistics like other scales. Gains
-    that prevent rotations of a stream are nevertheless set to one.
+    If the gains of layers with running statistics were set to one, fewer units would be matched correctly
+    (docs/measurements/alignment.md). Balancing treats gains that are not set to one like other scales. If a stream can
+    be rotated, gains are nevertheless set to one, because they prevent rotations.
     """
     data = symmetry.on_data
     has_statistics = any(family.is_stored_only for family in symmetry.translations)

@@ -74,7 +74,7 @@ class Common:
     def of(self, network: Mapping[str, Tensor] | Checkpoint) -> "Params | CutCheckpoint":
         """Return the part of a network that can be compared with the other network.
 
-        For a checkpoint on disk, return a checkpoint that reads only this part.
+        For a checkpoint on disk, return a checkpoint that reads only the comparable part.
         """
         if isinstance(network, Checkpoint) and network.is_lazy:
             return CutCheckpoint(network, self.shapes)

@@ -91,7 +91,7 @@ class Points:
 def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[Branch]:
     """Return the neighbor-joining tree, in which the lengths of paths between networks approximate distances.
 
-    If the distances are path lengths of a tree, the result is this tree. Inner nodes are ancestors that are not among
+    If the distances are path lengths of a tree, the result is that tree. Inner nodes are ancestors that are not among
     the networks. Inner nodes are named "ancestor 1" and so on. A network that is itself an ancestor has a branch of
     length zero. If some networks were trained further from others, pass *squared* distances. Different training runs
     take nearly orthogonal steps, so squared distances add up along the tree. The tree has no root. The branches are
@@ -369,7 +369,9 @@ def _orient(
 def _turn(
     branches: list[tuple[int, int]], conductances: np.ndarray, time: "_Time"
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return a tree with nearly the largest conductances in which norms grow along more branches, and its root."""
+    """Return a tree, and its root. Branches are exchanged if norms then grow along more branches and conductances
+    decrease little.
+    """
     best, root = time.find_root(branches)
     while True:
         better = None

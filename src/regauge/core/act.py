@@ -352,10 +352,8 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
-    """Return whether a parameter is a simple case. For every group, unit i has only index i of an axis, no other group
-    acts on this axis, and the model adds no constant.
-
-    Most parameters are simple cases.
+    """Return whether a parameter is simple. In a simple parameter, unit i of every group has only index i of an axis,
+    no other group acts on this axis, and the model adds no constant. Most parameters are simple.
     """
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain

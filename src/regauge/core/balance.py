@@ -138,8 +138,8 @@ def balance_alike(
     """Balance several networks that are to be compared.
 
     If the matrix of a group cannot be determined in one of the networks, the matrix stays the identity in all networks.
-    The networks may also be populations. If they are populations, the networks with the same index are compared with
-    one another.
+    The networks may also be populations. In populations, the networks with the same index are compared with one
+    another.
     """
     symmetry = count_frozen_gains(symmetry.bind(networks[0]), buffers)
     joined = _join(networks, symmetry)

@@ -157,7 +157,9 @@ class Blend:
 
     @cached_property
     def _first(self) -> dict[str, str]:
-        """Map each name to one of the names of the same tensor. Tied names thereby share random numbers and settings."""
+        """Map each name to one of the names of the same tensor, so that tied names share random numbers and
+        settings.
+        """
         stored = self.reference.stored if isinstance(self.reference, Checkpoint) else self.reference
         found = {}
         for names in self.symmetry.tied:

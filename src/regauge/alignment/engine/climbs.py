@@ -256,7 +256,7 @@ def ladder(
         initial: The objective at the identity.
         losses: A function that returns the task loss of each pair for the elements of ascents. If there are losses and
             several ascents, the loss selects among ascents that are as good as the identity or better. Without losses,
-            the objective selects.
+            the ascent with the largest objective is selected.
 
     Returns:
         The best ascent of each pair, and the objectives that all ascents reached. The objective is NaN for an ascent

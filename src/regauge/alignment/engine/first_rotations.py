@@ -44,7 +44,9 @@ class Side:
     sites: Mapping[str, Site]
 
     def of(self, tensors: Tensors) -> Float[Tensor, "pair n m"]:
-        """Return the entries of this part of a matrix. The first axis indexes the units of the rotation."""
+        """Return the entries of the matrix that belong to this part. The first axis indexes the units of the
+        rotation.
+        """
         tensor = tensors[self.name] if self.axis == 0 else tensors[self.name].mT
         positions = self.positions.to(tensor.device)
         return tensor if len(positions) == tensor.shape[-1] else tensor.index_select(-1, positions)

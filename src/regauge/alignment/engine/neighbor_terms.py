@@ -114,7 +114,7 @@ class NeighborTerm:
         perm: Int[Tensor, "row all_units"],
         factor: Int8[Tensor, "row all_units"],
     ) -> None:
-        """Add the products with some or all units of the neighboring group."""
+        """Add to the stored sums the change of the products with the given units of the neighboring group."""
         before = at(self._factor, rows)
         new = self._take(self._b, rows, perm, units, factor if self._is_signed else None)
         if bool(before.any()):

@@ -78,8 +78,8 @@ def _is_among(name: str, shape: tuple[int, ...], shapes: Mapping[str, tuple[int,
 
 
 def find_reordered(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> str:
-    """Return a message about tensors of B that contain the entries of a tensor of A in another order. The message is
-    empty if there are no such tensors.
+    """Return a message about tensors of B that contain the entries of a tensor of A in another order. If no tensor is
+    reordered, the message is empty.
     """
     names = [
         name

@@ -33,8 +33,8 @@ factors."""
 
 
 def is_measured(name: str, tensor: Tensor, label: str) -> bool:
-    """Return whether a tensor is searched by its entries. Integers, and masks with -Inf, are compared only as whole
-    tensors.
+    """Return whether the entries of a tensor are searched one vector at a time. Integers, and masks with -Inf, are
+    compared only as whole tensors.
 
     Raises:
         ValueError: The tensor contains NaN.
