@@ -59,8 +59,9 @@ The terms, in the order in which they appear:
 
 - A *tie* is a law, restricted to one slot on each axis of the law. All slots of a tie are at the same position.
 
-- The *companions* of a slot are other leaves that also have exactly one index at each entry. For example, heads are
-  companions of the units within heads. A transformation of the slot may depend on the units of a companion.
+- The *companions* of a slot are other leaves. Like the slot, each companion has exactly one index at each entry of the
+  tensor. For example, heads are companions of the units within heads. A transformation of the slot may depend on the
+  units of a companion.
 
 - The *bases* of a leaf are other leaves, such as heads or experts. The group of the leaf acts separately within each
   unit of a base.

@@ -151,7 +151,7 @@ def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
 def unify(a: Layout, b: Layout, reason: str) -> bool:
     """Tie two axes, index by index, by giving both the same factors.
 
-    If both axes cannot get the same factors, freeze both and return False.
+    If this is impossible, freeze both axes and return False.
     """
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")

@@ -104,7 +104,7 @@ class Movement:
             algebra.unify(layouts[0], other, self.op)
 
     def equate(self, *values: Value) -> None:
-        """Tie tensors of one shape axis by axis. Each transformation then acts on all of the tied tensors."""
+        """Tie corresponding axes of tensors of one shape. Each transformation then acts on all of these tensors."""
         for k in range(values[0].ndim):
             self.tie(*(value.layouts[k] for value in values))
         self.record(*(law.linear(*axes) for axes in zip(*map(_axes, values), strict=True)))

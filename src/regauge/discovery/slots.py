@@ -23,11 +23,11 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 class Tie:
     """A law of an operator, restricted to one slot on each axis of the law. All slots are at the same position.
 
-    The companions of a slot are other atoms (axis factors) that also have exactly one index at each entry. For example,
-    heads are companions of the units within heads. A transformation of the slot may depend on the index of a companion.
-    For example, the scales of units may differ between heads. Each companion is stored with the number of an operator
-    index, because several operator indices may use one atom. For example, the rows and columns of `x @ x.T` have the
-    same atom, but different operator indices.
+    The companions of a slot are other axis factors (atoms). Like the slot, each companion has exactly one index at each
+    entry of the tensor. For example, heads are companions of the units within heads. A transformation of the slot may
+    depend on the index of a companion. For example, the scales of units may differ between heads. Each companion is
+    stored with the number of an operator index, because several operator indices may use one atom. For example, the
+    rows and columns of `x @ x.T` have the same atom, but different operator indices.
     """
 
     law: Law

@@ -129,7 +129,7 @@ class _Family:
     def choose(self, params: Mapping[str, Tensor]) -> list[str]:
         """Return gains that the group can set to one at the same time.
 
-        The scales of the group multiply these gains with linearly independent exponents.
+        For these gains, the exponents of the group's scales are linearly independent.
         """
         result: list[str] = []
         for name in self.sites:

@@ -88,7 +88,7 @@ def gather(b: Builder, call: Call) -> Value:
 def scatter(b: Builder, call: Call) -> Value:
     """Write a source to positions along one axis of a tensor, if the positions point into this axis.
 
-    The axis may be permuted together with the positions, if a source is written to zeros, or a number to any tensor. In
+    If a source is written to zeros, or a number to any tensor, the axis may be permuted together with the positions. In
     all other cases, positions are treated as numbers, and the axis is frozen.
     """
     base, positions = call["self"], call["index"]

@@ -133,7 +133,7 @@ def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, a
     """Return an added vector after it is multiplied or divided by entries of a parameter. The result may vary along
     more axes than before.
 
-    The result is summed over those axes of the entries that the value lacks.
+    If the entries have axes that the value lacks, the result is summed over these axes.
     """
     shape = term.places.shape
     several = [k for k in range(len(shape)) if k in axes or not is_constant(term.places, k)]
