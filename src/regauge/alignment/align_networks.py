@@ -90,8 +90,8 @@ def align(
     """Find an element that brings the second network close to the first, and apply it to the second network.
 
     The result is never worse than the identity by the method's objective, and `params` computes the same function as
-    `params_b`. If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). In
-    this case, the aligned network gets the coordinates of the first network.
+    `params_b`. If the symmetry has translations or gains, the method compares representatives (`Symmetry.split`). The
+    aligned network then gets the coordinates of the first network.
 
     Networks may also be checkpoints on disk. Checkpoints that need more than `memory` are streamed from disk. For
     streamed checkpoints, weights are matched, and `params` reads tensors from `out` on access.

@@ -150,8 +150,8 @@ def correspond(
             than each of them. Soft plans average more units and therefore make the converted network worse. Exact plans
             average as few units as the widths allow.
         readers: The axes (parameter, axis) along which layers sum over the units of a group. Default: the axes that
-            discovery recorded. If a symmetry has no such record, the default is axis 1 of linear and convolutional
-            weights, axis 0 of transposed convolutions, and no axis of embeddings.
+            discovery recorded. If a symmetry does not record the axes, the default is axis 1 of linear and
+            convolutional weights, axis 0 of transposed convolutions, and no axis of embeddings.
         max_sweeps: The largest number of sweeps over the groups.
         tolerance: A step is taken only if it gains more than this fraction of `sum |a| |b|`.
 

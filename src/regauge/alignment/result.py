@@ -43,7 +43,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
     Attributes:
         symmetry: The symmetry to which the elements belong. All sizes of its groups are known.
         element: The element that aligns the second network. For many networks, a batch of elements that map each
-            network into the universe. The first of these elements is the identity, so the first network is unchanged.
+            network into the universe. The first element of the batch is the identity, so the first network is
+            unchanged.
         params: The aligned networks, `act(element, params_b)`. Each aligned network computes the same function as
             before.
         objective: The method's objective at `element`, which is maximized. For many networks, the objective is a sum
@@ -139,10 +140,11 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         """The shares of units and signs that the element changes, with one row for each group on which it can act.
 
         "moved" is the share of units that the element moves to another position. "flipped" is the share of negative
-        signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. This distance is
-        divided by the distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are the 0.05
-        and 0.95 quantiles of the factors. An entry is None if its quantity does not apply to the group. Entries are
-        averaged over copies and over the networks of a batch. "group" and "units" are the name and size of the group.
+        signs and odd half periods. "turned" is the Frobenius distance of a matrix from the identity. The Frobenius
+        distance is divided by the distance of a random rotation, `sqrt(2 size)`, and clipped to 1. "low" and "high" are
+        the 0.05 and 0.95 quantiles of the factors. An entry is None if its quantity does not apply to the group.
+        Entries are averaged over copies and over the networks of a batch. "group" and "units" are the name and size of
+        the group.
         """
         return tuple(moves_of(self.symmetry, self.element))
 

@@ -58,8 +58,8 @@ class Common:
         shapes: The shape to which each compared tensor is cut.
         share: The fraction of the first network's entries that is compared.
         notes: Notes on tensors that are cut or excluded.
-        widths: The groups in which the two networks have different numbers of units. Matching units of these groups are
-            selected before other axes are cut.
+        widths: The groups in which the two networks have different numbers of units. For groups with different numbers
+            of units, matching units are selected before other axes are cut.
         is_whole: Whether the common part covers both networks completely. A whole common part means that both networks
             have the same shapes, but the symmetry may come from a network of other shapes.
     """
@@ -184,7 +184,7 @@ def find_common(
 
 
 def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
-    """Return a symmetry restricted to tensors of given shapes. Groups that act on none of these tensors are left
+    """Return a symmetry restricted to tensors of given shapes. Groups that act on none of the given tensors are left
     out.
     """
     groups = [replace(g, placements=tuple(p for p in g.placements if p.parameter in shapes)) for g in symmetry.groups]

@@ -113,10 +113,10 @@ class Search:
 class Database:
     """A collection of fingerprints of networks, stored in one safetensors file.
 
-    A search first computes only the fingerprint of the queried network, and reads no other network. After this,
-    `rg.compare` compares the queried network with the nearest networks. One database can contain networks of many
-    architectures. A search considers only networks that have the same tensors as the queried network. `compare_files`
-    also finds relatives with other widths, depths or vocabularies.
+    A search first computes only the fingerprint of the queried network, and reads no other network. Next, `rg.compare`
+    compares the queried network with the nearest networks. One database can contain networks of many architectures. A
+    search considers only networks that have the same tensors as the queried network. `compare_files` also finds
+    relatives with other widths, depths or vocabularies.
 
     The file also contains the symmetry of each architecture. Therefore a search needs no model.
 

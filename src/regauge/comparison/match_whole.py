@@ -135,8 +135,8 @@ def rounding_noise(
 
     If a translation is large compared with the weights, rounding errors of the stored weights are proportional to the
     translation. The rounding errors remain after the translation is removed. For the estimate, each entry of a network
-    is perturbed at random by up to half the spacing of its format. The estimate is the resulting change of the
-    representative.
+    is perturbed at random by up to half the spacing of its format. The estimate is the change of the representative
+    that the perturbation causes.
 
     Args:
         networks: The first and the second network as stored.

@@ -103,8 +103,8 @@ class Evidence:
         z_score: The test statistic of the p-value.
         noise: The relative distance that rounding of the stored entries causes; zero if it was not measured.
         is_whole: Whether both networks are compared completely.
-        is_factorized: Whether distances are measured between products of matrices without full rank. A distance of zero
-            between such products does not imply that an element maps one network to the other.
+        is_factorized: Whether distances are measured between products of matrices without full rank. If the products
+            are equal, an element that maps one network to the other need not exist.
         lean: The change of the squared norm divided by the squared distance (see `kinship`); None if it is unknown.
         parent: A sentence if one network's provenance names the other as a parent, otherwise empty.
     """

@@ -154,7 +154,7 @@ def overlapping(
     """Yield pairs of groups that act on one axis, if the first group moves entries between units of the second group.
     Each pair comes with the placement of the first group.
 
-    The actions of two such groups are not independent of each other.
+    The actions of both groups are then not independent of each other.
     """
     moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
     for group in groups:
@@ -181,8 +181,8 @@ def overlapping(
 
 @dataclass(frozen=True)
 class Moves:
-    """The change of one parameter by an element, stored as small tables. Each of these tables depends on the indices
-    along only some axes of the parameter.
+    """The change of one parameter by an element, stored as small tables. Each table depends on the indices along only
+    some axes of the parameter.
 
     A table of displacements, factors or shifts acts along the last axis on which it depends. A displacement is the
     index of an entry's source along an axis, minus the index of the entry itself. An element first multiplies entries

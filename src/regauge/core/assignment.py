@@ -28,10 +28,10 @@ More rounds do not shorten the search for the next assignment.
 def assign(profit: Floats) -> NDArray[np.int64]:
     """Return the permutation c that maximizes `sum_i profit[i, c[i]]`, exactly.
 
-    First, row and column minima are subtracted from the cost `-profit`. After this subtraction, the cost matrix is
-    nonnegative and has many zeros. Subtracting a constant from a row or column changes the cost of every permutation
-    equally, so the optimal permutation stays the same. For the heavy-tailed profits of trained networks, this
-    subtraction makes the search several times shorter.
+    First, row and column minima are subtracted from the cost `-profit`. The reduced cost matrix is nonnegative and has
+    many zeros. Subtracting a constant from a row or column changes the cost of every permutation equally, so the
+    optimal permutation stays the same. For the heavy-tailed profits of trained networks, subtracting minima makes the
+    search several times shorter.
 
     Args:
         profit: The profits as a square matrix, `[n, n]`.
@@ -202,8 +202,8 @@ def _solver() -> Solver:
 def _search(reduced: Float[Tensor, "problem target source"]) -> Int[Tensor, "problem target"]:
     """Return the solutions of reduced assignment problems, found by a search on the CPU.
 
-    If the installed `lapx` supports it, one call solves all assignment problems. Otherwise, each assignment problem
-    takes one call, and torch's threads make these calls in parallel.
+    If the installed `lapx` supports it, one call solves all assignment problems. Other solvers need one call for each
+    assignment problem, and torch's threads make the calls in parallel.
     """
     costs, solve = reduced.cpu().numpy(), _solver()
     batched = None

@@ -3,7 +3,7 @@ translations add vectors.
 
 First, all gains of the network are set to one. The vectors of the translation families are then subtracted one after
 another, first from weights and then from biases. A subtraction does not change the results of earlier subtractions. The
-coordinates of a network are one vector for each translation family. A translation adds vectors to these coordinates, in
+coordinates of a network are one vector for each translation family. A translation adds vectors to the coordinates, in
 any order. If vectors were added to the network itself, the result could depend on the order. For example, a translation
 that a LayerNorm removes changes the output weights of attention. However, the output weights determine the output bias
 that compensates for an added value bias.
@@ -116,9 +116,9 @@ class Carrier:
     """The action of an element on the coordinates of translation families, `[*batch, *shape]`.
 
     Each family of translations has a home parameter. To transform a coordinate, `carry` writes the coordinate into a
-    home parameter whose other entries are zero. The element acts on this parameter, and the new coordinate is read from
-    the result. In a representative, gains are one. Therefore `carry` neither multiplies gains by scales and signs, nor
-    adds half periods to biases.
+    home parameter whose other entries are zero. The element acts on the home parameter, and the new coordinate is read
+    from the result. In a representative, gains are one. Therefore `carry` neither multiplies gains by scales and signs,
+    nor adds half periods to biases.
     """
 
     def __init__(self, symmetry: Charted, element: Element) -> None:

@@ -41,8 +41,8 @@ class LazyTensors(Mapping[str, Tensor]):
 
     Each tensor is computed on request, in a wider dtype.
 
-    These tensors include the constants that the model adds to gains, such as the 1 in `1 + weight`. The method
-    `parameter` returns tensors without these constants.
+    The tensors include constants that the model adds to gains, such as the 1 in `1 + weight`. The method `parameter`
+    returns tensors without added constants.
 
     Args:
         symmetry: The symmetry. All sizes of groups must be known.

@@ -8,8 +8,8 @@ and the function `set_library` override the default. If an output is computed in
 in the output. The training of convolutional networks uses the same setting (`training/chains/image_chain.py`).
 
 MKL does not use AVX-512 on processors of other makers than Intel. On an AMD EPYC, MKL reached 98 GFLOP/s with 1,024 x
-1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. On this Xeon,
-oneDNN reached 0.91 of MKL's throughput with matrices of this size, and 0.48 to 1.01 with other shapes. Therefore the
+1,024 matrices, and oneDNN 209 (`benchmarks/README.md`). On an Intel Xeon with AVX-512, oneDNN is slower. On the Xeon,
+oneDNN reached 0.91 of MKL's throughput with 1,024 x 1,024 matrices, and 0.48 to 1.01 with other shapes. Therefore the
 default on Intel processors is torch's BLAS.
 """
 

@@ -1,8 +1,9 @@
 """Subgroups of O(n): rotations that keep the vector of all ones, and rotations without reflections.
 
 A rotation that keeps the vector of all ones has the form `1 1^T / n + H^T R H`. The n - 1 rows of H are an orthonormal
-basis of the vectors whose sum is zero, and R is any rotation of these vectors. Such rotations change neither the mean
-of a vector nor the norm of its deviation from the mean. Therefore LayerNorm without gains commutes with such rotations.
+basis of the vectors whose sum is zero, and R is any rotation of these vectors. A rotation that keeps the vector of all
+ones changes neither the mean of a vector nor the norm of its deviation from the mean. Therefore LayerNorm without gains
+commutes with the rotation.
 """
 
 import torch

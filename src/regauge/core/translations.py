@@ -171,9 +171,10 @@ class TranslationFamily:
         constant: The axes of `entries` along which the added vector is constant. The coordinate of a network is the
             mean of its entries over the constant axes. Without constant axes, the coordinate is the entries themselves.
             In a representative (see `regauge.core.chart`), the coordinate is zero.
-        gain: Entries of a gain, or None. The added vector is divided by this gain along the one constant axis, because
-            the model multiplies the home parameter by the gain. If a family has a gain, the coordinate is the mean of
-            the products of entries and gain. If an entry of the gain is zero, nothing is added.
+        gain: Entries of a gain, or None. A family with a gain has a single constant axis. Along the constant axis, the
+            added vector is divided by the gain, because the model multiplies the home parameter by the gain. If a
+            family has a gain, the coordinate is the mean of the products of entries and gain. If an entry of the gain
+            is zero, nothing is added.
         centered: The axes along which the added vector sums to zero, because an earlier family already adds constants.
             The last entry along each centered axis is not stored, because the other entries determine it.
         images: The vectors that are added to other parameters.
@@ -287,7 +288,9 @@ class TranslationFamily:
         return vector.clone()
 
     def lengthen(self, coordinate: Tensor, lead: int = 0) -> Tensor:
-        """Return the full vector, given its stored part (coordinate). The missing entries follow from the zero sums."""
+        """Return the full vector, given its stored part (coordinate). The missing entries are computed from the
+        condition that the sum along each centered axis is zero.
+        """
         for axis in self.centered:
             coordinate = torch.cat([coordinate, -coordinate.sum(lead + axis, keepdim=True)], lead + axis)
         return coordinate

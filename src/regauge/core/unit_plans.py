@@ -87,10 +87,10 @@ def uncovered(sites: Sequence[Site], axis: int, length: int) -> Tensor:
 def default_readers(symmetry: Symmetry) -> frozenset[Axis]:
     """Return the axes along which layers sum over units, as discovery recorded them.
 
-    A symmetry made of `Group` objects has no record of these axes. In that case, the axes of torch's layers are
-    returned. Layers of torch sum over axis 1 of weights (out, in, ...) and over axis 0 of transposed convolutions (in,
-    out, ...). No layer sums over an axis of a vector or an embedding. The frozen axes of the symmetry show which
-    parameters are transposed convolutions or embeddings.
+    If a symmetry does not record the axes, for example because it was made of `Group` objects, the axes of torch's
+    layers are returned. Layers of torch sum over axis 1 of weights (out, in, ...) and over axis 0 of transposed
+    convolutions (in, out, ...). No layer sums over an axis of a vector or an embedding. The frozen axes of the symmetry
+    show which parameters are transposed convolutions or embeddings.
     """
     if symmetry.readers:
         return frozenset(symmetry.readers)

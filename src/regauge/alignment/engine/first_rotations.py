@@ -1,7 +1,7 @@
 """Initial rotations, computed from tensors that no other group changes, and from products of two tensors.
 
 Besides rotations, other groups act on the tensors of a residual stream: permutations of hidden units and heads, and
-matrices within heads. The elements of these groups are unknown at first, but they cancel in certain products of
+matrices within heads. The elements of the other groups are unknown at first, but they cancel in certain products of
 tensors. One kind of product multiplies weights that read the stream by weights that write to it. Another kind
 multiplies query weights by key weights. A rotation of the stream acts on both sides of each product. A rotation that is
 found from products of tensors depends only on the function of the layers. A rotation from single tensors would depend
@@ -183,8 +183,8 @@ class FirstRotation:
         self._reach = self._reach + size.sqrt()
 
     def start(self) -> bool:
-        """Choose the rotation that is best for the terms of single tensors. Return whether the objective has such
-        terms.
+        """Choose the rotation that is best for the terms of single tensors. Return whether the objective has terms of
+        single tensors.
         """
         if not (isinstance(self._cost, Tensor) and isinstance(self._reach, Tensor) and bool((self._reach > 0).all())):
             return False

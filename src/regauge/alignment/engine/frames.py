@@ -73,8 +73,8 @@ class Frame:
         given: The second networks before balancing.
         sides: The elements that balance the first and the second networks, or None if networks are compared as given.
         buffers: Whether balancing changes running statistics.
-        rigid: For each group of invertible matrices, the pairs in which the group may only rotate. In these pairs, a
-            Gram matrix of one network is singular up to rounding.
+        rigid: For each group of invertible matrices, the pairs in which the group may only rotate. A group may only
+            rotate if a Gram matrix of one network is singular up to rounding.
     """
 
     symmetry: Symmetry

@@ -34,7 +34,7 @@ class FrankWolfe(ManyMethod):
     `MergeMany`) then improves the elements until no single group of a network can be improved.
 
     All groups change a little in each step, which avoids some local optima of coordinate ascent. In an experiment,
-    planted permutations of a residual MLP were found in 20 of 20 trials. This MLP has six residual blocks of width 64.
+    planted permutations of a residual MLP were found in 20 of 20 trials. The residual MLP has six blocks of width 64.
     Only three inputs and outputs have a fixed order, and the noise is as large as the weights. `WeightMatching` also
     finds the planted permutations in all trials from its default start, the barycenter, but never from the identity.
     Frank-Wolfe takes about three to eight times as long as `WeightMatching`.
@@ -43,8 +43,8 @@ class FrankWolfe(ManyMethod):
     the start: relaxed elements begin at the barycenter, the average over all elements. The first network stays
     unchanged, because applying one common element to all networks would only give an equivalent universe. Coordinate
     ascent improves the elements after rounding. Positive scales are treated as in `WeightMatching`. Suppose that a
-    group is nested in two other groups that are not nested in each other. These three groups are optimized only in the
-    final coordinate ascent.
+    group is nested in two other groups that are not nested in each other. All three groups are then optimized only in
+    the final coordinate ascent.
 
     Attributes:
         start: The initial element: the "barycenter", or the "identity" as published. With either start, the identity is

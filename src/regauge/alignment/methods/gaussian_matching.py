@@ -41,12 +41,12 @@ class GaussianMatching(Method):
     the same amount. If W2^2 decreases, the objective increases by half this amount.
 
     `GaussianMatching` departs from the paper. Appendix B of the paper states that the divergence reduces to a distance
-    between means, because no other term depends on the permutation. This statement is wrong. The trace term `sum abs(g)
-    s_b^2 / s_a^2` depends on the permutation, and the distance between means is weighted by precisions.
-    `GaussianMatching` includes both the trace term and the weights. On trained networks, the divergences did not give
-    lower barriers than the Wasserstein cost. The Wasserstein cost did not give lower barriers than means alone.
-    Equation 16 of the paper prints covariances in place of their square roots. Equation 17, with standard deviations,
-    is correct.
+    between means, because no other term depends on the permutation. The statement in appendix B is wrong. The trace
+    term `sum abs(g) s_b^2 / s_a^2` depends on the permutation, and the distance between means is weighted by
+    precisions. `GaussianMatching` includes both the trace term and the weights. On trained networks, the divergences
+    did not give lower barriers than the Wasserstein cost. The Wasserstein cost did not give lower barriers than means
+    alone. Equation 16 of the paper prints covariances in place of their square roots. Equation 17, with standard
+    deviations, is correct.
 
     Orthogonal and linear groups stay at the identity, because a rotated diagonal Gaussian is not diagonal. A divergence
     is linear only in elements that keep all magnitudes. Therefore positive scales and shifts also stay at the identity

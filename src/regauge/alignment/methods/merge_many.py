@@ -37,7 +37,7 @@ class MergeMany(ManyMethod):
     networks changed.
 
     If there are more than `core` networks, only the first `core` networks are visited one by one. All further networks
-    are then matched at once to the mean of these core networks. Later rounds match all networks to the mean of all
+    are then matched at once to the mean of the core networks. Later rounds match all networks to the mean of all
     networks, which lowers the mean squared distance from this mean (`gather`). If there are many networks, their mean
     is nearly the same as the mean without one network. Rounds that match all networks at once are many times faster
     than visits one by one. Rounds that match all networks at once end at `tolerance`, so their result is only close to
@@ -167,8 +167,8 @@ def gather(
     Args:
         params: The population, with a leading model axis on every tensor.
         symmetry: The symmetry of all networks. All sizes of its groups must be known.
-        settings: The settings of `MergeMany`. The method `inner` of these settings matches networks, while positive
-            scales stay unchanged.
+        settings: The settings of `MergeMany`. The method `settings.inner` matches networks, while positive scales stay
+            unchanged.
         order: The order in which the networks are placed. The first `settings.core` networks in this order are aligned
             with one another first.
         is_placed: Whether the first networks are aligned with one another before all rounds. If False, all networks

@@ -1,7 +1,7 @@
 """Balancing of networks on disk, and fitting of the scales of nearly equal networks, in independent parts.
 
 Tensors whose scales depend on one another form one part. The tensors of a part are read one after another. Memory holds
-only sums of these tensors over the axes on which no scales act.
+only sums of tensors over the axes on which no scales act.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,10 +1,10 @@
 """The plan of a streamed alignment: memory bounds and the order of reading.
 
 A group is *spread* if all tensors on which it acts together exceed the memory limit. For example, the group of a
-transformer's residual stream is spread. All groups that are not spread form components that share no tensor. These
-components are the *working sets*, for example a layer's attention or its MLP. Working sets are read one after the
-other. Some sign families of a spread group act within a single working set, such as the signs of one norm's gain. The
-signs of a family within one working set are chosen while this working set is in memory.
+transformer's residual stream is spread. All groups that are not spread form components that share no tensor. The
+components are called *working sets*. For example, a layer's attention or its MLP is a working set. Working sets are
+read one after the other. Some sign families of a spread group act within a single working set, such as the signs of one
+norm's gain. The signs of a family within one working set are chosen while this working set is in memory.
 """
 
 import math

@@ -129,7 +129,7 @@ def write_places(source: str, index: Ints, size: int, tail: Sequence[int]) -> st
 
 def periods(owner: Ints) -> int | None:
     """Return the number of segments into which a list of sources can be divided if all segments must have the same
-    sequence of sources. Return None if there is no such number.
+    sequence of sources. Return None if no division has this property.
     """
     starts = np.flatnonzero(np.diff(owner, prepend=-1))
     order = owner[starts]
