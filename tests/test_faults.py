@@ -317,7 +317,7 @@ def _run(arguments: list[str], seconds: float | None = None) -> int:
 
 
 @pytest.mark.usefixtures("streamed")
-@pytest.mark.parametrize(("command", "step"), [("align", 1), ("merge", 3)])
+@pytest.mark.parametrize(("command", "step"), [("align", 3), ("merge", 3)])
 def test_equal_runs_write_equal_bytes(
     command: str, step: int, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

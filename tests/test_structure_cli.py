@@ -12,6 +12,7 @@ from regauge.checkpoints.writing import save
 from regauge.cli.main import main
 from regauge.core.params import Params
 
+pytestmark = pytest.mark.usefixtures("unsaved")
 POSITIONS = """
 from structured import Positions
 import torch
