@@ -226,7 +226,10 @@ def qwen_parts(vision: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("make", "is_blank"), [(qwen2_vl, False), (qwen2_5_vl, False), (qwen3_vl, True)])
+@pytest.mark.parametrize(
+    ("make", "is_blank"),
+    [pytest.param(qwen2_vl, False, marks=pytest.mark.thorough), (qwen2_5_vl, False), (qwen3_vl, True)],
+)
 def test_a_model_of_images_and_text_is_traced_whole_with_values_and_without(
     tmp_path: Path, make: Callable[[], Any], is_blank: bool
 ) -> None:

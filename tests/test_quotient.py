@@ -146,7 +146,13 @@ def test_streamed_networks_are_read_as_representatives(name: str, tmp_path: Path
 NETS_WITH_BOTH = ("decoder", "tied decoder", "post-norm", "batch norm", "layer scale", "two norms", "fused attention")
 
 
-@pytest.mark.parametrize("name", NETS)
+IN_CI = (*NETS_WITH_BOTH, *sorted(NETS)[::5])
+"""With them each kind of layer reads some networks."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_CI else pytest.mark.thorough) for name in NETS]
+)
 def test_nets_over_networks_read_representatives(name: str) -> None:
     _, _, symmetry, params = network(name)
     wide = {key: t.double() for key, t in params.items()}
@@ -285,8 +291,11 @@ def test_flows_are_of_representatives_and_have_one_density_for_an_orbit(name: st
 
 
 @pytest.mark.usefixtures("unsaved")
-@pytest.mark.parametrize("name", ["decoder", "patches", "linear layers", "layer scale", "batch norm"])
-def test_translated_copies_get_one_gauge(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "by"),
+    covering(["decoder", "patches", "linear layers", "layer scale", "batch norm"], ["weights", "loss"], part=1, of=2),
+)
+def test_translated_copies_get_one_gauge(name: str, by: Any, tmp_path: Path) -> None:
     module, x, symmetry, params = network(name)
     before = outputs(module, params, x)
     drawn = symmetry.random(generator(1), TRANSLATED).translation
@@ -294,17 +303,16 @@ def test_translated_copies_get_one_gauge(name: str, tmp_path: Path) -> None:
     copies = [symmetry.act(element, params) for element in far_away]
     task = rg.Task(module, [((x,), before)], lambda out, y: (out - y).square().mean())
     methods = (rg.gauging.Equalize(), rg.gauging.Hadamard())
-    for settings in ({"by": "weights"}, {"by": "loss"}):
-        method = rg.gauging.BestGauge(methods=methods, is_kept_always=True, **settings)
-        found = [rg.gauge(one, symmetry, method=method, task=task, test=task, generator=generator(0)) for one in copies]
-        assert gap(found[0].params, found[1].params) < 1e-8
-        assert gap(found[0].params, copies[0]) > 0.1
-        for one in found:
-            assert one.certificate is not None
-            assert one.certificate.ok
-            assert torch.allclose(outputs(module, one.params, x), before, atol=1e-9)
-        as_it_was = rg.gauge(params, symmetry, method=replace(method, is_kept_always=False), task=task, test=task)
-        assert as_it_was.objective >= as_it_was.initial
+    method = rg.gauging.BestGauge(methods=methods, is_kept_always=True, by=by)
+    found = [rg.gauge(one, symmetry, method=method, task=task, test=task, generator=generator(0)) for one in copies]
+    assert gap(found[0].params, found[1].params) < 1e-8
+    assert gap(found[0].params, copies[0]) > 0.1
+    for one in found:
+        assert one.certificate is not None
+        assert one.certificate.ok
+        assert torch.allclose(outputs(module, one.params, x), before, atol=1e-9)
+    as_it_was = rg.gauge(params, symmetry, method=replace(method, is_kept_always=False), task=task, test=task)
+    assert as_it_was.objective >= as_it_was.initial
     path = save(copies[0], tmp_path / "a.safetensors")
     out = tmp_path / "b.safetensors"
     made = rg.gauge(path, symmetry, method=method, task=task, test=task, out=out, generator=generator(0))
@@ -339,7 +347,7 @@ def test_a_family_whose_streams_somebody_rotated_has_one_gauge() -> None:
     assert {one.child: one.parent for one in tree}["third"] == "first"
 
 
-@pytest.mark.parametrize("name", ["patches", "encoder, norms first"])
+@pytest.mark.parametrize("name", [pytest.param("patches", marks=pytest.mark.thorough), "encoder, norms first"])
 def test_translated_copies_have_their_place_in_a_tree(name: str) -> None:
     _, _, symmetry, params = network(name)
     source = generator(3)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from coverings import covering
 from streamed_cases import UNLIMITED, pair_of, require_same
 from torch import Tensor
 
@@ -62,10 +63,16 @@ def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, t
         assert found.initial == pytest.approx(expected.initial, abs=1e-7 * abs(expected.objective))
 
 
-@pytest.mark.parametrize("noise", [0.02, 1])
-@pytest.mark.parametrize("name", ["mlp_relu", "mlp_tanh", "cnn_flatten", "llama", "gpt", "resnet20_batch_B"])
-def test_working_sets_in_blocks_give_the_same(name: str, noise: float, tmp_path: Path) -> None:
-    pair, method = pair_of(name, tmp_path, noise), rg.WeightMatching()
+NOISE = {"near": 0.02, "far": 1.0}
+BLOCKED = ("mlp_relu", "mlp_tanh", "cnn_flatten", "llama", "gpt", "resnet20_batch_B")
+
+
+@pytest.mark.parametrize(
+    ("name", "noise"),
+    covering(BLOCKED, NOISE, of=2),
+)
+def test_working_sets_in_blocks_give_the_same(name: str, noise: str, tmp_path: Path) -> None:
+    pair, method = pair_of(name, tmp_path, NOISE[noise]), rg.WeightMatching()
     plan = pair.smaller()
     sets = [replace(one, is_blocked=can_be_blocked(pair.symmetry, one)) for one in plan.sets]
     assert any(one.is_blocked for one in sets)
@@ -251,7 +258,7 @@ print(int(peak[1]) * 1024 - base, plan.peak)
 def test_the_plan_bounds_the_memory_of_blocks(tmp_path: Path) -> None:
     """In a process of its own, where no pages are left that other tests freed, or that the system takes back."""
     with torch.device("meta"):
-        module = mlp(1024, 4096, 1024, activation=torch.tanh)
+        module = mlp(1024, 3072, 1024, activation=torch.tanh)
     symmetry = rg.discover(module, (torch.zeros(2, 1024, device="meta"),))
     (tmp_path / "symmetry.json").write_text(symmetry.to_json())
     generator = torch.Generator().manual_seed(0)
@@ -265,7 +272,7 @@ def test_the_plan_bounds_the_memory_of_blocks(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     held, planned = map(int, done.stdout.split())
-    assert 0.9 * 4 * 4096**2 < held <= planned  # The matrix of costs alone has 4 * 4096**2 bytes.
+    assert 0.9 * 4 * 3072**2 < held <= planned  # The matrix of costs alone has 4 * 3072**2 bytes.
 
 
 COMMAND = """
@@ -287,7 +294,7 @@ from regauge.nets.transformer import Llama
 
 
 def model():
-    return Llama(12000, width=192, layers=3, heads=6, kv_heads=3), torch.zeros(2, 4, dtype=torch.long)
+    return Llama(12000, width=192, layers=1, heads=6, kv_heads=3), torch.zeros(2, 4, dtype=torch.long)
 """
 
 
@@ -298,7 +305,7 @@ def test_a_command_holds_no_more_than_it_tells(command: str, tmp_path: Path) -> 
     (tmp_path / "larger_nets.py").write_text(LARGER)
     generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):
-        shapes = {n: t.shape for n, t in Llama(12000, width=192, layers=3, heads=6, kv_heads=3).state_dict().items()}
+        shapes = {n: t.shape for n, t in Llama(12000, width=192, layers=1, heads=6, kv_heads=3).state_dict().items()}
     for letter in "ab":
         save({n: torch.randn(s, generator=generator) for n, s in shapes.items()}, tmp_path / f"{letter}.safetensors")
     pair = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "larger_nets.py:model"]
