@@ -298,8 +298,8 @@ def minimize(
 
     Args:
         norm: The squared norm as a function of scales and matrices, and their current values.
-        rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds
-            networks to `rigid` whose matrix may be singular, or whose norm has no minimum.
+        rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds to
+            `rigid` the networks whose matrix may be singular, or whose norm has no minimum.
         tolerance: The approximate error to allow in the logarithms of the factors.
         limits: Two fractions of the largest eigenvalue of a Gram matrix. Smaller eigenvalues than the first fraction
             count as zero, and larger ones than the second as nonzero.

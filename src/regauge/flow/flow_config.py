@@ -80,8 +80,8 @@ class FlowConfig(Design, NetTrainingConfig):
             tensors the same weight, and 1 gives all values the same weight. Principal components are weighted by their
             standard deviations.
         is_standardized: Whether errors are divided by the errors that the flow would have without the net.
-        labels: Column whose values are an input of the flow, so networks can be sampled for a chosen value. None for no
-            such column.
+        labels: Column whose values are an input of the flow, so networks can be sampled for a chosen value. If None, no
+            column is an input.
     """
 
     lr: float = 2e-3

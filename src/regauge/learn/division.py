@@ -116,7 +116,9 @@ class Division:
         return Loader(self.collection, generator=self.chance("order"), batch=batch, indices=indices, augment=augment)
 
     def describe(self, config: object, **others: Any) -> dict[str, Any]:
-        """Return everything on which the training depends, as JSON. `train` compares it with a saved state."""
+        """Return everything on which the training depends, as JSON. `train` compares the description with that in a
+        saved state.
+        """
         return {
             "settings": repr(config),
             "networks": self.collection.key,

@@ -167,7 +167,8 @@ class SoftElement:
         }
 
     def _with_signs(self, n: int, logits: Tensor) -> Tensor:
-        """Return logits of unit pairs, computed from plans and signs. A pair is as likely as its two signs together.
+        """Return logits of unit pairs, computed from plans and signs. The probability of a pair is the sum of the
+        probabilities of the pair with either sign.
 
         The two signs have the logits v + z and v - z. Therefore the pair has the logit v + log cosh z up to a constant,
         and the mean sign is tanh z.

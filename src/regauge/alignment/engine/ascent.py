@@ -285,7 +285,7 @@ class Ascent:
         return torch.maximum(at(self._scale, rows) * self._tolerance, at(self._rounding, rows) * roundings)
 
     def _improve(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search the best step of a family. Return a function that takes this step in all pairs of networks whose
+        """Search the best step of a family. Return a function that applies the step to all pairs of networks whose
         objective rises.
         """
         cost, current, slack = self._costs[k].cost(rows), self._value(k, rows), self._least(rows, SLACK)
@@ -346,8 +346,8 @@ class Ascent:
         return self.networks.objectives(self.networks.moved(family.sites, rows), rows)
 
     def _improve_nested(self, k: int, rows: Rows, start: "Launch") -> Callable[[], None]:
-        """Search a step of a family with nested groups. Return a function that takes this step in all pairs of networks
-        whose objective rises.
+        """Search a step of a family with nested groups. Return a function that applies the step to all pairs of
+        networks whose objective rises.
         """
         family = self._families[k]
         a = {name: at(self.networks.a[name], rows) for name in family.sites}

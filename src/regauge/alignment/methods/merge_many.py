@@ -161,8 +161,9 @@ def gather(
     """Align the networks of a population of any size with one another, in rounds that transform all at once.
 
     Let x_i be the transformed networks and m their mean. The rounds lower the spread, which is `1/n sum_i |x_i - m|^2`.
-    The spread is half the mean squared distance over all ordered pairs of networks. Matching every network to m lowers
-    each term of the spread, and the new mean minimizes the sum. Therefore the spread never increases.
+    The spread is half the mean squared distance over all ordered pairs of networks. Matching a network to the mean m
+    lowers its distance from m. The new mean then minimizes the sum of squared distances. Therefore the spread never
+    increases.
 
     Args:
         params: The population, with a leading model axis on every tensor.

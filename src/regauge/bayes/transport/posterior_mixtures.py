@@ -116,7 +116,8 @@ def mixture(a: Posterior, b: Posterior) -> MixturePath:
 
     By Jensen's inequality, the log predictive likelihood of a mixture is never below the weighted average of both
     posteriors. Therefore a path of mixtures never has a barrier, even if the networks between the two posteriors are
-    bad. Use this path only as a control. A missing barrier on this path is not evidence.
+    bad. Use the path of mixtures only as a control. A missing barrier on it is not evidence of good networks between
+    the posteriors.
 
     References:
         Rossi et al. (2023), section 3, figure 3.
