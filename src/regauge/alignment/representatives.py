@@ -213,7 +213,7 @@ class RotationChoice(Generic[Known]):
         is_wanted: The pairs in which streams should be rotated, bool `[pairs]`.
         is_free: The pairs in which streams can be rotated, bool `[pairs]`. A stream cannot be rotated if one of its
             channels has a gain of zero.
-        known: The result of matching by permutations, if the choice needed it.
+        known: The result of matching by permutations; None if the choice did not require this matching.
         notes: A message that explains why some pairs were not rotated although the caller asked for it.
     """
 

@@ -78,8 +78,8 @@ def fingerprint(
     to 256 numbers.
 
     A change of a balanced tensor changes each feature by at most the size of this change. Small noise therefore changes
-    the fingerprint little. Units with scales are an exception if their incoming or outgoing weights are all exactly
-    zero.
+    the fingerprint little. If the incoming or outgoing weights of a unit with scales are all exactly zero, small noise
+    can change the fingerprint much.
 
     If a checkpoint does not fit in memory, it is read tensor by tensor, in float32, or in float64 if it is stored in
     float64. Up to rounding, the fingerprint is the same as that of the network in memory.

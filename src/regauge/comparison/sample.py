@@ -123,7 +123,8 @@ class Sample:
         The units of a group are compared in tensors on whose other axes no groups act, or only groups that are already
         matched. The first matched group, such as a residual stream, is matched by tensors on which no other group acts.
         Each sampled unit may match any unit of the second network, so two sampled units may match the same one. For
-        unrelated networks, the explained share is therefore larger than with a permutation of all units.
+        unrelated networks, the explained share of a sample is therefore larger than the share after a permutation of
+        all units.
 
         Returns:
             The units, and the smallest number of entries per unit with which any group was matched.

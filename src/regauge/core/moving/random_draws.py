@@ -296,7 +296,8 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """Return the scales and exponents of which each factor of an element consists, in layers.
+        """Return, in layers, the scales whose powers are multiplied to each factor of an element, and the exponents of
+        these powers.
 
         Layer k holds the k-th scale of each factor.
         """
