@@ -289,6 +289,21 @@ class DecayingStates(nn.Module):
         return out
 
 
+class ExponentialFactors(nn.Module):
+    """Factors of a branch, of channels and of the outputs, all exponentials of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.out = nn.Linear(6, 5), nn.Linear(5, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+        self.branch, self.gain, self.temperature = (nn.Parameter(torch.zeros(n)) for n in ((5,), (5,), ()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = x + (3 * self.branch).exp() * self.c(functional.silu(self.b(x)))
+        out: Tensor = self.out((x * (-self.gain).exp()).tanh()) * self.temperature.exp()
+        return out
+
+
 class CrossAttention(nn.Module):
     """A few latent rows read a sequence, as in Perceiver."""
 
@@ -435,6 +450,7 @@ CASES: dict[str, NullSpaceCase] = {
     "WIRE": own("neural fields", Gabor, normal(7, 2)),
     "random features with a skip": own("neural fields", Fourier, normal(7, 2)),
     "linear attention": own("attention", LinearAttention, normal(3, 5, 6)),
+    "exponential factors": own("plain networks", ExponentialFactors, normal(5, 6)),
     "decaying states": own("state space models", DecayingStates, normal(2, 4, 4)),
     "cross attention": own("attention", CrossAttention, normal(3, 5, 6)),
     "GPT": own("attention", lambda: GPT(21, 5, width=8, layers=1, heads=2), words()),

@@ -21,6 +21,17 @@ class Sine(nn.Module):
         return torch.sin(x)
 
 
+class Exponential(nn.Module):
+    """Multiply units by exponentials of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.rate.exp()
+
+
 def mlp(activation: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), activation, nn.Linear(5, 4), activation, nn.Linear(4, 2))
 
@@ -29,6 +40,10 @@ NETS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "relu": lambda: (mlp(nn.ReLU()), torch.randn(6, 3)),
     "tanh": lambda: (mlp(nn.Tanh()), torch.randn(6, 3)),
     "sine": lambda: (mlp(Sine()), torch.randn(6, 3)),
+    "exponential": lambda: (
+        nn.Sequential(nn.Linear(3, 5), Exponential(), nn.Tanh(), nn.Linear(5, 2)),
+        torch.randn(6, 3),
+    ),
     "filter response": lambda: (
         nn.Sequential(
             nn.Conv2d(2, 4, 2),

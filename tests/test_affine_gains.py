@@ -18,6 +18,7 @@ from regauge.alignment.streamed.match import align_streamed
 from regauge.alignment.streamed.plan import make_plan
 from regauge.canonical import orbit_distance
 from regauge.core.element import PARTS
+from regauge.core.groups import Exponent
 from regauge.core.moving.random_moves import RandomMoves
 from regauge.core.params import Params
 from regauge.core.probe import InDouble
@@ -233,7 +234,17 @@ def test_tables_for_other_tools_leave_such_gains_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "added", ['{"1.weight": "one"}', '{"nothing": 1.0}', '{"0.weight": 1.0}', '{"1.weight": NaN}', '["1.weight"]']
+    "added",
+    [
+        '{"1.weight": {"rate": 0.0}}',
+        '{"1.weight": {"rate": "1"}}',
+        '{"nothing": {"rate": 1.0}}',
+        '{"1.weight": "one"}',
+        '{"nothing": 1.0}',
+        '{"0.weight": 1.0}',
+        '{"1.weight": NaN}',
+        '["1.weight"]',
+    ],
 )
 def test_damaged_numbers_are_refused(added: str) -> None:
     _, _, symmetry, _ = plus_one()
@@ -355,11 +366,75 @@ LAYERED: dict[str, Layered] = {
 }
 """Networks with factors that are one plus the outputs of a layer, what is added, and exponents of one family."""
 
+EXPONENTIALS: dict[str, tuple[Callable[[], Modulated], dict[str, Any], dict[str, int]]] = {
+    "a learned temperature": (
+        lambda: Modulated(lambda m, x, c: m.o(m.a(x).tanh()) * m.t.exp(), t=nn.Parameter(torch.randn(()))),
+        {"t": Exponent(1.0)},
+        {"t[0]": 1, "o.weight[0]": -1, "o.bias[0]": -1},
+    ),
+    "factors of a branch": (
+        lambda: Modulated(
+            lambda m, x, c: m.o((m.a(x) + (3 * m.t).exp() * m.code(functional.gelu(m.b(c)))).tanh()),
+            t=nn.Parameter(torch.randn(4)),
+            b=nn.Linear(3, 5),
+            code=nn.Linear(5, 4, bias=False),
+        ),
+        {"t": Exponent(3.0)},
+        {"t[0]": 1, "code.weight[0]": -1},
+    ),
+    "positive weights": (
+        lambda: Modulated(
+            lambda m, x, c: m.o(functional.linear(m.a(x).relu(), (-m.t).exp()).tanh()),
+            t=nn.Parameter(torch.randn(4, 4)),
+        ),
+        {"t": Exponent(-1.0)},
+        {"t[1]": 1, "a.weight[0]": -1, "a.bias[0]": -1},
+    ),
+    "channels by an exponential": (
+        lambda: Modulated(
+            lambda m, x, c: m.o((m.conv(x[..., None]) * (m.t / 2)[:, None].exp()).tanh().sum(-1)),
+            t=nn.Parameter(torch.randn(4)),
+            conv=nn.Conv1d(3, 4, 1),
+        ),
+        {"t": Exponent(0.5)},
+        {"t[0]": 1, "conv.weight[0]": -1, "conv.bias[0]": -1},
+    ),
+    "a step size and speeds": (
+        lambda: Modulated(
+            lambda m, x, c: m.o((-(m.t.exp() * m.s.exp()) * m.a(x).square()).exp()),
+            t=nn.Parameter(torch.randn(())),
+            s=nn.Parameter(torch.randn(4)),
+        ),
+        {"t": Exponent(1.0), "s": Exponent(1.0)},
+        {"a.weight[0]": 1, "a.bias[0]": 1, "s[0]": -2},
+    ),
+}
+"""Networks with exponentials of parameters, rates of the exponents, and exponents of one family."""
+LAYERED |= EXPONENTIALS
+
 UNLAYERED: dict[str, Callable[[], Modulated]] = {
     "no bias": lambda: Modulated(
         lambda m, x, c: m.o(((1 + m.code(c)) * m.a(x)).relu()), code=nn.Linear(3, 4, bias=False)
     ),
     "an exponential": lambda: Modulated(lambda m, x, c: m.o((1 + m.code(c)).exp() * m.a(x)), code=nn.Linear(3, 4)),
+    "an exponential that is also read": lambda: Modulated(
+        lambda m, x, c: m.o(m.a(x).tanh()) * m.t.exp() + m.t, t=nn.Parameter(torch.randn(2))
+    ),
+    "two rates": lambda: Modulated(
+        lambda m, x, c: m.o((m.a(x) * m.t.exp()).tanh() * (2 * m.t).exp()), t=nn.Parameter(torch.randn(4))
+    ),
+    "an exponential that is also an output": lambda: Modulated(
+        lambda m, x, c: torch.cat([m.o(m.a(x).tanh()) * m.t.exp(), m.t.expand(5, 2)]), t=nn.Parameter(torch.randn(2))
+    ),
+    "an exponential less one": lambda: Modulated(
+        lambda m, x, c: m.o(m.a(x).tanh()) * m.t.expm1(), t=nn.Parameter(torch.randn(2))
+    ),
+    "an exponential of a square": lambda: Modulated(
+        lambda m, x, c: m.o(m.a(x).tanh()) * (m.t * m.t).exp(), t=nn.Parameter(torch.randn(2))
+    ),
+    "an exponential of a clamp": lambda: Modulated(
+        lambda m, x, c: m.o(m.a(x).tanh()) * m.t.clamp(max=1.0).exp(), t=nn.Parameter(torch.randn(2))
+    ),
     "a bound": lambda: Modulated(lambda m, x, c: m.o((1 + m.code(c).tanh()) * m.a(x)), code=nn.Linear(3, 4)),
     "one minus": lambda: Modulated(lambda m, x, c: m.o((1 - m.code(c).sigmoid()) * m.a(x)), code=nn.Linear(3, 4)),
     "also without the number": lambda: Modulated(

@@ -108,6 +108,11 @@ def shared(m: Any, x: Tensor) -> Tensor:
 
 A = {"a.weight": 1, "a.bias": 1}
 FOUND: dict[str, Case] = {
+    "the exponential of a factor": Case(
+        lambda: Net(lambda m, x: m.o(m.a(x).relu()) * m.t.exp(), **layers(t=number(1))),
+        "rows",
+        [{"t": 1, "o.weight": -1, "o.bias": -1}],
+    ),
     "normalized": Case(lambda: Net(lambda m, x: m.o(fn.normalize(m.a(x).relu(), dim=-1)), **layers()), "rows", [A]),
     "normalized by the largest": Case(
         lambda: Net(lambda m, x: m.a(x).relu().sort(-1).values / m.a(x).relu().amax(), a=lin(4, 5)), "rows", [A]
@@ -240,7 +245,6 @@ NONE: dict[str, Callable[[], Net]] = {
     "the input is added": lambda: Net(lambda m, x: fn.normalize(x + m.a(x).relu(), dim=-1), a=lin(4, 4)),
     "an upper bound": lambda: Net(lambda m, x: m.o(m.a(x).relu().clamp(max=1.0).sort(-1).values), **layers()),
     "products of many": lambda: Net(lambda m, x: m.o(m.a(x).cumprod(-1)), **layers()),
-    "the exponential of a factor": lambda: Net(lambda m, x: m.o(m.a(x).relu()) * m.t.exp(), **layers(t=number(1))),
     "a number that is compared": lambda: Net(
         lambda m, x: m.o(torch.where(m.a(x) > m.t, 1.0, 0.5) * x.sum()), **layers(t=number())
     ),

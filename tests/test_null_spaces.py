@@ -9,7 +9,7 @@ import regauge as rg
 QUICK = (
     *("MLP, tanh", "gated layer, RMSNorm", "set", "CNN, ReLU", "ResNet, group norm", "ConvNeXt", "U-Net"),
     *("LSTM of two layers", "SIREN", "cross attention", "small mixture of the largest", "small means"),
-    "decaying states",
+    *("decaying states", "exponential factors"),
 )
 
 

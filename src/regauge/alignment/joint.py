@@ -127,8 +127,8 @@ def role_symmetry(symmetry: Symmetry, role: Role, params: Mapping[str, Tensor]) 
     """
     groups = symmetry.groups
     if role == "magnitudes":
-        groups = tuple(group.without("sign", "parity", "shift") for group in groups if group.matrix == "none")
-        symmetry = symmetry.on_sums
+        symmetry = symmetry.on_changes
+        groups = tuple(g.without("sign", "parity", "shift") for g in symmetry.groups if g.matrix == "none")
     present = tuple(
         replace(group, placements=tuple(p for p in group.placements if p.parameter in params)) for group in groups
     )

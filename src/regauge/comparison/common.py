@@ -1,5 +1,6 @@
 """The common part of two networks with different shapes: the tensors that both have, cut to their common size."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -203,7 +204,9 @@ def restrict(symmetry: Symmetry, shapes: Mapping[str, Shape]) -> Symmetry:
         ones=_known(symmetry.ones, shapes),
         readers=tuple((name, axis) for name, axis in symmetry.readers if name in shapes),
         gains=_known(symmetry.gains, shapes),
-        added={name: _within(number, shapes[name][0]) for name, number in symmetry.added.items() if name in shapes},
+        added={
+            name: _within(number, math.prod(shapes[name])) for name, number in symmetry.added.items() if name in shapes
+        },
         translations=tuple(cut_translations(symmetry.translations, given, masks).values()),
     )
 

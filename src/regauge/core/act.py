@@ -20,7 +20,7 @@ from torch import Tensor
 
 from regauge.core.axis_products import multiply_copies
 from regauge.core.element import Element, Value
-from regauge.core.groups import Group, Placement, axes_of
+from regauge.core.groups import Exponent, Group, Placement, axes_of
 from regauge.core.params import Params, require_held
 
 FLAT_LIMIT = 1 << 22
@@ -52,12 +52,12 @@ class Site:
     positions: Int[Tensor, " m"]
     units: Int[Tensor, " m"]
     bases: tuple[tuple[int | None, Int[Tensor, " _"]], ...]
-    added: float | Float[Tensor, " length"] = 0.0
+    added: float | Float[Tensor, " length"] | Exponent = 0.0
 
     @property
     def has_added(self) -> bool:
         """Whether the model adds a constant to the parameter."""
-        return isinstance(self.added, Tensor) or bool(self.added)
+        return isinstance(self.added, Tensor | Exponent) or bool(self.added)
 
     @cached_property
     def is_sorted(self) -> bool:
@@ -98,7 +98,7 @@ class Site:
 
 
 def resolve(
-    groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float | Tensor = 0.0
+    groups: tuple[Group, ...], parameter: str, shape: tuple[int, ...], added: float | Tensor | Exponent = 0.0
 ) -> list[Site]:
     """Return the sites (axis indices and their units) of all placements of all groups on one parameter.
 
@@ -285,8 +285,11 @@ def moves_of(sites: list[Site], read: ReadValues, shape: tuple[int, ...], dtype:
                 if amount:
                     steps = _look_up(site, value.shift[..., family, :])
                     _merge(moves.shifts, site, steps.to(dtype) * amount, shape)
-    if sites[0].has_added:  # g(w + c) - c = L w + (g(c) - c) for the linear part L of g
-        added = sites[0].added
+    added = sites[0].added
+    if isinstance(added, Exponent):  # log(f exp(c w)) / c = w + log(f) / c
+        moves.shifts.update((axes, factor.log() / added.rate) for axes, factor in moves.factors.items())
+        moves.factors.clear()
+    elif sites[0].has_added:  # g(w + c) - c = L w + (g(c) - c) for the linear part L of g
         numbers = added.to(dtype) if isinstance(added, Tensor) else torch.full(shape, added, dtype=dtype)
         there = _act_one([replace(site, added=0.0) for site in sites], read, numbers, 1)
         moves.shifts[(0,)] = there - numbers

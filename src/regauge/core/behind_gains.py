@@ -6,6 +6,9 @@ but not on networks with other gains; `Group.behind_gains` names these rotations
 Some models store a gain as `weight` and multiply by `1 + weight`. A scale s then changes the weight by `w -> s (w + 1)
 - 1`. If the model multiplies by `1 + layer(x)`, a scale changes the bias of the layer in the same way. Functions that
 read or set gains use the sums `1 + weight`, because the action on the sums is linear.
+
+If a model uses only the exponential of a parameter, scales multiply the exponential. Scales then add numbers to the
+parameter. In this module, the exponential takes the place of the sum.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,15 +19,17 @@ import torch
 from torch import Tensor
 
 from regauge.core.element import Element, Value
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Exponent, Group, Placement
 from regauge.core.matrices import null_space
 from regauge.core.params import Params
 from regauge.core.remembered import remembered
 from regauge.core.translations import TranslationFamily
 from regauge.core.unit_gains import Scaled, gain_scales, without_gains
 
-Added = float | tuple[tuple[int, int, float], ...]
-"""A constant that a model adds to all entries of a vector, or to ranges of its entries: start, stop and constant."""
+Added = float | tuple[tuple[int, int, float], ...] | Exponent
+"""A constant that a model adds to all entries of a vector, or to ranges of its entries: start, stop and constant.
+
+If the model uses only exponentials of a parameter, an `Exponent` takes the place of the constant."""
 
 
 class Gained(Scaled, Protocol):
@@ -267,7 +272,7 @@ def turn(
     return element
 
 
-def constant(added: Added, length: int) -> float | Tensor:
+def constant(added: float | tuple[tuple[int, int, float], ...], length: int) -> float | Tensor:
     """Return the number that is added to all entries of a vector, or one number for each entry, in float64."""
     if not isinstance(added, tuple):
         return added
@@ -292,7 +297,12 @@ def ranges_of(numbers: Tensor) -> Added:
 
 
 def plus(tensor: Tensor, added: Added, sign: int = 1) -> Tensor:
-    """Return a vector, or a population of vectors, plus or minus the constants that the model adds to it."""
+    """Return a vector, or a population of vectors, plus or minus the constants that the model adds to it.
+
+    Of a parameter with an `Exponent`, the exponential is returned, or for a negative sign the inverse.
+    """
+    if isinstance(added, Exponent):
+        return (tensor * added.rate).exp() if sign > 0 else tensor.log() / added.rate
     number = constant(added, tensor.shape[-1] if tensor.ndim else 1)
     return tensor + sign * (number.to(tensor) if isinstance(number, Tensor) else number)
 

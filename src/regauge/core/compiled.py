@@ -60,7 +60,7 @@ class CompiledElement:
         start = 0
         for name, size in zip(self.names, self.shapes, strict=True):
             length = torch.Size(size).numel()
-            result[name] = moved[..., start : start + length].reshape(*moved.shape[:-1], *size)
+            result[name] = moved[..., start : start + length].reshape((*moved.shape[:-1], *size))
             start += length
         return result
 

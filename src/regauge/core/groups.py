@@ -17,6 +17,16 @@ Matrix = Literal["none", "orthogonal", "linear"]
 
 
 @dataclass(frozen=True)
+class Exponent:
+    """A number by which a model multiplies a parameter before it takes the exponential function of the product.
+
+    Groups act on the exponential, to which scales are factors. The parameter changes by the logarithm of a factor.
+    """
+
+    rate: float
+
+
+@dataclass(frozen=True)
 class Placement:
     """The description of how a group acts on one axis of one parameter.
 

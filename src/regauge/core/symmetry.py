@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from regauge.core.behind_gains import (
     constant,
     from_sums,
     on_representatives,
+    plus,
     rotatable,
     sums,
 )
@@ -26,7 +27,7 @@ from regauge.core.counted import count
 from regauge.core.element import ALL_PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
 from regauge.core.given import example_arguments, require_generator, require_module, require_plain, require_tensors
-from regauge.core.groups import Frozen, Group, Kind, groups_from_axes, readers_from_axes, set_sizes
+from regauge.core.groups import Exponent, Frozen, Group, Kind, Placement, groups_from_axes, readers_from_axes, set_sizes
 from regauge.core.lazy_chart import act_in_turn, is_large, split_in_turn
 from regauge.core.outputs import Outputs
 from regauge.core.params import Params, require_movable
@@ -46,6 +47,8 @@ BEHIND = " behind gains"
 """The suffix of a group's name in numerical checks, for rotations that need gains of one."""
 SHOWN = 6
 """The number of groups that the one-line form of a symmetry names."""
+ADDED = ("scales and signs of {} act on the weight plus a number", "scales of {} act on the exponential of the weight")
+"""What groups act on in place of a gain: if the model adds a number, and if it uses only the exponential."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,7 +84,9 @@ class Symmetry:
         added: Constants that the model adds to parameters with one axis before it multiplies by them. The constant is 1
             for gains that are stored as `weight` and used as `1 + weight`. If the model multiplies by `1 + layer(x)`,
             the constant belongs to the bias of the layer, or to ranges (start, stop, constant) of the bias. All groups
-            act on the sums of parameter and constant.
+            act on the sums of parameter and constant. If the model uses only exponentials `exp(rate * weight)` of a
+            parameter of any shape, groups act on the exponentials, and `Exponent(rate)` takes the place of the
+            constant.
     """
 
     groups: tuple[Group, ...]
@@ -133,10 +138,10 @@ class Symmetry:
 
     def __str__(self) -> str:
         notes = self.notes
-        if self.added:
-            listed = ", ".join([*self.added][:SHOWN]) + (", ..." if len(self.added) > SHOWN else "")
-            told = f"scales and signs of {count(self.added, 'gain')} act on the weight plus a number: {listed}"
-            notes = (told, *notes)
+        for is_exponent, what in enumerate(ADDED):
+            if names := [n for n, number in self.added.items() if isinstance(number, Exponent) == bool(is_exponent)]:
+                listed = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+                notes = (f"{what.format(count(names, 'gain'))}: {listed}", *notes)
         return render(self.groups, self.frozen, self.unknown, self.unused, self.structure, notes, self.translations)
 
     def plot(self) -> "Figure":
@@ -468,13 +473,28 @@ class Symmetry:
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
         return {name: _act.resolve(self.groups, name, self.shapes[name], self._constant(name)) for name in touched}
 
-    def _constant(self, name: str) -> float | Tensor:
-        return constant(self.added[name], self.shapes[name][0]) if name in self.added else 0.0
+    def _constant(self, name: str) -> float | Tensor | Exponent:
+        added = self.added.get(name, 0.0)
+        return added if isinstance(added, Exponent) else constant(added, math.prod(self.shapes[name]))
 
     @cached_property
     def on_sums(self) -> "Symmetry":
-        """Return this symmetry in a form that acts linearly: on `sums(params)`, and on changes of parameters."""
+        """Return this symmetry in a form that acts linearly on `sums(params)`."""
         return replace(self, added={}) if self.added else self
+
+    @cached_property
+    def on_changes(self) -> "Symmetry":
+        """Return this symmetry in the form that acts on changes of parameters.
+
+        Scales add a number to a parameter of which the model uses the exponential, so its changes stay the same.
+        """
+
+        def place(one: Placement) -> Placement:
+            is_kept = isinstance(self.added.get(one.parameter), Exponent)
+            return replace(one, scale=(0,) * len(one.scale)) if is_kept else one
+
+        groups = tuple(replace(group, placements=tuple(map(place, group.placements))) for group in self.groups)
+        return replace(self.on_sums, groups=groups)
 
     @cached_property
     def on_data(self) -> "Symmetry":
@@ -499,7 +519,8 @@ class Symmetry:
     @property
     def unit_gains(self) -> dict[str, float]:
         """Return the required value of each parameter in `ones`: 1, or 0 if the model adds 1 to the parameter."""
-        return {name: 1 - float(self._constant(name)) for name in self.ones}
+        one = torch.ones((), dtype=torch.float64)
+        return {name: float(plus(one, self.added.get(name, 0.0), -1)) for name in self.ones}
 
     def bind(self, params: Mapping[str, Tensor]) -> "Symmetry":
         """Return this symmetry with the sizes and unit classes that parameters have, after checking the parameters.
@@ -687,6 +708,8 @@ class Symmetry:
         rest = {name: value for name, value in values.items() if value or name not in late}
         if self.translations:
             rest["translations"] = write_translations(self.translations)
+        if self.added:
+            rest["added"] = {n: asdict(c) if isinstance(c, Exponent) else c for n, c in self.added.items()}
         return symmetry_text.write(self.groups, {**rest, "frozen": [astuple(row) for row in self.frozen]})
 
     @classmethod
@@ -699,18 +722,26 @@ class Symmetry:
         require_plain("the text", text, str)
         groups, rest = symmetry_text.read(text)
         rest["translations"] = read_translations(rest.get("translations", ()), rest.get("shapes", {}))
+        if isinstance(rest.get("added"), dict):
+            made = {n: Exponent(c["rate"]) for n, c in rest["added"].items() if _is_exponent(c)}
+            rest["added"] = {**rest["added"], **made}
         require_fields({name: value for name, value in rest.items() if name != "groups"}, cls, "the symmetry")
         negative = [name for name, shape in rest.get("shapes", {}).items() if any(length < 0 for length in shape)]
         if negative:
             raise ValueError(
                 f"the shape of {negative[0]!r} is {rest['shapes'][negative[0]]}, but lengths are at least 0"
             )
+        shapes = rest.get("shapes", {})
+        mixed = {p.parameter for g in groups for p in g.placements if g.matrix != "none" or any(p.sign)}
         for name, number in rest.get("added", {}).items():
-            length = math.prod(rest.get("shapes", {}).get(name, ()))
-            ranges = number if isinstance(number, tuple) else ((0, length, number),)
-            is_whole = all(0 <= start < stop <= length and math.isfinite(c) for start, stop, c in ranges)
-            is_vector = len(rest.get("shapes", {}).get(name, ())) == 1
-            if not (is_whole and is_vector):
+            length = math.prod(shapes.get(name, ()))
+            if isinstance(number, Exponent):
+                fits = name in shapes and name not in mixed
+            else:
+                ranges = number if isinstance(number, tuple) else ((0, length, number),)
+                fits = all(0 <= start < stop <= length and math.isfinite(c) for start, stop, c in ranges)
+                fits &= len(shapes.get(name, ())) == 1
+            if not fits:
                 raise ValueError(f"{number} cannot be added to {name!r}, which is no gain of this symmetry")
         known = {field.name: rest[field.name] for field in fields(cls)[1:] if field.name in rest}
         return cls(groups, **{**known, "frozen": tuple(Frozen(*row) for row in rest.get("frozen", ()))})
@@ -756,3 +787,9 @@ class Symmetry:
     def _make(self, make: Make, batch: tuple[int, ...], *given: Element) -> Element:
         is_known = self.is_sized and not any(isinstance(one, DeferredElement) for one in given)
         return make(self.groups) if is_known else DeferredElement(make, batch)
+
+
+def _is_exponent(value: object) -> bool:
+    """Return whether a JSON value describes an `Exponent`."""
+    rate = value.get("rate") if isinstance(value, dict) and len(value) == 1 else None
+    return isinstance(rate, float) and math.isfinite(rate) and rate != 0

@@ -5,6 +5,7 @@ recorded as an addition to the bias of the layer. A sum of the identity matrix a
 PointNet, is treated in the same way.
 """
 
+import math
 import operator
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from regauge.core.behind_gains import Added, ranges_of
+from regauge.core.groups import Exponent
 from regauge.discovery.operators import NORMS, PIECES, PRODUCTS, SAME, VIEWS, operator_name, shape_of, words
 
 Number = float | Tensor
@@ -44,12 +46,8 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
     Returns:
         The added constants, by parameter name.
     """
-    places: dict[str, list[Node]] = {}
-    for node in graph.graph.find_nodes(op="placeholder"):
-        if node.name in names and len(shapes[names[node.name]]) == 1:
-            places.setdefault(names[node.name], []).append(node)
     found: dict[str, float] = {}
-    for name, nodes in places.items():
+    for name, nodes in _placeholders(graph, {k: n for k, n in names.items() if len(shapes[n]) == 1}).items():
         sums = {use: _number(use) for node in nodes for use, _ in _uses(node)}
         number = next(iter(sums.values()), None)
         if (
@@ -63,6 +61,52 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
             node.replace_all_uses_with(node.all_input_nodes[0])
             graph.graph.erase_node(node)
     return found
+
+
+def take_out_exponents(graph: GraphModule, names: dict[str, str]) -> dict[str, Exponent]:
+    """Replace each exponential of a parameter by the parameter, and record the rates `c` of `exp(c * parameter)`.
+
+    The replacement applies only to parameters of which the model uses nothing but exponentials with one rate. The model
+    may rearrange the entries before it takes the exponential function.
+
+    Args:
+        graph: A traced program, which is modified.
+        names: The name of the parameter at each placeholder of the graph.
+
+    Returns:
+        The rates, by parameter name.
+    """
+    found: dict[str, Exponent] = {}
+    for name, nodes in _placeholders(graph, names).items():
+        rates, factors = set[float](), dict[Node, None]()
+        pending = [(node, 1.0) for node in nodes]
+        while pending:
+            node, rate = pending.pop()
+            for user in (user for user in node.users if user.op != "call_function" or user.users):
+                factor = _factor(user)
+                if operator_name(user) == "exp":
+                    rates.add(rate)
+                    factors[user] = None
+                elif factor or _is_moved(user):
+                    pending.append((user, rate * (factor or 1.0)))
+                    factors |= {user: None} if factor else {}
+                else:
+                    rates.add(math.nan)
+        if len(rates) == 1 and math.isfinite(rate := rates.pop()):
+            found[name] = Exponent(rate)
+            for node in factors:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                graph.graph.erase_node(node)
+    return found
+
+
+def _placeholders(graph: GraphModule, names: Mapping[str, str]) -> dict[str, list[Node]]:
+    """Return the placeholders of each named parameter."""
+    places: dict[str, list[Node]] = {}
+    for node in graph.graph.find_nodes(op="placeholder"):
+        if node.name in names:
+            places.setdefault(names[node.name], []).append(node)
+    return places
 
 
 def take_out_of_layers(
@@ -164,6 +208,8 @@ def _is_moved(node: Node) -> bool:
 def _factor(node: Node) -> float | None:
     """Return the number by which an operator multiplies its first operand, or None for other operators."""
     name = operator_name(node) if node.op == "call_function" else ""
+    if name == "neg":
+        return -1.0
     if (name not in PRODUCTS and name != "div") or len(node.all_input_nodes) != 1 or node.kwargs:
         return None
     number = next((x for x in node.args if isinstance(x, int | float)), None)

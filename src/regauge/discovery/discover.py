@@ -14,7 +14,7 @@ from regauge.core.arguments import check_arguments
 from regauge.core.behind_gains import Added, gains_of
 from regauge.core.chart import chart_gains
 from regauge.core.given import example_arguments
-from regauge.core.groups import Frozen, Group, axes_of
+from regauge.core.groups import Exponent, Frozen, Group, axes_of
 from regauge.core.outputs import Outputs
 from regauge.core.symmetry import BEHIND, Symmetry
 from regauge.discovery.actable import cannot_act
@@ -153,7 +153,7 @@ def _discover(
             program, result = trace_and_record(module, inputs, kwargs, outputs, ones, program)
             held = structure(program, inputs, kwargs)
         found = replace(_symmetry(program, result, known, held), ones=_all_names(program, ones))
-        symmetry = find_translations(program, _without_unactable(found))
+        symmetry = _without_unscaled(find_translations(program, _without_unactable(found)))
         if not ones:
             symmetry = _with_rotations(symmetry, program, module)
     if not is_meta:
@@ -300,6 +300,14 @@ def _added(program: Program, groups: Sequence[Group], structure: tuple[str, ...]
         if first not in structure and (not isinstance(number, tuple) or scaled.intersection(names)):
             found |= dict.fromkeys(names, number)
     return found
+
+
+def _without_unscaled(symmetry: Symmetry) -> Symmetry:
+    """Return the symmetry without exponents of parameters that no scale changes and no translation reads."""
+    needed = {p.parameter for group in symmetry.groups for p in group.placements if any(p.scale)}
+    needed.update(*(family.coefficients for family in symmetry.translations))
+    kept = {n: c for n, c in symmetry.added.items() if n in needed or not isinstance(c, Exponent)}
+    return replace(symmetry, added=kept)
 
 
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:

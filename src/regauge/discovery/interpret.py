@@ -13,6 +13,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from regauge.core.groups import Exponent
+from regauge.discovery import laws as law
 from regauge.discovery.builder import Builder
 from regauge.discovery.equal_entries import EqualEntries
 from regauge.discovery.largest_entries import do_ties_vanish, may_tie_on_top
@@ -176,6 +178,8 @@ class _Run:
         if name is not None and isinstance(fake, Tensor):
             if name not in self.params:
                 self.params[name] = Value([leaf(n) for n in fake.shape], tuple(fake.shape))
+            if isinstance(self.program.added.get(name), Exponent):
+                return self.b.unary(self.params[name], law.positive)  # Its exponential is positive.
             return self.params[name]
         if not isinstance(fake, Tensor):
             return fake

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from regauge.core.behind_gains import Added
 from regauge.core.outputs import Outputs, OutputsError, SelectedOutputs, evaluating
 from regauge.core.params import INTEGERS
-from regauge.discovery.affine_gains import take_out_numbers, take_out_of_layers
+from regauge.discovery.affine_gains import take_out_exponents, take_out_numbers, take_out_of_layers
 from regauge.discovery.in_place import without_mutation
 from regauge.discovery.known_sizes import export_with_values, has_known_sizes, has_unknown_sizes
 from regauge.discovery.operators import SAME, VIEWS, operator_name, words
@@ -304,7 +304,8 @@ def _program(module: nn.Module, program: ExportedProgram) -> Program:
         tuple(name for name in kept if name not in parameters),
         origins,
         frozenset(name for name, t in kept.items() if t.is_floating_point()),
-        take_out_numbers(program.graph_module, trained, shapes)
+        take_out_exponents(program.graph_module, trained)
+        | take_out_numbers(program.graph_module, trained, shapes)
         | take_out_of_layers(program.graph_module, trained, {p: t for p, t in constants.items() if p not in origins}),
         has_known_sizes(program),
     )

@@ -89,7 +89,8 @@ class LowRankPosterior:
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)
         # Shifts flip signs of differences of parameters, but add nothing to them.
-        moving = replace(symmetry.on_sums, groups=tuple(group.without("shift") for group in symmetry.groups))
+        moving = symmetry.on_changes
+        moving = replace(moving, groups=tuple(group.without("shift") for group in moving.groups))
         deviations = role_symmetry(moving, "parameters", self.deviations).act(linear, self.deviations)
         return LowRankPosterior(symmetry.act(element, self.mean), std, deviations)
 

@@ -287,8 +287,12 @@ class Draws:
             return None
         neutral = torch.full((int(self._states.max()),), 1 if dtype == torch.float32 else 0)
         starts = np.cumsum([0, *(len(values) for _, values, _ in made)]).tolist()
-        columns = [torch.arange(unit.start, unit.stop) for _, _, unit in made]
-        places = [torch.full((len(column),), start) for column, start in zip(columns, starts, strict=False)]
+        columns, places = list[Tensor](), list[Tensor]()
+        for (kind, values, unit), start in zip(made, starts, strict=False):
+            # Units with one state may have no column. Like the identity, they read the neutral values.
+            own = torch.zeros(kinds[kind].stop - kinds[kind].start, dtype=torch.int64)
+            columns.append(torch.arange(unit.start, unit.stop) if len(values) > 1 else own)
+            places.append(own + (start if len(values) > 1 else starts[-1]))
         return (
             torch.cat([*(values for _, values, _ in made), neutral]).to(dtype).numpy(),
             torch.cat([*columns, torch.zeros(1, dtype=torch.int64)]).numpy(),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regauge.core.act import covered
 from regauge.core.chart import chart_gains
-from regauge.core.groups import Group, Placement
+from regauge.core.groups import Exponent, Group, Placement
 from regauge.core.symmetry import Symmetry
 from regauge.core.translations import Entries, Image, ImageStep, TranslationFamily
 from regauge.discovery.operators import SAME, VIEWS, operator_name
@@ -36,7 +36,8 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
-    search = _Search(Graph(program, ones), found, frozenset(gains(program)) | ones)
+    exponents = frozenset(name for name, number in program.added.items() if isinstance(number, Exponent))
+    search = _Search(Graph(program, ones), found, frozenset(gains(program)) | ones | exponents)
     return replace(found, translations=tuple(search.run()))
 
 

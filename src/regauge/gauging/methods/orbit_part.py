@@ -117,7 +117,7 @@ class OrbitPart:
         """
         scales = None if point.scales is None else _inverse_transposed(self.symmetry, point.scales)
         matrices = _inverse_transposed(self.found.symmetry, point.matrices)
-        return self._moved(self.symmetry.on_sums, gradients, matrices, scales)
+        return self._moved(self.symmetry.on_changes, gradients, matrices, scales)
 
     def _moved(self, scaling: Symmetry, tensors: Params, matrices: Element, scales: Element | None) -> Params:
         for symmetry, element in ((self.found.symmetry, matrices), (scaling, scales)):
