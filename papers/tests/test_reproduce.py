@@ -44,6 +44,7 @@ TWINS = {
     ("001", "learned-vgg"): "learned-cnn",
     ("weightspace", "fashion"): "mnist",
     ("003", "alignment-512"): "alignment",
+    ("003", "variants-512"): "variants",
     ("003", "basin-512"): "basin",
     ("001", "learned-ablation-cifar10"): "learned-ablation",
     ("004", "figure2"): "figure6",
@@ -52,17 +53,22 @@ TWINS = {
 """Experiments that in small do what another one of the paper does."""
 SIBLINGS = {
     ("000", "mnist"): "uci",
+    ("000", "mnist-long"): "uci",
     ("000", "cnns-one-start"): "cnns",
     ("001", "table1-cifar10"): "table1",
+    ("001", "sinkhorn-cifar10"): "sinkhorn",
     ("001", "learned-sines"): "learned-mnist",
     ("001", "learned-cifar10"): "learned-cnn",
     ("001", "learned-transfer"): "learned-widths",
     ("004", "figure8"): "figure4",
     ("004", "figure9"): "figure5",
-    ("004", "figure11"): "figure7",
+    ("004", "figure7"): "figure5",
+    ("004", "figure11"): "figure12",
     ("merging", "cifar10"): "mnist",
     ("transformers", "llama"): "gpt",
     ("transformers", "vit-cifar10"): "vit",
+    ("transformers", "basin-llama"): "basin-gpt",
+    ("transformers", "causes-gpt"): "causes-vit",
     ("weightspace", "vits"): "cnns",
 }
 """Experiments that measure what another one of the paper does, on other networks; `make thorough` runs them."""

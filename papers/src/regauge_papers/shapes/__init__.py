@@ -10,6 +10,7 @@ from regauge_papers.experiment import Experiment
 from regauge_papers.shapes import alignment, embeddings, pruning, reconstructions, straightening
 from regauge_papers.shapes.study import study
 
+_measure_variants = functools.partial(alignment.measure, ways=alignment.VARIANTS)
 EXPERIMENTS = {
     "alignment": Experiment(
         "figures 3.1 to 3.3 and the whole group, width 128", functools.partial(study, width=128), alignment.measure
@@ -17,7 +18,7 @@ EXPERIMENTS = {
     "variants": Experiment(
         "section 3.3, normalized and pruned weights, width 128",
         functools.partial(study, width=128),
-        functools.partial(alignment.measure, ways=alignment.VARIANTS),
+        _measure_variants,
     ),
     "reconstructions": Experiment(
         "figures 3.9 to 3.11, what networks on the path show", reconstructions.config, reconstructions.measure
@@ -32,7 +33,7 @@ EXPERIMENTS = {
     "variants-512": Experiment(
         "section 3.3 at the paper's width",
         functools.partial(study, width=512),
-        functools.partial(alignment.measure, ways=alignment.VARIANTS),
+        _measure_variants,
     ),
     "pruned-512": Experiment(
         "figures 3.6 and 3.12, what pruned networks show, at the paper's width", pruning.config, pruning.measure
