@@ -10,7 +10,7 @@ import regauge as rg
 from regauge.comparison.depths import _match_in_order
 from regauge.nets.transformer import GPT, Llama, initialize_transformer
 
-DEEP = 4
+DEEP = 3
 
 
 def generator(seed: int) -> torch.Generator:
@@ -19,7 +19,7 @@ def generator(seed: int) -> torch.Generator:
 
 def chain() -> nn.Module:
     """An MLP whose hidden layers are numbered with its ends."""
-    layers = [nn.Linear(6, 20), *(nn.Linear(20, 20) for _ in range(DEEP - 1)), nn.Linear(20, 3)]
+    layers = [nn.Linear(6, 20), *(nn.Linear(20, 20) for _ in range(DEEP)), nn.Linear(20, 3)]
     return nn.Sequential(*(nn.Sequential(one, nn.Tanh()) for one in layers[:-1]), nn.Sequential(layers[-1]))
 
 
@@ -56,10 +56,10 @@ def rearranged(params: rg.Params, prefix: str, order: list[int]) -> rg.Params:
     return found
 
 
-@pytest.mark.parametrize("dropped", [1, 2])
-def test_a_dropped_block_may_be_anywhere(case: tuple[rg.Symmetry, list[rg.Params], str], dropped: int) -> None:
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_dropped_block_may_be_anywhere(case: tuple[rg.Symmetry, list[rg.Params], str], place: int) -> None:
     symmetry, (a, stranger), prefix = case
-    numbers = range(DEEP + (not prefix))
+    numbers, dropped = (range(DEEP), place) if prefix else (range(DEEP + 2), place + 1)
     order = [k for k in numbers if k != dropped]
     noise = {n: 0.1 * t.std(correction=0) * torch.randn(t.shape, generator=generator(3)) for n, t in a.items()}
     child = {n: t + noise[n] for n, t in a.items()}
@@ -72,7 +72,7 @@ def test_a_dropped_block_may_be_anywhere(case: tuple[rg.Symmetry, list[rg.Params
     assert found.share_after > (0.95 if prefix else 0.7)
     assert f"{dropped} with {dropped + 1}" in found.notes[0]
     assert any(f"only A has them: '{prefix}{dropped}." in note for note in found.notes)
-    if dropped == 1:  # Which block of a stranger is missing is the same to A.
+    if place == 1:  # Which block of a stranger is missing is the same to A.
         other = rg.compare(a, rearranged(stranger, prefix, order), symmetry)
         assert other.verdict in ("unrelated", "undecided"), other.reason
 
@@ -81,10 +81,10 @@ def test_a_doubled_block_is_named_as_it_is_stored(case: tuple[rg.Symmetry, list[
     symmetry, (a, _), prefix = case
     if not prefix:
         pytest.skip("a doubled layer of a chain needs two orders of units for one")
-    found = rg.compare(a, rearranged(a, prefix, [0, 1, 1, 2, 3]), symmetry)
+    found = rg.compare(a, rearranged(a, prefix, [0, 1, 1, 2]), symmetry)
     assert found.verdict == "descended"
     assert found.share_after == pytest.approx(1)
-    assert "3 with 2, 4 with 3" in found.notes[0]
+    assert "3 with 2" in found.notes[0]
     assert any("only B has them" in note and f"'{prefix}2." in note for note in found.notes)
     # As deep as A is nothing but A.
     assert rg.compare(a, dict(a), symmetry).verdict == "identical"
