@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from coverings import covering
 from torch import Tensor, nn
 
 import regauge as rg
@@ -150,7 +151,9 @@ GAUSSIAN = [kind for kind in KINDS if kind != "particles"]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-each_net = pytest.mark.parametrize("name", NETS)
+def each_pair(part: int, of: int = 3) -> pytest.MarkDecorator:
+    """Nets with kinds of posteriors: laws that take different parts meet all of them together."""
+    return pytest.mark.parametrize(("name", "kind"), covering(NETS, KINDS, part=part, of=of))
 
 
 def is_close(a: Params, b: Params, atol: float = 1e-10) -> bool:

@@ -48,7 +48,7 @@ def is_close(x: Element, y: Element) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("name", "method"), covering([name for name in BY_HAND if name != "scaled"], METHODS, of=2))
+@pytest.mark.parametrize(("name", "method"), covering([name for name in BY_HAND if name != "scaled"], METHODS, of=5))
 def test_it_never_falls_nor_ends_below_the_identity_and_reports_what_it_reaches(name: str, method: str) -> None:
     symmetry = BY_HAND[name]
     networks = [drawn(symmetry, seed) for seed in (0, 100, 200)]

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from posterior_cases import KINDS, NETS, each_kind, each_net, gaussian, generator, is_close, mean_of, network
+from posterior_cases import KINDS, NETS, each_kind, each_pair, gaussian, generator, is_close, mean_of, network
 
 import regauge as rg
 from regauge import Element, FrankWolfe, GaussianMatching, MergeMany, Symmetry, WeightMatching
@@ -18,8 +18,7 @@ from regauge.nets.resnet import resnet20
 ISOMETRIES = ("permutation", "sign", "shift")
 
 
-@each_kind
-@each_net
+@each_pair(0)
 def test_the_whole_posterior_moves_and_comes_closer(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     a, b = KINDS[kind](name, 1), KINDS[kind](name, 50)
@@ -38,8 +37,7 @@ def test_the_whole_posterior_moves_and_comes_closer(name: str, kind: str) -> Non
     assert f"{found.before.total:.6g} -> {found.after.total:.6g}" in str(found)
 
 
-@each_kind
-@each_net
+@each_pair(1)
 def test_a_copy_of_a_posterior_is_brought_back(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     q = KINDS[kind](name, 1)
@@ -116,8 +114,7 @@ def test_the_divergence_and_the_distance_can_disagree() -> None:
 # --- many --------------------------------------------------------------------------------------------------------
 
 
-@each_kind
-@each_net
+@each_pair(2)
 def test_many_come_closer_to_their_barycenter(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     given = [KINDS[kind](name, seed) for seed in (1, 50, 90, 130)]
@@ -135,8 +132,7 @@ def test_many_come_closer_to_their_barycenter(name: str, kind: str) -> None:
     assert "4 networks" in str(found)
 
 
-@each_kind
-@each_net
+@each_pair(0)
 def test_copies_of_one_posterior_coincide(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     q = KINDS[kind](name, 1)

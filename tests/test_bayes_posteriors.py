@@ -10,7 +10,7 @@ from posterior_cases import (
     KINDS,
     dense,
     each_kind,
-    each_net,
+    each_pair,
     factor,
     gaussian,
     generator,
@@ -35,8 +35,7 @@ from regauge.bayes.posteriors.particles import ParticlePosterior
 from regauge.core.element import PARTS
 
 
-@each_kind
-@each_net
+@each_pair(0)
 def test_pushing_commutes_with_sampling(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     q = KINDS[kind](name, 1)
@@ -48,8 +47,7 @@ def test_pushing_commutes_with_sampling(name: str, kind: str) -> None:
     assert not is_close(q.at(noise), symmetry.act(g, samples))
 
 
-@each_kind
-@each_net
+@each_pair(1)
 def test_pushing_is_an_action(name: str, kind: str) -> None:
     _, _, symmetry = network(name)
     q = KINDS[kind](name, 1)
@@ -63,8 +61,7 @@ def test_pushing_is_an_action(name: str, kind: str) -> None:
     assert is_close(q.push_noise(symmetry, symmetry.compose(h, g), noise), moved, atol=0)
 
 
-@each_kind
-@each_net
+@each_pair(2)
 def test_the_predictive_law_does_not_change(name: str, kind: str) -> None:
     module, inputs, symmetry = network(name)
     q = KINDS[kind](name, 1)
@@ -75,8 +72,7 @@ def test_the_predictive_law_does_not_change(name: str, kind: str) -> None:
     assert torch.allclose(run(q.at(noise)), run(moved), atol=1e-9)
 
 
-@each_kind
-@each_net
+@each_pair(1)
 def test_samples_have_the_moments(name: str, kind: str) -> None:
     q = KINDS[kind](name, 1)
     count = 5 if kind == "particles" else 4000

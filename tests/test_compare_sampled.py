@@ -85,7 +85,11 @@ IN_CI = covering(NETS, RELATIVES, part=1, of=2)
 """Every relative with one of the nets, and both with some on which a sample decides and some on which it does not."""
 
 
-@pytest.mark.parametrize(("net_name", "name"), [*IN_CI, *((net_name, "stranger") for net_name in NETS)])
+STRANGERS = [pytest.param(one, "stranger", marks=pytest.mark.thorough if one == "GPT" else ()) for one in NETS]
+"""Of a GPT a sample decides on neither kind of strangers, and is followed by all values alike."""
+
+
+@pytest.mark.parametrize(("net_name", "name"), [*IN_CI, *STRANGERS])
 def test_a_sample_decides_as_all_values_do(net_name: str, name: str) -> None:
     symmetry, a, b = net(net_name)
     make, is_decided = RELATIVES.get(name, (lambda symmetry, a, b: b, not symmetry.translations))

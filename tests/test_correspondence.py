@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
+from coverings import covering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from symmetries import BY_HAND, drawn, generator, mlp_symmetry
@@ -184,11 +185,13 @@ def test_a_wider_network_can_compute_what_a_narrow_one_does(
 # --- laws ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["permutation", "signed", "dihedral"])
-@pytest.mark.parametrize("regularization", [0.0, 0.05])
-@pytest.mark.parametrize("widths", [(6, 3), (3, 6), (5, 7), (4, 4)], ids=str)
-def test_it_never_falls_and_reports_what_it_reaches(kind: str, regularization: float, widths: tuple[int, int]) -> None:
-    first, second = widths
+@pytest.mark.parametrize(
+    ("widths", "kind", "plans"),
+    covering(["6 to 3", "3 to 6", "5 to 7", "4 to 4"], ["permutation", "signed", "dihedral"], ["hard", "soft"], of=1),
+)
+def test_it_never_falls_and_reports_what_it_reaches(widths: str, kind: str, plans: str) -> None:
+    first, second = (int(width) for width in widths.split(" to "))
+    regularization = 0.05 if plans == "soft" else 0.0
     symmetry_a = mlp_symmetry(4, first, 5, 2, kind=kind)
     symmetry_b = mlp_symmetry(4, second, 6, 2, kind=kind)
     for seed in range(2):

@@ -59,14 +59,16 @@ def are_close(x: Params, y: Params, tolerance: float = 1e-7) -> bool:
     return all(torch.allclose(x[name].double(), y[name].double(), atol=tolerance) for name in y)
 
 
-@pytest.mark.parametrize("sweeps", [0, 2])
-@pytest.mark.parametrize(("name", "layer"), covering(MODULES, ws.LAYERS, of=2))
-def test_a_moved_copy_is_found_and_functions_stay(name: str, layer: str, sweeps: int) -> None:
+SWEEPS = {"no sweeps": 0, "two sweeps": 2}
+
+
+@pytest.mark.parametrize(("name", "layer", "sweeps"), covering(MODULES, ws.LAYERS, SWEEPS, of=2))
+def test_a_moved_copy_is_found_and_functions_stay(name: str, layer: str, sweeps: str) -> None:
     """Proposition 5 of the paper, for every kind of group and every layer: no training is needed for it."""
     module, inputs, symmetry = module_case(name)
     networks = networks_like(module, 3)
     a, other = select(networks, 0), select(networks, 1)
-    method = untrained(symmetry, networks, layer, sweeps=sweeps)
+    method = untrained(symmetry, networks, layer, sweeps=SWEEPS[sweeps])
     moved = symmetry.act(symmetry.random(generator(1), PARTS), a)  # It matches networks as they are.
     assert are_close(rg.align(a, moved, symmetry, method=method).params, a)
     for task in (None, teacher_task(module, a, inputs)):
@@ -79,12 +81,11 @@ def test_a_moved_copy_is_found_and_functions_stay(name: str, layer: str, sweeps:
 ARCHITECTURES = ("siren", "cnn_flatten", "resnet8_batch_A", "grouped_conv", "tied_autoencoder", "vit", "hf_llama")
 
 
-@pytest.mark.parametrize("sweeps", [0, 2])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_moved_copies_of_every_architecture_are_found(name: str, sweeps: int) -> None:
+@pytest.mark.parametrize(("name", "sweeps"), covering(ARCHITECTURES, SWEEPS, of=2))
+def test_moved_copies_of_every_architecture_are_found(name: str, sweeps: str) -> None:
     """Flattened images, residual streams, normalization, heads with rotary positions, tied and grouped layers."""
     symmetry, networks = cases.symmetry(name), select(cases.population(name), slice(0, 2))
-    method = untrained(symmetry, networks, sweeps=sweeps)
+    method = untrained(symmetry, networks, sweeps=SWEEPS[sweeps])
     moved = symmetry.act(symmetry.random(generator(1), PARTS, (2,)), networks)
     found = rg.alignment.align_pairs(networks, moved, symmetry, method=method)
     assert are_close(found.params, {one: networks[one] for one in symmetry.sites}, 1e-5)

@@ -4,6 +4,7 @@ from itertools import permutations, product
 
 import pytest
 import torch
+from coverings import covering
 from weightspace_cases import generator, population, symmetry
 
 from regauge import weightspace as ws
@@ -16,16 +17,17 @@ from regauge.weightspace.layers.reading import Pools, _Activated, _Largest, acti
 from regauge.weightspace.layout.blocks import Block, End
 from regauge.weightspace.layout.compile import compile_layout
 
-SETTINGS = [
+LAYERS = [
     ws.DWS(sets=sets, pooling=pooling, is_diagonal=is_diagonal, heads=2)
     for sets, pooling, is_diagonal in product(("attention", "mean"), ("max", "mean"), (False, True))
 ]
+SETTINGS = {str(layer): layer for layer in LAYERS}
 CASES = ("mlp_relu", "lstm", "grouped_conv", "vit", "hf_llama")
 
 
-@pytest.mark.parametrize("layer", SETTINGS, ids=str)
-@pytest.mark.parametrize("case", CASES)
-def test_every_setting_is_invariant_and_learns(case: str, layer: ws.DWS) -> None:
+@pytest.mark.parametrize(("case", "setting"), covering(CASES, SETTINGS, of=4))
+def test_every_setting_is_invariant_and_learns(case: str, setting: str) -> None:
+    layer = SETTINGS[setting]
     made_of = {"parts": PARTS, "width": 4, "depth": 2}  # of what a representative has zero nothing is learned
     net = ws.Metanet(symmetry(case), layer=layer, head=ws.Invariant(2), generator=generator(0), **made_of).double()
     networks = population(case)
@@ -140,15 +142,16 @@ def test_what_is_mapped_some_networks_at_a_time_is_what_is_mapped_at_once(
 AXES = [axes for count in (1, 2) for axes in permutations(range(3), count)]
 
 
-@pytest.mark.parametrize("into", AXES)
-@pytest.mark.parametrize("out", AXES)
-def test_messages_are_sums_over_the_units_of_one_end(into: tuple[int, ...], out: tuple[int, ...]) -> None:
+def test_messages_are_sums_over_the_units_of_one_end() -> None:
     """Whatever axes of a block its two ends have, in whatever order: apart, shared, or neither."""
-    sizes, chance = (2, 3, 4), generator(0)
+    sizes = (2, 3, 4)
     block = Block("w", ("w",), (), sizes, 2, ())
-    values = torch.randn(3, *sizes, 2, generator=chance, dtype=torch.float64)
-    sent = torch.randn(3, *(sizes[axis] for axis in out), 2, 5, generator=chance, dtype=torch.float64)
-    letters = "abc"
-    left, right = ("".join(letters[axis] for axis in axes) for axes in (into, out))
-    expected = torch.einsum(f"XabcY,X{right}YZ->X{left}Z", values, sent)
-    torch.testing.assert_close(_multiply(values, sent, block, End("i", into), End("j", out)), expected)
+    for into, out in product(AXES, AXES):
+        chance = generator(0)
+        values = torch.randn(3, *sizes, 2, generator=chance, dtype=torch.float64)
+        sent = torch.randn(3, *(sizes[axis] for axis in out), 2, 5, generator=chance, dtype=torch.float64)
+        letters = "abc"
+        left, right = ("".join(letters[axis] for axis in axes) for axes in (into, out))
+        expected = torch.einsum(f"XabcY,X{right}YZ->X{left}Z", values, sent)
+        found = _multiply(values, sent, block, End("i", into), End("j", out))
+        torch.testing.assert_close(found, expected, msg=lambda m, ends=(into, out): f"{ends}: {m}")

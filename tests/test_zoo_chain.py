@@ -4,6 +4,7 @@ import platform
 
 import pytest
 import torch
+from coverings import covering
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -310,12 +311,13 @@ IMAGE_CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", IMAGE_CHAINS)
-@pytest.mark.parametrize("kind", ["classes", "values", "signals"])
-@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kind", "piece"), covering(IMAGE_CHAINS, ["classes", "values", "signals"], ["whole", "cut"], of=1)
+)
 def test_gradients_of_convolutions_are_those_of_autograd(
-    name: str, kind: str, is_cut: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, piece: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_cut = piece == "cut"
     if is_cut:
         monkeypatch.setattr("regauge.training.chains.image_chain.PIECE_BYTES", 2000)
     generator = torch.Generator().manual_seed(0)
@@ -345,13 +347,15 @@ BLOCKED = {"small CNN", "VGG", "functions", "wide maxima", "groups and sines", "
 """Chains whose hidden values can lie in oneDNN's layout."""
 
 
-@pytest.mark.parametrize("name", IMAGE_CHAINS)
-@pytest.mark.parametrize("is_cut", [False, True])
-@pytest.mark.parametrize("held", [1, 2**30])
+HELD = {"one at a time": 1, "all at once": 2**30}
+
+
+@pytest.mark.parametrize(("name", "piece", "networks_held"), covering(IMAGE_CHAINS, ["whole", "cut"], HELD, of=1))
 def test_convolutions_lose_little_in_single_precision(
-    name: str, is_cut: bool, held: int, library: str, monkeypatch: pytest.MonkeyPatch
+    name: str, piece: str, networks_held: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In single precision hidden values can lie in oneDNN's layout."""
+    is_cut, held = piece == "cut", HELD[networks_held]
     monkeypatch.setattr("regauge.training.chains.image_chain.HELD_BYTES", held)
     if is_cut:
         monkeypatch.setattr("regauge.training.chains.image_chain.PIECE_BYTES", 500)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from coverings import covering
 from torch import Tensor
 
 from regauge.training import SGD, Adam, AdamW, Constant, Cosine, LogUniform, OneCycle, StepDecay
@@ -64,13 +65,13 @@ def settings_for(name: str, *, are_same: bool) -> dict[str, list[float]]:
     return chosen
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("are_same", [True, False], ids=["same", "own"])
-@pytest.mark.parametrize("is_fused", [True, False, None])
-@pytest.mark.parametrize("is_cycled", [False, True], ids=["own momentum", "cycled momentum"])
-def test_every_network_moves_as_if_alone(
-    name: str, are_same: bool, is_fused: bool | None, is_cycled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+FUSED = {"fused": True, "apart": False, "as torch decides": None}
+RATES = [f"{settings} settings, {momentum} momentum" for settings in ("same", "own") for momentum in ("own", "cycled")]
+
+
+@pytest.mark.parametrize(("name", "how", "fused"), covering(METHODS, RATES, FUSED, of=1))
+def test_every_network_moves_as_if_alone(name: str, how: str, fused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    are_same, is_cycled, is_fused = how.startswith("same"), how.endswith("cycled momentum"), FUSED[fused]
     # Blocks smaller than a tensor, and than a network.
     monkeypatch.setattr(module_of_optimizers, "UPDATED_AT_ONCE", 5)
     settings = settings_for(name, are_same=are_same)
