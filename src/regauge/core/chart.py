@@ -2,11 +2,11 @@
 translations add vectors.
 
 First, all gains of the network are set to one. The vectors of the translation families are then subtracted one after
-another, first from weights and then from biases. Subtracting the vector of one family does not change the vectors of
-earlier families. The coordinates of a network are one vector for each translation family. A translation adds vectors to
-the coordinates, in any order. If vectors were added to the network itself, the result could depend on the order. For
-example, a translation that a LayerNorm removes changes the output weights of attention. However, the output weights
-determine the output bias that compensates for an added value bias.
+another, first from weights and then from biases. Subtracting the vector of a later family leaves the coordinates of all
+earlier families at zero. The coordinates of a network are one vector for each translation family. A translation adds
+vectors to the coordinates, in any order. If vectors were added to the network itself, the result could depend on the
+order. For example, a translation that a LayerNorm removes changes the output weights of attention. However, the output
+weights determine the output bias that compensates for an added value bias.
 """
 
 import math
