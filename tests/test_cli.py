@@ -445,6 +445,8 @@ def test_merge_refuses(folder: Path, refused: Callable[..., str], options: list[
     files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "mynets.py:model"]
     assert "'out.md' exists already" in refused("merge", *files)
     assert "there is nothing to merge" in refused("merge", "-o", "out.safetensors")
+    (folder / "recipe.yaml").write_text("models: []")
+    assert "or a recipe with --recipe" in refused("merge", "recipe.yaml", "-o", "out.safetensors")
 
 
 def test_apply_to_another_architecture(folder: Path, refused: Callable[..., str]) -> None:

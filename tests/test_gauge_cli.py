@@ -181,6 +181,7 @@ def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsy
     [
         (torch.full((8, 4), torch.nan), "'0.weight' of in.safetensors holds NaN or Inf in 32 of 32 entries"),
         (torch.ones(8, 4, dtype=torch.int8), "if it is quantized, dequantize the network first"),
+        (torch.ones(8, 4).to(torch.float8_e4m3fn), "but only values in float16, bfloat16"),
         (torch.ones(8, 5), "'0.weight' has shape (8, 5) in in.safetensors, but (8, 4) in the model"),
         (None, "in.safetensors lacks '0.weight', which the model has"),
     ],

@@ -79,6 +79,15 @@ def test_a_model_that_is_no_module_is_refused(model: Any, sentence: str) -> None
         rg.discover(model, X)
 
 
+def test_a_distributed_model_is_refused_for_the_module_in_it(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(rg.discovery.TraceError, match=r"give the wrapped module, `ddp.module`"):
+            rg.discover(nn.parallel.DistributedDataParallel(network(0)), X)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_model_that_cannot_be_traced_is_told_its_line() -> None:
     lines = Path(__file__).read_text().splitlines()
     number = next(k for k, line in enumerate(lines, 1) if "# the line that the error names" in line)

@@ -50,6 +50,7 @@ WRONG: dict[str, Any] = {
     "numbers": {"a": 1},
     "names that are numbers": {1: torch.ones(2)},
     "arrays": {name: tensor.numpy() for name, tensor in a.items()},
+    "a sparse tensor": {**a, "0.weight": a["0.weight"].to_sparse()},
     "one tensor missing": {**a, "0.weight": None},
     "another shape": {name: tensor[:2] for name, tensor in a.items()},
     "NaN": {name: tensor * float("nan") for name, tensor in a.items()},

@@ -27,7 +27,7 @@ def run(options: Merge) -> None:
     """Write the merged checkpoint and its card, and print the card."""
     if options.recipe is not None:
         return _merge_recipe(options, options.recipe)
-    if not options.checkpoints:
+    if not options.checkpoints or str(options.checkpoints[0]).endswith((".yaml", ".yml")):
         raise UsageError("there is nothing to merge: name the checkpoints, or a recipe with --recipe")
     rule, bases = rule_of(options), [] if options.base is None else [options.base]
     weights = options.weights or None

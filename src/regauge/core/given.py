@@ -40,6 +40,8 @@ def require_tensors(network: object, what: str = "the network") -> None:
     if not isinstance(network, Mapping):
         raise TypeError(f"{what} is {describe(network)}, but {DICTIONARY}{_way_to_params(network)}")
     for name, value in network.items():
+        if isinstance(value, Tensor) and (value.layout != torch.strided or value.is_nested):
+            raise TypeError(f"{name!r} of {what} is nested or sparse; give a dense tensor, such as `.to_dense()`")
         if isinstance(value, Tensor) and isinstance(name, str):
             continue
         if isinstance(value, Tensor):

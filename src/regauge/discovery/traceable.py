@@ -59,6 +59,8 @@ def trace_error(error: BaseException, module: nn.Module, inputs: object) -> Trac
             f"{start}: {name} was compiled with torch.jit, and its Python code is needed; give the module that was "
             "compiled, whose parameters have the same names"
         )
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return TraceError(f"{start}: give the wrapped module, `ddp.module`, and networks as its `state_dict()`")
     start += _place_of(error)
     if _packs(error, inputs):
         return TraceError(

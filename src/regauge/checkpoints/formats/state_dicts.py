@@ -247,8 +247,8 @@ def match(params: Mapping[str, Tensor], expected: Mapping[str, Tensor], label: s
             )
         if tensor.is_floating_point() and result[name].dtype not in VALUES:
             raise ValueError(
-                f"{name!r} is {result[name].dtype} in {label}, but {tensor.dtype} in {model}; if it is quantized, "
-                "dequantize the network first and save it in bfloat16"
+                f"{name!r} is {result[name].dtype} in {label}, but only values in float16, bfloat16, float32 or "
+                "float64 can be used; if it is quantized, dequantize the network first and save it in bfloat16"
             )
     return result
 
