@@ -743,7 +743,7 @@ def test_what_does_not_fit_ends_in_a_sentence(
         ("HRA", {"hra_u": torch.ones(7, 2)}, r"changes 'lin.weight', which has shape \(4, 6\)"),
         ("VERA", {"base_model.vera_A": None}, "lacks the projections that all modules share"),
         ("TRAINABLE_TOKENS", {"trainable_tokens_delta": torch.ones(3, 6)}, "rows for 3 tokens of 'lin', which its"),
-        ("HRA", {"hra_u": None}, "holds no tensors of its kind"),
+        ("HRA", {"hra_u": None}, "contains no tensors of its type"),
     ],
 )
 def test_what_is_no_adapter_of_the_base_is_refused(
@@ -808,7 +808,7 @@ def test_one_factor_of_bd_lora_is_a_diagonal_of_blocks(tmp_path: Path, side: str
     halves = torch.block_diag(*own.chunk(2))
     expected = WEIGHT + (b @ halves if side == "a" else halves @ a).double()
     torch.testing.assert_close(Checkpoint.open(path)["lin.weight"].double(), expected, rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match="has 'use_bdlora', and no factors B and A alone; merge it into its base"):
+    with pytest.raises(ValueError, match="has 'use_bdlora', not only factors B and A; merge it into its base"):
         read_factors(tmp_path / "adapter", load(tmp_path / "adapter"))
 
 

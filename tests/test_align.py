@@ -315,7 +315,7 @@ def test_the_report_says_what_to_do() -> None:
     a, b = drawn(symmetry, 0), drawn(symmetry, 1)
     short = rg.align(a, b, symmetry, method=WeightMatching(max_sweeps=1))
     assert not short.is_converged
-    assert "still moving when it stopped: more sweeps or steps" in short.report
+    assert "stopped before convergence: allow the method more sweeps or steps" in short.report
     assert "`regauge line` and `rg.line` measure the barrier" in rg.align(a, b, symmetry).report
 
 

@@ -276,4 +276,4 @@ def test_the_report_says_what_to_do() -> None:
     assert "a local optimum" in str(rg.align_many(networks, symmetry))
     short = rg.align_many(networks, symmetry, method=MergeMany(start="identity", max_rounds=1))
     assert not short.is_converged
-    assert "still moving when it stopped" in short.report
+    assert "stopped before convergence" in short.report

@@ -144,9 +144,9 @@ def test_order_alone_accuses_nobody(population: Population) -> None:
     assert found.z_score > 6
     assert found.p_value == 0.001
     assert found.verdict == ALIGNED
-    assert "somebody aligned one to the other, or they have an ancestor in common" in found.reason
+    assert "one was aligned to the other, or they have a common ancestor" in found.reason
     moved = rg.compare(population.networks[0], population.made("copy, moved", 0), population.symmetry)
-    assert any("of a moved copy it says nothing" in note for note in moved.notes)
+    assert any("it says nothing about a copy with another order" in note for note in moved.notes)
 
 
 # --- provenance ---------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_an_alignment_that_is_named_is_undone(population: Population, folder: Pa
     told = rg.compare("a.safetensors", "near.safetensors", symmetry)
     assert told.p_value == 0.001
     assert told.verdict == "unrelated"
-    assert "no verdict rests on them" in told.notes[0]
+    assert "the verdict does not use them" in told.notes[0]
     save(load("near.safetensors"), folder / "bare.safetensors")  # Nothing says where it comes from.
     assert rg.compare("a.safetensors", "bare.safetensors", symmetry).verdict in STRANGER
 

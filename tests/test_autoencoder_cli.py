@@ -106,7 +106,7 @@ def test_what_is_typed_wrongly_gets_a_sentence(
         ([*start, "--inputs", "points:12"], "is no points"),
         ([*start, "--inputs", "grid:3"], "cannot be run on the inputs"),
         ([*start, "--inputs", "grid:3x3", "--temperature", "2"], "--loss distillation"),
-        ([*start, "--inputs", "grid:3x3", "--decoder", "template", "--decoder-widths", "3"], "leave them out"),
+        ([*start, "--inputs", "grid:3x3", "--decoder", "template", "--decoder-widths", "3"], "leave it out"),
         ([*start, "--inputs", "grid:3x3", "--latent", "0"], "must be positive"),
         (["encode", "one.safetensors", "zoo", "-o", "z.csv"], "is no autoencoder"),
         (["decode", "auto.safetensors", "zoo", "-o", "zoo"], "exists; name a new folder"),

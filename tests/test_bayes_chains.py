@@ -68,7 +68,7 @@ def test_copies_of_a_chain_agree_after_alignment_and_not_before(name: str) -> No
     same = {row["group"]: row for row in diagnose([first, first], symmetry).summary()}
     assert rows["aligned"]["rhat_max"] == pytest.approx(same["aligned"]["rhat_max"], abs=1e-8)
     assert found.agrees("aligned")
-    assert "only copies under the symmetry" in found.verdict
+    assert "their parameters differed only by symmetries" in found.verdict
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +97,7 @@ def test_bad_input_is_refused() -> None:
     one = chain(params, 1)
     with pytest.raises(TypeError, match="give a list of chains"):
         diagnose(one, symmetry)
-    with pytest.raises(ValueError, match="both, a module and inputs"):
+    with pytest.raises(ValueError, match="both a module and inputs"):
         diagnose([one, one], symmetry, module=module)
     with pytest.raises(ValueError, match="equal length"):
         diagnose([one, chain(params, 2, 30)], symmetry)

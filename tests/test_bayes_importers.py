@@ -474,5 +474,5 @@ def test_refusals_of_laplace() -> None:
     last.mean = last.mean[-10:]
     with pytest.raises(ValueError, match=r"has shape \(10,\).* hold 26 numbers"):
         from_laplace(last)
-    with pytest.raises(ValueError, match="1 blocks of curvature for the 4 parameters"):
+    with pytest.raises(ValueError, match="1 blocks of curvature, but its model has 4 parameters"):
         from_laplace(laplace(module, SimpleNamespace(eigenvalues=[[]], eigenvectors=[[]], deltas=torch.zeros(1))))

@@ -429,9 +429,9 @@ def test_few_samples_say_so() -> None:
 
 
 MISUSE: dict[str, tuple[str, Callable[[nn.Module, GaussianPosterior, Batches], object]]] = {
-    "no samples": ("give the noise", lambda m, q, d: predict(q, m, d)),
+    "no samples": ("give `noise`", lambda m, q, d: predict(q, m, d)),
     "twice": (
-        "give the noise",
+        "give `noise`",
         lambda m, q, d: predict(q, m, d, noise=q.draw(2, generator(0)), samples=2, generator=generator(0)),
     ),
     "no generator": ("torch.Generator", lambda m, q, d: predict(q, m, d, samples=2)),

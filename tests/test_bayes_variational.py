@@ -165,7 +165,7 @@ def test_refusals_of_training() -> None:
 
     with pytest.raises(ValueError, match="39 inputs and 40 targets"):
         run(inputs=inputs[1:])
-    with pytest.raises(ValueError, match=r"\['wieght'\] are to be certain but are no parameters"):
+    with pytest.raises(ValueError, match=r"\['wieght'\] which are not parameters"):
         run(certain=("wieght",))
     with pytest.raises(ValueError, match="none remains to be fitted"):
         run(certain=("weight",))
@@ -249,5 +249,5 @@ def test_refusals_of_diagnostics() -> None:
         compare_with_prior(GaussianPosterior(mean, mean), 0.0, 10)
     with pytest.raises(ValueError, match="no standard deviations"):
         compare_with_prior(GaussianPosterior(mean, {}), 1.0, 10)
-    with pytest.raises(ValueError, match="infinite divergence"):
+    with pytest.raises(ValueError, match="divergence from the prior is infinite"):
         compare_with_prior(GaussianPosterior(mean, {"weight": torch.zeros(2, 2)}), 1.0, 10)

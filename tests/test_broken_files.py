@@ -71,7 +71,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "overflow": (_header(_tensor(shape=[0, 1 << 64], data_offsets=[0, 0])), "but lengths must be whole numbers"),
     "dtype": (_header(_tensor(dtype="F33"), bytes(48)), "has dtype F33"),
     "dtypes": (_header(_tensor(dtype=["F32"]), bytes(48)), "its header is malformed"),
-    "4 bits": (_header(_tensor(dtype="F4"), bytes(48)), "codes of a quantized network"),
+    "4 bits": (_header(_tensor(dtype="F4"), bytes(48)), "so the network is quantized"),
     "offsets": (_header(_tensor(data_offsets=[8, 56]), bytes(56)), "the place of 'up' does not fit its shape"),
     "order": (_header(_tensor(data_offsets=[48, 0]), bytes(48)), "the place of 'up' does not fit its shape"),
     "more": (_header(_tensor(), bytes(50)), "bytes instead of"),

@@ -354,7 +354,10 @@ def test_equal_units_change_nothing() -> None:
 def test_what_cannot_be_fixed_is_named() -> None:
     wheel = Symmetry.from_axes({"w": ("h", "h")}, kinds={"h": "scaled"}).bind({"w": torch.zeros(3, 3)})
     left = rg.canonical.canonical_manifold(wheel).left
-    assert [sentence.partition(":")[0] for sentence in left] == ["group 'h' keeps scales", "group 'h' keeps its order"]
+    assert [sentence.partition(",")[0] for sentence in left] == [
+        "group 'h': scales are not fixed",
+        "group 'h': its order is not fixed",
+    ]
     params = drawn(wheel, 0)
     assert torch.equal(rg.canonicalize(params, wheel)["w"], params["w"])
 
@@ -501,7 +504,7 @@ def test_what_the_manifold_refuses() -> None:
         manifold.mean([canonical], weights=[1, 2])
     with pytest.raises(KeyError, match="no parameter 'head' for a head"):
         rg.canonical.canonical_manifold(symmetry, head="head")
-    with pytest.raises(ValueError, match="lies on spheres already"):
+    with pytest.raises(ValueError, match="already lie on spheres"):
         rg.canonical.canonical_manifold(symmetry, head="0.weight")
 
 
@@ -537,7 +540,7 @@ def test_what_normalizing_logits_refuses() -> None:
         rg.canonical.normalize_logits(params, symmetry, weight="head")
     with pytest.raises(ValueError, match="must be positive"):
         rg.canonical.normalize_logits(params, symmetry, weight="1.weight", norm=0)
-    with pytest.raises(ValueError, match="is zero, and no factor"):
+    with pytest.raises(ValueError, match="is zero, so no factor"):
         rg.canonical.normalize_logits({**params, "1.weight": torch.zeros(3, 9)}, symmetry, weight="1.weight")
 
 

@@ -75,7 +75,7 @@ def test_the_other_network_is_named_and_can_be_chosen(
     with caplog.at_level(logging.WARNING):
         found = load("b.pt")
     assert all(torch.equal(found[n], t) for n, t in _net(1).items())
-    assert f"'b.pt' holds several networks: {usual!r} is read, and {other!r} not" in caplog.text
+    assert f"'b.pt' contains several networks: {usual!r} is read, but not {other!r}" in caplog.text
     caplog.clear()
     for chosen in (load("b.pt", entry=other), load(f"b.pt:{other}")):
         assert all(torch.equal(chosen[n], t) for n, t in _net(2).items())
@@ -84,7 +84,7 @@ def test_the_other_network_is_named_and_can_be_chosen(
     capsys.readouterr()
     arguments = ["align", "a.pt", "b.pt", "--model", "net.py:mlp", "-o", "out.safetensors", "--overwrite"]
     main(arguments)
-    assert capsys.readouterr().err.count(f"{other!r} not; to choose, write b.pt:{other}") == 1
+    assert capsys.readouterr().err.count(f"{other!r}; to choose another, write b.pt:{other}") == 1
     expected = rg.align(_net(0), _net(1), SYMMETRY).params
     assert all(torch.equal(load("out.safetensors")[n], t) for n, t in expected.items())
     arguments[2] = f"b.pt:{other}"
@@ -96,19 +96,17 @@ def test_the_other_network_is_named_and_can_be_chosen(
 
 def test_entries_that_are_not_known_are_refused() -> None:
     torch.save({"generator": _net(1), "discriminator": _net(2)}, "gan.pt")
-    with pytest.raises(
-        ValueError, match=r"holds several networks \('generator', 'discriminator'\), and which is meant"
-    ):
+    with pytest.raises(ValueError, match=r"contains several networks \('generator', 'discriminator'\); choose one"):
         load("gan.pt")
     assert torch.equal(load("gan.pt:discriminator")["0.bias"], _net(2)["0.bias"])
     with pytest.raises(
         ValueError, match=r"no network called 'ema'; the networks in it are 'generator', 'discriminator'"
     ):
         load("gan.pt", entry="ema")
-    with pytest.raises(ValueError, match="no network called 'ema'; it holds one network alone"):
+    with pytest.raises(ValueError, match="no network called 'ema'; it contains only one network"):
         load("a.pt:ema")
     save(_net(0), "a.safetensors")
-    with pytest.raises(ValueError, match="holds one network alone and has no entry 'ema'; leave out ':ema'"):
+    with pytest.raises(ValueError, match="contains only one network and has no entry 'ema'; leave out ':ema'"):
         load("a.safetensors", entry="ema")
     torch.save({"net": _net(3), "epoch": 1}, "one.pt")
     assert torch.equal(load("one.pt")["0.bias"], _net(3)["0.bias"])
@@ -213,7 +211,7 @@ def test_files_of_another_kind_say_what_reads_them() -> None:
     assert rg.checkpoints.load_alignment("out.alignment.safetensors").element is not None
     assert alignment.element is not None
     for path in ("a.pt", "a.safetensors"):
-        with pytest.raises(ValueError, match=r"is no alignment but the checkpoint of a network, whose path"):
+        with pytest.raises(ValueError, match=r"is not an alignment but the checkpoint of a network, whose path"):
             rg.checkpoints.load_alignment(path)
     with pytest.raises(ValueError, match=r"is no flow but an alignment, which regauge\.load_alignment reads"):
         rg.flow.load_flow("out.alignment.safetensors")
@@ -230,5 +228,5 @@ def test_a_head_that_an_adapter_stores_beside_a_tied_base_gets_advice() -> None:
     settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "init_lora_weights": True}
     Path("adapter/adapter_config.json").write_text(json.dumps(settings))
     save({"base_model.model.lm_head.weight": torch.ones(16, 4)}, "adapter/adapter_model.safetensors")
-    with pytest.raises(ValueError, match=r"stores 'lm_head.weight' as a whole.*Write the head into the base as"):
+    with pytest.raises(ValueError, match=r"stores 'lm_head.weight' as a whole.*Give the base a separate head"):
         Checkpoint.open("base+adapter")

@@ -167,7 +167,7 @@ class _Evil:
 
 def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(2), "hook": _Evil()}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match="loading them could run any code, so it is refused"):
+    with pytest.raises(ValueError, match="loading them could run any code, so regauge refuses"):
         load(tmp_path / "a.pt")
     torch.save(nn.Linear(2, 2), tmp_path / "b.pt")
     with pytest.raises(ValueError, match=r"save `module.state_dict\(\)` instead"):
@@ -265,7 +265,7 @@ def test_alignments_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no alignment"):
         load_alignment(tmp_path / "a.alignment.safetensors")
     plain = save({"a": torch.zeros(2)}, tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match="is no alignment but the checkpoint of a network, whose path"):
+    with pytest.raises(ValueError, match="is not an alignment but the checkpoint of a network, whose path"):
         load_alignment(plain)
     (tmp_path / "b.safetensors").write_bytes(b"1234")
     with pytest.raises(ValueError, match="is not a readable safetensors file"):
@@ -286,5 +286,5 @@ def test_an_alignment_whose_order_is_no_permutation(tmp_path: Path) -> None:
     symmetry = Symmetry.from_axes({"w": ("h", None)}).bind({"w": torch.zeros(3, 2)})
     header = {"kind": "regauge.alignment", "version": "1", "symmetry": symmetry.to_json()}
     path = save({"h/perm": torch.tensor([0, 0, 2])}, tmp_path / "a.safetensors", metadata=header)
-    with pytest.raises(ValueError, match="the order of group 'h' is no permutation"):
+    with pytest.raises(ValueError, match="the order of group 'h' is not a permutation"):
         load_alignment(path)

@@ -315,7 +315,7 @@ def test_info_counts_values_that_are_not_finite(
     assert "NaN" not in capsys.readouterr().out
     monkeypatch.setattr(rg.Checkpoint.count_not_finite, "__defaults__", (8,))
     main(["info", "bad.safetensors"])
-    assert "NaN and Inf: not looked for in so large a checkpoint" in capsys.readouterr().out
+    assert "NaN and Inf: not checked, because the checkpoint is large" in capsys.readouterr().out
 
 
 def test_outputs_that_exist_are_kept(folder: Path, refused: Callable[..., str]) -> None:
@@ -359,9 +359,9 @@ def test_align_refuses_bad_checkpoints(
         (["--refine"], "--refine lowers the loss halfway between A and B, which needs data: give --data"),
         (
             ["--method", "activations", "--restarts", "2"],
-            "--restarts is for matching weights; the method 'activations'",
+            "--restarts cannot be used with the method 'activations'",
         ),
-        (["--statistic", "product"], "--statistic is for matching activations; WeightMatching has none"),
+        (["--statistic", "product"], "--statistic is for matching activations, not WeightMatching"),
         (["--method", "mixed"], "the method 'mixed' needs data: give --data"),
         (["--data", "mynets.py:number"], "returned a int, but batches are needed"),
     ],
@@ -427,9 +427,9 @@ def test_merge_rules(folder: Path, options: list[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--rule", "ties"], "--rule ties combines what the checkpoints differ by from a base: give --base"),
+        (["--rule", "ties"], "--rule ties combines differences from a base checkpoint: give --base"),
         (["--base", "a.safetensors"], "--rule average takes no --base"),
-        (["--rule", "greedy"], "--rule greedy chooses by the loss, which needs data: give --data"),
+        (["--rule", "greedy"], "--rule greedy chooses networks by their loss, which needs --data"),
         (["--density", "0.1"], "--density is for --rule ties, dare-ties, della"),
         (["--method", "mixed"], "the method 'mixed' needs data: give --data"),
         (["--weights", "1"], "give one finite weight for each"),
@@ -444,7 +444,7 @@ def test_merge_refuses(folder: Path, refused: Callable[..., str], options: list[
     (folder / "out.md").write_text("mine")
     files = ["a.safetensors", "b.safetensors", "-o", "out.safetensors", "--model", "mynets.py:model"]
     assert "'out.md' exists already" in refused("merge", *files)
-    assert "there is nothing to merge" in refused("merge", "-o", "out.safetensors")
+    assert "no checkpoints are named" in refused("merge", "-o", "out.safetensors")
     (folder / "recipe.yaml").write_text("models: []")
     assert "or a recipe with --recipe" in refused("merge", "recipe.yaml", "-o", "out.safetensors")
 

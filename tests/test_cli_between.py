@@ -138,11 +138,11 @@ def test_two_lines_are_measured_and_drawn_in_one_plot(
         assert report["table"][-1]["loss"] == pytest.approx(trained["table"][-1]["loss"], rel=1e-4)
     assert [*rows(folder / "line.csv")[0]] == ["t", "loss", "accuracy", "loss as trained", "accuracy as trained"]
     wrong = refused("line", *files("a", "b"), *MODEL, "--path", "geodesic", "--align")
-    assert "--align is for the straight line; for the path geodesic, run `regauge align` first" in wrong
+    assert "--align is only for the straight path; for --path geodesic, run `regauge align` first" in wrong
     # A frozen parameter that is said to be structure is structure for the alignment, too.
     kept = [*files("a", "b"), *MODEL, "--keep", "4.bias"]
     assert "the networks differ in '4.bias', which is structure" in refused("line", *kept, "--align")
-    assert "--keep is for the geodesic path and --align" in refused("line", *kept)
+    assert "--keep is only for --path geodesic and --align" in refused("line", *kept)
 
 
 def test_geodesics_keep_scales_of_one(folder: Path) -> None:
@@ -245,8 +245,10 @@ def test_statistics_come_from_the_data_for_them_at_the_ends_too(
         expected = judge.evaluate(prepared)["loss"]
         assert float(rows(folder / name)[0]["loss"]) == pytest.approx(expected, rel=1e-5)
     told = capsys.readouterr()
-    assert "in every network, the ends too, the statistics of batch normalization were recomputed" in told.out
-    assert command == "line" or "networks, one after the other in about" in told.err
+    assert (
+        "in every network, including the given ones, the statistics of batch normalization were recomputed" in told.out
+    )
+    assert command == "line" or "networks takes about" in told.err
 
 
 def test_statistics_need_batch_normalization(folder: Path, refused: Callable[..., str]) -> None:
@@ -355,7 +357,7 @@ def test_repair_without_endpoints_recomputes_statistics(folder: Path, capsys: py
         (["repair", *files("a"), *MODEL, "-o", "out.safetensors"], "give the networks that were merged as endpoints"),
         (
             ["repair", *files("a"), *MODEL, "-o", "out.safetensors", "--align"],
-            "--weights and --align are for endpoints",
+            "--weights and --align need the endpoints",
         ),
         (["repair", *files("a"), *MODEL, "-o", "a.safetensors"], "'a.safetensors' exists already"),
         (
@@ -472,7 +474,7 @@ def test_a_merge_card_measures_on_data_that_chose_nothing(
 
 def test_a_test_without_data_is_refused(folder: Path, refused: Callable[..., str]) -> None:
     given = ["--model", "nets.py:model", "--input-shape", "2x4", "--test", "nets.py:others", "-o", "m.safetensors"]
-    assert "--test judges what is chosen by --data" in refused("merge", *files("a", "b"), *given)
+    assert "--test measures the result of a choice on --data" in refused("merge", *files("a", "b"), *given)
     networks = [load(folder / name) for name in files("a", "b")]
     task = rg.Task(module(), [(x, x[:, :3].argmax(1)) for x in inputs().split(40)])
     with pytest.raises(ValueError, match="give task, too"):
@@ -480,10 +482,10 @@ def test_a_test_without_data_is_refused(folder: Path, refused: Callable[..., str
 
 
 def test_the_data_that_choose_and_judge_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = "judged by the other 50% of the examples of nets.py:batches"
+    told = "losses were measured on the other 50% of the examples of nets.py:batches"
     main(["align", *files("na", "nb"), *NORMED, "--input-shape", "2x4", "-o", "o.safetensors"])
     assert told in capsys.readouterr().out
     main(["line", *files("na", "nb"), *NORMED, "--points", "3"])
     assert told in capsys.readouterr().out
     main(["line", *files("a", "b"), *MODEL, "--points", "3"])  # Nothing is chosen.
-    assert "judged by" not in capsys.readouterr().out
+    assert "losses were measured on" not in capsys.readouterr().out

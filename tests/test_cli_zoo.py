@@ -57,7 +57,7 @@ def test_a_population_is_trained_and_a_second_run_goes_on(
         main(command)
     assert "4 networks" in (said := capsys.readouterr()).out
     assert "trained now: 1 of 3 shards" in said.out
-    assert "share 1 of 2" in said.err
+    assert "this process trains part 1 of 2" in said.err
     main(command)
     assert "10 networks of 'MLP 30-4-2'; trained now: 2 of 3 shards" in capsys.readouterr().out
     main(command)
@@ -105,7 +105,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
 
 
 def test_no_networks_name_the_option(tmp_path: Path, refused: Callable[..., str]) -> None:
-    assert "--networks is 0; train one at least" in refused(
+    assert "--networks is 0; it must be at least 1" in refused(
         "zoo", "train", "uci-mlps", "-o", str(tmp_path / "zoo"), "--networks", "0"
     )
     assert not (tmp_path / "zoo").exists()
@@ -124,7 +124,7 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
     options = ["--template", "net{id}_step{step}.pt", "--model", "regauge.nets.mlp:mlp", "--input-shape", "2x4"]
     options += ["--settings", json.dumps({"widths": [4, 3, 2]}), "--storage", "bfloat16"]
     main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), *options])
-    told = "6 checkpoints of 3 networks of 'mlp'; 1 with NaN or Inf are marked"
+    told = "6 checkpoints of 3 networks of 'mlp'; marked because of NaN or Inf: 1"
     assert f"{told}; 6 were imported now" in capsys.readouterr().out
     main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), *options])
     assert f"{told}; 0 were imported now" in capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
     main(["zoo", "export", str(tmp_path / "zoo"), "-o", str(tmp_path / "all"), "--checkpoints", "all"])
     assert len(list((tmp_path / "all").iterdir())) == 6
     main(["zoo", "verify", str(tmp_path / "zoo")])
-    assert "1 shards with 6 networks are whole, 0 are damaged" in capsys.readouterr().out
+    assert "1 shards with 6 networks are intact, 0 are damaged" in capsys.readouterr().out
     path = store.shards[0].path
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -203,12 +203,12 @@ def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monke
         (["import", "RAW", "-o", "OUT", "--format", "dwsnets"], "no files of DWSNets"),
         (["import", "RAW", "-o", "OUT", "--format", "hdf5"], "give --model and its --settings"),
         (["import", "RAW", "-o", "OUT", "--format", "dwsnets", "--model", "regauge.nets.mlp:mlp", "--settings",
-          '{"widths": [2, 2]}'], "--model is not for networks of the format 'dwsnets'"),
+          '{"widths": [2, 2]}'], "--model cannot be used with --format dwsnets"),
         (["import", "RAW", "-o", "OUT", "--format", "folder", "--dataset", "x"], "--dataset is not for"),
         (["import", "RAW", "-o", "OUT", "--format", "onnx"], "no format 'onnx'; there are folder, dwsnets, nfn, "),
         (["import", "RAW", "-o", "OUT", "--model", f"{__file__}:f"], "put it into a package"),
         (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "{"], "is not JSON"),
-        (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "3"], "is no mapping"),
+        (["import", "RAW", "-o", "OUT", "--model", "regauge.nets.mlp:mlp", "--settings", "3"], "is not a mapping"),
         (["export", "OUT", "-o", "OUT2"], "there is no store in"),
         (["verify", "OUT"], "there is no store in"),
     ],
@@ -232,7 +232,7 @@ def test_bad_input_is_one_sentence(
 def test_nothing_is_exported_where_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints(tmp_path / "raw")
     main(["zoo", "import", str(tmp_path / "raw"), "-o", str(tmp_path / "zoo"), "--template", "net{id}_step{step}.pt"])
-    for where, match in (("step=7", "none of the 6 networks fits 'step=7'"), ("step", "write COLUMN=VALUE")):
+    for where, match in (("step=7", "no network of 6 has 'step=7'"), ("step", "write COLUMN=VALUE")):
         with pytest.raises(SystemExit):
             main(["zoo", "export", str(tmp_path / "zoo"), "-o", str(tmp_path / "out"), "--where", where])
         assert match in capsys.readouterr().err

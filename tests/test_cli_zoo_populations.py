@@ -176,14 +176,14 @@ def test_a_map_tells_copies_of_two_networks_apart(
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["align", "ZOO", "-o", "OUT", "--to", "best"], "--to 'best' is no network"),
+        (["align", "ZOO", "-o", "OUT", "--to", "best"], "--to 'best' is not a network of the store"),
         (["align", "ZOO", "-o", "OUT", "--to", "77"], "no trajectory of the store has the id 77"),
-        (["compare", "ZOO", "--data", "sine-waves", "-o", "OUT.png"], "every network has data of its own"),
+        (["compare", "ZOO", "--data", "sine-waves", "-o", "OUT.png"], "every network has its own data"),
         (["compare", "ZOO", "--data", "no.npz", "-o", "OUT.png"], "there is no data file"),
         (["compare", "ZOO", "--data", "breast-cancer", "-o", "OUT.txt"], "must end in .svg or .png or .pdf"),
         (["compare", "ZOO", "--data", "no.npz", "-o", "OUT.txt"], "must end in .svg or .png or .pdf"),
         (["map", "ZOO", "-o", "OUT.png", "--color", "size"], "no column 'size'"),
-        (["map", "ZOO", "-o", "OUT.png", "--networks", "2"], "three at least"),
+        (["map", "ZOO", "-o", "OUT.png", "--networks", "2"], "at least three"),
         (["map", "ZOO", "-o", "OUT.png", "--clusters", "99"], "--clusters is 99, but 9 networks are drawn"),
         (["map", "ZOO", "-o", "OUT.png", "--where", "step=6"], "none of the 10 networks"),
     ],

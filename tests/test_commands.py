@@ -36,9 +36,9 @@ def test_unknown_commands_are_named_as_such(words: list[str], sentence: str, ref
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["align", "a", "b", "--method", "sinkhorm"], "--method 'sinkhorm' is no choice; did you mean 'sinkhorn'?"),
-        (["merge", "a", "b", "--rule", "tie"], "--rule 'tie' is no choice; did you mean 'ties'?"),
-        (["learn", "predictor", "s", "--kind", "zzzz"], "--kind 'zzzz' is no choice; there are numbers, fractions"),
+        (["align", "a", "b", "--method", "sinkhorm"], "--method 'sinkhorm' does not exist; did you mean 'sinkhorn'?"),
+        (["merge", "a", "b", "--rule", "tie"], "--rule 'tie' does not exist; did you mean 'ties'?"),
+        (["learn", "predictor", "s", "--kind", "zzzz"], "--kind 'zzzz' does not exist; choose from numbers, fractions"),
     ],
 )
 def test_a_value_that_is_no_choice_is_told_the_closest_one(
@@ -54,7 +54,7 @@ def test_a_value_that_is_no_choice_is_told_the_closest_one(
         (["flow", "fit", "s", "--steps=60"], "has no option --steps; it has --epochs and --seconds"),
         (["line", "a", "b", "--input-shape", "2x3"], "'regauge line' has no option --input-shape; it has --data"),
         (["align", "a", "b", "--outptu", "x"], "'regauge align' has no option --outptu; did you mean '--output'?"),
-        (["line", "a", "b", "--zzz"], "has no option --zzz; regauge line --help-all lists those that it has"),
+        (["line", "a", "b", "--zzz"], "has no option --zzz; regauge line --help-all lists its options"),
     ],
 )
 def test_an_option_that_a_command_lacks_is_told_those_that_it_has(

@@ -325,7 +325,7 @@ def test_a_part_is_compared_only_where_that_means_something(text_symmetry: rg.Sy
     with pytest.raises(ValueError, match="both must come from the same architecture"):
         rg.compare(a, {n: torch.cat([t, t], -1) for n, t in a.items()}, text_symmetry)
     task = rg.Task(nn.Linear(1, 1), [(torch.zeros(1, 1), torch.zeros(1, 1))])
-    with pytest.raises(ValueError, match="a task runs both networks by one model, but they differ"):
+    with pytest.raises(ValueError, match="a task runs both networks with one model, but they differ"):
         rg.compare(a, extended(a), text_symmetry, task=task)
 
 

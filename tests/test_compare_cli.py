@@ -143,7 +143,7 @@ def test_the_page_has_everything(folder: Path, capsys: pytest.CaptureFixture[str
     ("change", "args", "sentence"),
     [
         (None, ["a", "copy"], "the symmetry is unknown: name the model with --model"),
-        (None, ["a"], "1 checkpoints are given; two or more are compared"),
+        (None, ["a"], "1 checkpoints are given, but a comparison needs two or more"),
         (None, ["a", "copy", "--model", "nets.py:wide"], "give the checkpoint and the model of the same architecture"),
         (None, ["a", "copy", "--model", "nets.py:model", "-o", "nets.py"], "must end in .html"),
         (None, ["a", "copy", "--model", "nets.py:model", "--draws", "0"], "at least one random element"),

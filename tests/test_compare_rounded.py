@@ -66,7 +66,7 @@ def test_rounding_that_destroys_a_network_leaves_it_undecided() -> None:
         other = stranger(params, symmetry, kind) if kind else params
         found = rg.compare(params, rounded(symmetry.act(large, other), torch.bfloat16), symmetry)
         assert found.verdict == verdict
-        assert ("rounding of the stored values moves" in found.reason) == (verdict == "undecided")
+        assert ("rounding changes the compared values" in found.reason) == (verdict == "undecided")
 
 
 def test_noise_never_explains_what_is_no_copy() -> None:

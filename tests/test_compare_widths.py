@@ -68,7 +68,7 @@ def test_a_moved_copy_without_some_units_is_found(name: str) -> None:
     for first, second, own, k in ((params, child, symmetry, 0), (child, params, small, 1)):
         found = rg.compare(first, second, own, draws=9)
         assert found.verdict == "descended", str(found)
-        assert "in what both have in common an element of the group" in found.reason
+        assert "in their common part, an element of the group" in found.reason
         assert found.orbit_distance < 1e-6 * found.norm < 0.1 * found.distance
         assert found.compared == pytest.approx(1 if k else values["kept"] / values["all"])
         assert found.units.keys() == sizes.keys()
@@ -151,8 +151,8 @@ def test_what_does_not_fit_is_left_out() -> None:
     found = rg.compare(params, {**more, "3.weight": torch.ones(4, 4)}, WIDE)
     assert found.verdict == "descended"
     assert found.notes[:2] == (
-        "'h1': compared are 30 units, all of B and those of the 40 of A that match them best",
-        "'h2': compared are 18 units, all of B and those of the 30 of A that match them best",
+        "'h1': 30 units are compared, all of B and the best matches among the 40 of A",
+        "'h2': 18 units are compared, all of B and the best matches among the 30 of A",
     )
     assert "'2.weight': compared are the first 10 along axis 0, where A has 10 and B 13" in found.notes
     assert "left out, because only B has them: '3.weight'" in found.notes
@@ -173,7 +173,7 @@ def test_mistakes_are_refused_as_in_networks_of_one_width() -> None:
     with pytest.raises(ValueError, match="both must come from the same architecture"):
         rg.compare(params, {name: tensor[None] for name, tensor in child.items()}, WIDE)
     task = rg.Task(nn.Linear(1, 1), [(torch.zeros(1, 1), torch.zeros(1, 1))])
-    with pytest.raises(ValueError, match="a task runs both networks by one model, but they differ: 'h1': compared"):
+    with pytest.raises(ValueError, match="a task runs both networks with one model, but they differ: 'h1': compared"):
         rg.compare(params, child, WIDE, task=task)
 
 
@@ -213,8 +213,8 @@ def test_files_are_compared_as_dictionaries_are(files: list[Path]) -> None:
 def test_units_of_streamed_networks_are_not_matched(files: list[Path]) -> None:
     found = rg.compare(files[0], files[1], WIDE, draws=9, memory="2GB")
     assert {share.name for share in found.shares} == {"1.bias", "2.weight"}
-    assert "matching units of networks of different widths takes" in found.notes[-1]
-    with pytest.raises(ValueError, match=r"(?s)matching units .* and 2.*GB of memory are allowed; allow more"):
+    assert "matching units of networks of different widths needs" in found.notes[-1]
+    with pytest.raises(ValueError, match=r"(?s)matching units .* but 2.*GB are allowed; allow more"):
         rg.compare(files[0], files[2], WIDE, draws=9, memory="2GB")
 
 

@@ -302,7 +302,7 @@ def refused(symmetry_a: Symmetry, symmetry_b: Symmetry, **how: object) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     plain = mlp_symmetry(2, 3, 2)
-    with pytest.raises(ValueError, match=r"group 'h1' is orthogonal: its axes have no units to pair"):
+    with pytest.raises(ValueError, match=r"group 'h1' is orthogonal, so it has no single units"):
         refused(mlp_symmetry(2, 3, 2, kind="orthogonal"), mlp_symmetry(2, 4, 2, kind="orthogonal"))
     with pytest.raises(ValueError, match=r"group 'e' has other groups repeated within it"):
         refused(BY_HAND["experts"], BY_HAND["experts"])
@@ -320,7 +320,7 @@ def test_what_does_not_fit_is_refused() -> None:
     fewer = Symmetry.from_axes(
         {"0.weight": ("h1", None), "1.weight": (None, "h1"), "0.bias": (None,), "1.bias": (None,)}
     )
-    with pytest.raises(ValueError, match=r"group 'h1' does not act alike in both networks"):
+    with pytest.raises(ValueError, match=r"group 'h1' acts differently in both networks"):
         rg.alignment.correspond(drawn(plain, 0), drawn(plain, 0), plain, fewer)
     bad = drawn(plain, 0)
     with pytest.raises(ValueError, match=r"'0.weight' of the second network holds NaN or Inf in 6 of"):

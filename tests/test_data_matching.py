@@ -54,7 +54,7 @@ def test_the_share_is_checked() -> None:
 def test_a_method_that_changed_nothing_says_so() -> None:
     _, symmetry, a, _, task = two_students(0)
     found = rg.align(a, a, symmetry, method=rg.Sinkhorn(steps=2, every=2, init=symmetry.identity()), task=task)
-    assert "nothing changed: none of 1 elements that were tried is better than the start" in str(found)
+    assert "nothing changed: of 1 elements that were tried, none is better than the start" in str(found)
     best = rg.align(a, a, symmetry, method=rg.alignment.BestOf((rg.WeightMatching(),)), task=task)
     assert "better than the identity" in str(best)
     moved = symmetry.act(symmetry.random(generator(5), ("permutation",)), a)

@@ -142,7 +142,7 @@ def test_files_that_are_gone_are_named(folder: Path) -> None:
     (folder / "zoo" / "3.safetensors").unlink()
     found = known.search(folder / "copy.safetensors", 2)
     assert found.comparisons[0] is None
-    assert "'zoo/3.safetensors' is not there any more" in found.notes[0]
+    assert "'zoo/3.safetensors' no longer exists" in found.notes[0]
     assert found.rows[1]["verdict"] == "unrelated"
 
 
@@ -170,11 +170,14 @@ def test_the_command_says_the_same(folder: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["copy.safetensors", "--database", "none.safetensors"], "there is no network in the database"),
+        (["copy.safetensors", "--database", "none.safetensors"], "contains no networks"),
         (["other.safetensors", "--database", "known.safetensors"], "none of the 20 networks"),
-        (["copy.safetensors", "--database", "copy.safetensors"], "is no database but"),
+        (["copy.safetensors", "--database", "copy.safetensors"], "not a database"),
         (["copy.safetensors", "--add"], "--add needs --database FILE"),
-        (["copy.safetensors", "--database", "known.safetensors", "-o", "page.html"], "neither --data nor -o"),
+        (
+            ["copy.safetensors", "--database", "known.safetensors", "-o", "page.html"],
+            "--database excludes --data and -o",
+        ),
         (["copy.safetensors", "--database", "known.safetensors", "--nearest", "0"], "at least 1"),
         (["copy.safetensors", "--database", "known.bin", "--add", "--symmetry", "symmetry.json"], ".safetensors"),
     ],

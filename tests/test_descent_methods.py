@@ -223,7 +223,7 @@ def test_without_targets_outputs_of_both_ends_teach(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kept": 1}, "kept is 1, but the share of the examples that choose is at least 0"),
+        ({"kept": 1}, "kept is 1, but this share of the examples must be at least 0"),
         ({"kept": -0.1}, "kept is -0.1"),
         ({"steps": 0}, r"steps=0, every=\d+: both must be at least 1"),
         ({"every": 0}, "every=0: both must be at least 1"),

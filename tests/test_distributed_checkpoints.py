@@ -190,7 +190,7 @@ def test_a_file_that_is_cut_is_named(copies: Path) -> None:
         ((), [((), ())], None),
         ((4,), [((0,), (2,)), ((3,), (1,))], "in no chunk"),
         ((4,), [((0,), (3,)), ((2,), (2,))], "twice"),
-        ((4,), [((0,), (5,))], "reaches out"),
+        ((4,), [((0,), (5,))], "exceeds its shape"),
         ((4, 1), [((0,), (4,))], "another number of axes"),
         ((), [], "in no chunk"),
     ],

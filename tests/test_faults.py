@@ -167,7 +167,7 @@ def test_damage_is_named_before_anything_is_written(
             "--data runs the model and needs the networks in memory",
         ),
         (("--memory", "much"), "the memory 'much' cannot be read"),
-        (("--memory", "1MB"), "more than the 0.001 GB that memory allows"),
+        (("--memory", "1MB"), "but only 0.001 GB are allowed"),
     ],
 )
 @pytest.mark.usefixtures("streamed")

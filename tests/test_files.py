@@ -120,7 +120,7 @@ def test_what_does_not_fit_says_what_helps(paths: list[Path], tmp_path: Path) ->
     out = tmp_path / "out.safetensors"
     with pytest.raises(ValueError, match=r"give `out`, a \.safetensors file or a folder for the result"):
         rg.align(a, b, SYMMETRY, memory="150MB")
-    with pytest.raises(ValueError, match=r"GB that memory allows; together are needed .*; allow 0\.1.* GB"):
+    with pytest.raises(ValueError, match=r"GB are allowed; these tensors are needed together: .*; allow 0\.1.* GB"):
         rg.align(a, b, SYMMETRY, memory=1000, out=out)
     with pytest.raises(
         ValueError, match=r"needs the networks in memory, which takes .* kB, more than the 1 kB that are allowed"

@@ -212,7 +212,7 @@ def test_what_cannot_be_done_is_told(place: Path, refused: Callable[..., str]) -
     judge = ["--data", "task.py:batches", "-o", "page.html"]
     assert "no store is named" in refused("flow", "fit", "-o", "x.safetensors")
     assert "there is no net 'gru'" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--net", "gru")
-    assert "align them" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--net", "tokens", "--unaligned")
+    assert "drop --unaligned" in refused("flow", "fit", "zoo", "-o", "x.safetensors", "--net", "tokens", "--unaligned")
     assert "is_aligned=True" in refused(
         *("flow", "fit", "zoo", "-o", "x.safetensors", "--prior", "full", "--net", "message_passing", "--unaligned")
     )

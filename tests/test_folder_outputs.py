@@ -166,10 +166,10 @@ def test_sharded_torch_files_become_a_folder_of_safetensors() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["merge", "one"], "there is only one checkpoint, and --rule average combines several"),
-        (["merge", "one", "--rule", "karcher"], "there is only one checkpoint, and --rule karcher combines several"),
+        (["merge", "one"], "there is only one checkpoint, but --rule average combines several"),
+        (["merge", "one", "--rule", "karcher"], "there is only one checkpoint, but --rule karcher combines several"),
         (["merge", "one", "two", "base", "--rule", "slerp"], "takes two networks, but there are 3"),
-        (["merge", "one", "two", "--rule", "della"], "--rule della combines what the checkpoints differ by"),
+        (["merge", "one", "two", "--rule", "della"], "--rule della combines differences from a base checkpoint"),
         (["merge", "one", "two", "--epsilon", "0.1"], "--epsilon is for --rule della, della-linear; average has no"),
         (["merge", "one", "two", "--normalize", "yes"], "--normalize is for --rule task-arithmetic, ties, dare"),
         (["merge", "one", "two", "--weights", "1", "mlp=2"], "the setting 'mlp=2' cannot be read"),

@@ -163,8 +163,8 @@ def test_a_file_is_equalized() -> None:
         (["--untie"], "--untie changes config.json of a folder"),
         (["--method", "learned", "--bits", "1"], "bits is 1, but values are rounded to 2 to 16 bits"),
         (["--group", "-1"], "--group is -1"),
-        (["--method", "smooth"], "the method 'smooth' looks at what layers read: give --data"),
-        (["--method", "learned", "--by", "function"], "--by function is for --method learned with --data"),
+        (["--method", "smooth"], "the method 'smooth' needs the inputs of layers: give --data"),
+        (["--method", "learned", "--by", "function"], "--by function needs --method learned and --data"),
     ],
 )
 def test_what_cannot_be_done_says_why(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -347,7 +347,7 @@ def test_what_does_not_fit_is_refused() -> None:
         GaussianMatching(std_weight=-1.0)
     with pytest.raises(ValueError, match=r"std_weight=2.0 belongs to the Wasserstein cost; 'kl' has no weights"):
         GaussianMatching(cost="kl", std_weight=2.0)
-    with pytest.raises(ValueError, match="cost='kl' has no common universe for many posteriors"):
+    with pytest.raises(ValueError, match="cost='kl' cannot align many posteriors to their mean"):
         rg.align_many([pair, pair], symmetry, method=GaussianMatching(cost="kl"))
     assert rg.align(pair, pair, symmetry, method=GaussianMatching(method=MergeMany())).is_converged
     with pytest.raises(TypeError, match=r"MergeMany aligns single dictionaries of parameters, not a tuple"):

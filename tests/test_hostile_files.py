@@ -417,7 +417,11 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
         ("info", "hf"),
         "'b' is in 'x.safetensors', 'y.safetensors'",
     ),
-    "equal names": ({"x.pt": _torch({1: torch.zeros(2), "1": torch.ones(3)})}, INFO, "'x.pt' holds two tensors of one"),
+    "equal names": (
+        {"x.pt": _torch({1: torch.zeros(2), "1": torch.ones(3)})},
+        INFO,
+        "'x.pt' contains two tensors with the same",
+    ),
     "deflated": ({"x.pt": _deflated(_torch(PARAMS))}, INFO, "'x.pt' holds the compressed record"),
     "repeated": ({"x.pt": _torch({"w": torch.zeros(1).expand(10**12)})}, INFO, "'w' in 'x.pt' repeats 4 bytes"),
     "no pickle": ({"x.pt": _with_pickle(b"")}, INFO, "'x.pt' is not a readable"),

@@ -158,7 +158,7 @@ def test_render_shapes(folder: Path, refused: Callable[..., str]) -> None:
     far = {"layers.0.weight": torch.cat([eye, -eye]), "layers.0.bias": torch.zeros(6)}
     far |= {"layers.1.weight": torch.zeros(1, 6), "layers.1.bias": torch.tensor([-9.0])}
     ball["unsigned"].save(far, "far.safetensors")
-    assert "shows no surface" in refused("inr", "render", "far.safetensors", "-o", "far.png", "--points", "20")
+    assert "no surface was found" in refused("inr", "render", "far.safetensors", "-o", "far.png", "--points", "20")
     save(BLOB.start(seeded()), "plain.safetensors")
     assert "does not record which INR" in refused("inr", "render", "plain.safetensors", "-o", "p.ply")
 

@@ -179,7 +179,7 @@ def test_an_interrupted_training_is_resumed(
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--epochs", "0"], "make no training"),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--where", "size=7"], "nothing to learn"),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--probes", "4"], "give `inputs`"),
-        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--probes", "4y4"], "axes of a sheet: 16x16"),
+        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--probes", "4y4"], "a grid such as 16x16"),
         (["predict", "one.safetensors", "zoo"], "no net over networks"),
         (
             [

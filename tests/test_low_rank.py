@@ -198,7 +198,7 @@ def test_the_command_writes_the_same(
     main(["canonicalize", "a.safetensors", "--model", "mynets.py:model", "-o", "one.safetensors"])
     out = capsys.readouterr().out
     assert "products of matrices have less than full rank: '0.weight'" in out
-    assert "the function is the same, but no element of the group leads here" in out
+    assert "The function is the same, but no element of the group " in out
     found, expected = load(tmp_path / "one.safetensors"), rg.canonicalize(params, symmetry)
     assert all(torch.equal(found[n], expected[n]) for n in expected)
 
@@ -218,6 +218,6 @@ def test_compare_calls_what_no_element_reaches_the_same_function() -> None:
     other = without_null_spaces(params, symmetry)  # Of less rank than the first network, and so on no orbit of it.
     found = rg.compare(params, other, symmetry, draws=9)
     assert found.verdict == "same network in another gauge"
-    assert "it is the same function, and no element need lead from one network to the other" in found.reason
+    assert "The function is the same, but perhaps no element maps one network to the other" in found.reason
     assert found.distance > 0.1 * found.norm
     assert found.orbit_distance < 1e-6 * found.norm

@@ -145,10 +145,14 @@ def test_whole_tensors_are_averaged_and_else_need_the_base(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tensors", "config", "said"),
     [
-        ({}, {"use_dora": True}, "use_dora.*which is a change only with its base"),
-        ({f"{PREFIX}embed.token_adapter.trainable_tokens_delta": torch.ones(1, 6)}, {}, "a change only with its base"),
+        ({}, {"use_dora": True}, "use_dora.*whose effect depends on the base"),
+        (
+            {f"{PREFIX}embed.token_adapter.trainable_tokens_delta": torch.ones(1, 6)},
+            {},
+            "whose effect depends on the base",
+        ),
         ({}, {"peft_type": "LOHA"}, "is of type LOHA, and has no factors of LORA; merge it into its base"),
-        ({}, {"kasa_config": {"beta": 1}}, "has 'kasa_config', and no factors B and A alone"),
+        ({}, {"kasa_config": {"beta": 1}}, "has 'kasa_config', not only factors B and A"),
         ({f"{PREFIX}layers.0.up.lora_A.weight": torch.ones(2, 8)}, {}, r"as matrices of shapes \[\(9, 7\), \(9, 8\)\]"),
     ],
 )

@@ -81,5 +81,5 @@ def test_pictures_of_nothing_and_of_many_groups() -> None:
     assert not many.get_yticks().size
     assert [bar.get_width() for bar in many.patches if bar.get_width()] == [50] * (LABELED + 1)
     nothing = rg.Symmetry.from_axes({"w": (None,)}).bind({"w": torch.zeros(3)})
-    with pytest.raises(ValueError, match="the symmetry has no groups, and nothing can move"):
+    with pytest.raises(ValueError, match="the symmetry has no groups, so there is nothing to plot"):
         rg.align({"w": torch.ones(3)}, {"w": torch.zeros(3)}, nothing).plot()

@@ -180,7 +180,7 @@ def test_shards_are_full_and_no_larger(pair: Callable[..., Any], tmp_path: Path,
         ({"dtype": torch.float8_e5m2}, "cannot be written as torch.float8_e5m2"),
         ({"shard_size": 0}, "the shard size is 0 bytes; it must be positive"),
         ({"shard_size": "many"}, "the shard size 'many' cannot be read"),
-        ({"shard_size": 100}, "the output is one file, 'out.safetensors', so it has no shard size"),
+        ({"shard_size": 100}, "the output is one file, 'out.safetensors', so it has no shards"),
     ],
 )
 @pytest.mark.parametrize("write", [*ALIGN, *MERGE])

@@ -407,7 +407,7 @@ def test_the_report_counts_what_did_not_converge() -> None:
     a, b = population(symmetry, 3), population(symmetry, 3, seed=9)
     short = rg.alignment.align_pairs(a, b, symmetry, method=WeightMatching(max_sweeps=1))
     moving = 3 - int(short.is_converged.sum())
-    assert f"{moving} were still moving when they stopped: more sweeps" in short.report
+    assert f"{moving} were stopped before convergence: allow the method more sweeps" in short.report
     assert "a local optimum of the method's own objective" in str(rg.alignment.align_pairs(a, b, symmetry))
 
 

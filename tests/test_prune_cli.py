@@ -168,8 +168,8 @@ def test_a_file_is_pruned_by_data(criterion: str, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--share", "1"], "--share is 1.0; it is from 0 to below 1"),
-        (["--criterion", "taylor"], "the criterion 'taylor' runs the network: give --data"),
+        (["--share", "1"], "--share is 1.0, but must be at least 0 and below 1"),
+        (["--criterion", "taylor"], "the criterion 'taylor' needs data: give --data"),
         (["--groups", "5"], "there is no group '5'"),
         (["--memory", "1KB"], "pruning needs all values in memory"),
     ],

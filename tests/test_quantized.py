@@ -190,7 +190,9 @@ def test_formats_are_named(title: str, suffix: str, tmp_path: Path) -> None:
         torch.save(params, tmp_path / "a.pt")
     else:
         save(params, tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match="codes can be neither moved nor averaged; dequantize it first") as error:
+    with pytest.raises(
+        ValueError, match="its values can be neither transformed nor averaged; dequantize it first"
+    ) as error:
         Checkpoint.open(tmp_path / f"a{suffix}")
     assert f"quantized ({title}" in str(error.value)
 

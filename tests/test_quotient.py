@@ -119,7 +119,7 @@ def test_translated_copies_without_some_units_are_found(name: str) -> None:
     moved = translated(pruned.symmetry, pruned.params, parts=EVERY)
     found = rg.compare(params, moved, symmetry, generator=generator(0))
     assert found.verdict == "descended"
-    assert "in what both have in common an element of the group" in found.reason
+    assert "in their common part, an element of the group" in found.reason
     assert found.orbit_distance < 1e-6 * found.norm < 0.1 * found.distance
     assert cut_symmetry(symmetry, {g: pruned.sizes[g][1] for g in CUT[name]}) == pruned.symmetry
 
@@ -199,7 +199,7 @@ def test_representatives_are_differentiated() -> None:
 def test_gaussians_are_not_rotated_behind_gains() -> None:
     _, _, symmetry, params = network("means")
     q = rg.bayes.GaussianPosterior(params, {key: torch.full_like(t, 0.1) for key, t in params.items()})
-    with pytest.raises(ValueError, match="a rotated Gaussian is no Gaussian of this kind"):
+    with pytest.raises(ValueError, match="behind uncertain gains, so the result is not a Gaussian of this kind"):
         q.push(symmetry, symmetry.random(generator(3), ("rotation",)))
 
 
@@ -213,7 +213,9 @@ def test_gaussians_are_translated_where_all_networks_are_translated_alike() -> N
         noise, moved = q.draw(4, generator(0)), q.push(symmetry, keys)
         samples = moved.at(q.push_noise(symmetry, keys, noise))
         assert gap(samples, symmetry.act(keys, q.at(noise))) < 1e-12
-        with pytest.raises(ValueError, match="a translated Gaussian is no Gaussian of this kind"):
+        with pytest.raises(
+            ValueError, match="depend on uncertain parameters, so the result is not a Gaussian of this kind"
+        ):
             q.push(symmetry, drawn)
     q = rg.bayes.GaussianPosterior(params, std)
     before, after = (rg.bayes.compare_with_prior(one, 2.0, 100).kl for one in (q, q.push(symmetry, keys)))

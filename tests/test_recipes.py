@@ -790,7 +790,7 @@ def test_a_recipe_leaves_nothing_to_options(options: list[str], capsys: pytest.C
     Path("recipe.yml").write_text(MEAN % "two")
     with pytest.raises(SystemExit):
         main(["merge", *options, "--recipe", "recipe.yml", "-o", "out"])
-    assert "the recipe sets what is merged and how" in capsys.readouterr().err
+    assert "the recipe says what is merged and how" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("align", ["false", "auto"])

@@ -308,7 +308,7 @@ def test_a_stored_rotation_that_is_none_is_refused(name: str, tmp_path: Path) ->
     broken = [stretched, stretched * torch.nan, *([turned] if name == "decoder" else [])]  # which moves the mean
     for k, matrix in enumerate(broken):
         rg.checkpoints.Alignment(symmetry, element.rotated({group: matrix})).save(tmp_path / f"{k}.safetensors")
-        with pytest.raises(ValueError, match="is no rotation of it; align again"):
+        with pytest.raises(ValueError, match="is not a rotation; align again"):
             load_alignment(tmp_path / f"{k}.safetensors")
 
 
@@ -396,7 +396,9 @@ def test_canonical_forms_reorder_what_a_gain_of_zero_keeps_from_rotating() -> No
 
 def test_rotations_are_fixed_behind_translations_alone() -> None:
     _, _, symmetry, params = network("decoder")
-    with pytest.raises(ValueError, match="rotations are fixed behind translations; name the part 'translation', too"):
+    with pytest.raises(
+        ValueError, match="rotations can only be fixed together with translations; name the part 'translation', too"
+    ):
         rg.canonicalize(params, symmetry, parts=("permutation", "rotation"))
     parts = ("translation", "rotation")
     found = rg.canonicalize(params, symmetry, parts=parts)

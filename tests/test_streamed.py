@@ -161,7 +161,7 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
 
 def test_a_plan_that_cannot_hold_so_little_says_how_much_it_needs(tmp_path: Path) -> None:
     pair = pair_of("llama", tmp_path)
-    with pytest.raises(ValueError, match=r"more than the 0\.001 GB that memory allows"):
+    with pytest.raises(ValueError, match=r"but only 0\.001 GB are allowed"):
         pair.plan(10**6)
 
 

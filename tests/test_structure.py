@@ -555,7 +555,7 @@ def test_networks_of_other_widths_are_refused_by_its_name() -> None:
     _, _, narrow = case("made")
     wide = made(torch.arange(12) % 3).double().eval()
     symmetry = rg.discover(wide, (torch.randn(5, 4, dtype=torch.float64),))
-    with pytest.raises(ValueError, match=r"'0\.mask' is structure, which has no average"):
+    with pytest.raises(ValueError, match=r"'0\.mask' is a structure tensor, which has no average"):
         rg.merging.merge_widths([network("made", 0), wide.state_dict()], [narrow, symmetry])
 
 

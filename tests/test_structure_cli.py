@@ -147,8 +147,8 @@ def test_frozen_parameters_are_kept_where_they_are_named(
 
 def test_options_that_nothing_reads_are_refused(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     for words, told in (
-        (("line", "a.safetensors", "b.safetensors"), "--keep is for the geodesic path"),
-        (("repair", "a.safetensors", "-o", "x.safetensors"), "--keep and --move are for --align"),
+        (("line", "a.safetensors", "b.safetensors"), "--keep is only for --path geodesic"),
+        (("repair", "a.safetensors", "-o", "x.safetensors"), "--keep and --move are only for --align"),
     ):
         with pytest.raises(SystemExit):
             main([*words, "--model", "nets.py:masked", "--data", "nets.py:batches", "--keep", "4.weight"])

@@ -240,8 +240,8 @@ def test_a_layer_that_is_made_otherwise_is_remarked() -> None:
     found = find_tensor_map(a, b)
     assert set(found.uneven) == {"h.1.m.q.weight", "h.1.m.k.weight"}
     assert not found.is_layout
-    assert "'h.1.m.q.weight' is made in another way than 'h.0.m.q.weight' of another layer" in found.notes
-    assert "'h.1.m.q.weight', 'h.1.m.k.weight' otherwise than in the other layers" in str(found)
+    assert "'h.1.m.q.weight' is made differently than 'h.0.m.q.weight' of another layer" in found.notes
+    assert "'h.1.m.q.weight', 'h.1.m.k.weight' differently than in the other layers" in str(found)
     assert not find_tensor_map(a, CONVERSIONS["renamed"](a)).notes
 
 
@@ -301,7 +301,7 @@ def test_values_that_are_no_numbers_are_refused_by_name() -> None:
     b["layers.0.up.weight"][0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"'layers.0.up.weight' of B holds NaN, and cannot be compared"):
         find_tensor_map(implementation(), b)
-    with pytest.raises(ValueError, match="'x' is no tensor with values"):
+    with pytest.raises(ValueError, match="'x' is not a tensor with values"):
         find_tensor_map(implementation(), {"x": torch.empty(3, 3, device="meta")})
 
 

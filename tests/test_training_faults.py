@@ -215,7 +215,7 @@ def test_a_damaged_state_is_refused_and_begun_anew(
     assert stop.value.code == 2
     told = capsys.readouterr().err
     assert "the interrupted training in 'out.partial.safetensors' is damaged" in told
-    assert "delete it, or begin anew with --overwrite" in told
+    assert "delete it, or start again with --overwrite" in told
     assert interrupted.read_bytes() == before
     if damage in (cut, flip):
         main([*arguments, "--overwrite"])
@@ -246,7 +246,7 @@ def test_files_that_are_no_states_stay(command: str, place: Path, refused: Calla
     before = mine.read_bytes()
     arguments = [*COMMANDS[command], "-o", "out.safetensors"]
     assert "no state of a training" in refused(*arguments, "--resume")
-    assert "training is kept, but holds none of it; move it away" in refused(*arguments, "--overwrite")
+    assert "training, but is no such file; move it away" in refused(*arguments, "--overwrite")
     assert "name of an interrupted training" in refused(*COMMANDS[command], "-o", mine.name, "--overwrite")
     assert mine.read_bytes() == before
 
@@ -255,7 +255,7 @@ def test_files_that_are_no_states_stay(command: str, place: Path, refused: Calla
 def test_two_processes_do_not_make_one_output(command: str, place: Path, refused: Callable[..., str]) -> None:
     arguments = [*COMMANDS[command], "-o", "out.safetensors"]
     with only_writer(place / "out.safetensors"):
-        assert "another process is making 'out.safetensors'" in refused(*arguments)
+        assert "another process is writing 'out.safetensors'" in refused(*arguments)
     main(arguments)
     assert not list(place.glob(".*lock"))
 

@@ -260,8 +260,8 @@ def test_the_command_keeps_an_adapter_one(
 @pytest.mark.parametrize(
     ("tensors", "settings", "sentence"),
     [
-        ({}, {"use_dora": True}, "holds 'use_dora', which is a change only with its base; give the fine-tune as BASE+"),
-        ({"q_proj.lora_magnitude_vector": torch.ones(8)}, {}, "lora_magnitude_vector', which is a change only with"),
+        ({}, {"use_dora": True}, "contains 'use_dora', whose effect depends on the base; give the fine-tune as BASE+"),
+        ({"q_proj.lora_magnitude_vector": torch.ones(8)}, {}, "lora_magnitude_vector', whose effect depends on"),
         ({}, {"peft_type": "LOHA"}, "is of type LOHA, and has no factors of LORA"),
         ({"q_proj.lora_A.weight": torch.ones(3, 8)}, {}, "have shapes (3, 8) and (8, 2): no B A"),
         ({"nothing.lora_A.weight": torch.ones(2, 8), "nothing.lora_B.weight": torch.ones(8, 2)}, {}, "lacks"),

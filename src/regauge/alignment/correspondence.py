@@ -54,7 +54,7 @@ class Correspondence:
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{name} {'x'.join(map(str, plan.mass.shape))}" for name, plan in self.plans.items())
-        end = "" if self.is_converged else "; it was still moving when it stopped"
+        end = "" if self.is_converged else "; it was stopped before convergence"
         return f"Correspondence({sizes}: objective {self.initial:.6g} -> {self.objective:.6g}{end})"
 
     @property
@@ -174,8 +174,8 @@ def correspond(
     held = next((name for name in symmetry_a.structure if name in symmetry_a.sites), None)
     if held is not None:
         raise ValueError(
-            f"plans average units, but {held!r} is structure, which has no average; align networks of equal widths, or "
-            f"discover the symmetries with move=[{held!r}]"
+            f"plans average units, but {held!r} is a structure tensor, which has no average; align networks of equal "
+            f"widths, or discover the symmetries with move=[{held!r}]"
         )
     _require_same_architecture(params_a, params_b, symmetry_a, symmetry_b)
     read = default_readers(symmetry_a) if readers is None else frozenset(readers)
@@ -341,8 +341,8 @@ def _reordering(symmetry: Symmetry) -> Symmetry:
     for group in symmetry.groups:
         if group.matrix != "none":
             raise ValueError(
-                f"group {group.name!r} is {group.matrix}: its axes have no units to pair; a correspondence needs "
-                "elementwise nonlinearities between the layers"
+                f"group {group.name!r} is {group.matrix}, so it has no single units that can be paired; a "
+                "correspondence needs elementwise nonlinearities between the layers"
             )
         if group.is_base or group.within:
             place = "has other groups repeated within it" if group.is_base else f"is repeated within {group.within}"
@@ -363,25 +363,25 @@ def _require_same_architecture(
     """
     if params_a.keys() != params_b.keys():
         raise ValueError(
-            f"the two networks have different parameters: {say_different(params_a, params_b)}; they may differ in "
-            "widths, not in layers: give such networks"
+            f"the two networks have different parameters: {say_different(params_a, params_b)}; give networks that "
+            "differ only in widths"
         )
     names_a, names_b = ([group.name for group in s.groups] for s in (symmetry_a, symmetry_b))
     if names_a != names_b:
         raise ValueError(
-            f"the groups of the first network are {names_a[:10]}, those of the second {names_b[:10]}; networks of one "
-            "architecture have the same groups in the same order; discover both with the same settings"
+            f"the groups of the first network are {names_a[:10]}, but those of the second are {names_b[:10]}; networks "
+            "of one architecture have the same groups in the same order; discover both with the same settings"
         )
     for one, other in zip(symmetry_a.groups, symmetry_b.groups, strict=True):
         if (one.kind, one.scales, one.signs, one.shifts) != (other.kind, other.scales, other.signs, other.shifts):
             raise ValueError(
                 f"group {one.name!r} has kind {one.kind} in the first network and {other.kind} in the second, or other "
-                "families of scales, signs or shifts; give networks that differ in widths alone"
+                "families of scales, signs or shifts; give networks that differ only in widths"
             )
         if [_action(p) for p in one.placements] != [_action(p) for p in other.placements]:
             raise ValueError(
-                f"group {one.name!r} does not act alike in both networks; they may differ in widths, not in layers or "
-                "kernel sizes; give such networks"
+                f"group {one.name!r} acts differently in both networks; give networks that differ only in widths, not "
+                "in layers or kernel sizes"
             )
     for name, tensor in params_a.items():
         both = ((tensor.shape, symmetry_a), (params_b[name].shape, symmetry_b))
@@ -413,7 +413,7 @@ def _require_readers(symmetry_a: Symmetry, symmetry_b: Symmetry, readers: frozen
         if len(roles) < 2:
             missing = "sums over its units" if True not in roles else "gives its units their values"
             raise ValueError(
-                f"of the axes of group {group.name!r} none {missing}; name the axes that sum over units in `readers`, "
+                f"none of the axes of group {group.name!r} {missing}; name the axes that sum over units in `readers`, "
                 "as (parameter, axis)"
             )
 

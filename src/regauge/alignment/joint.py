@@ -153,7 +153,7 @@ def _require_entries(first: Dictionaries, network: Dictionaries, number: int) ->
         require_finite(network[k], f"entry {k} of the stack of {label(number)}")
         for name, tensor in network[k].items():
             if name not in network[0] or tensor.shape != network[0][name].shape:
-                known = f"shape {tuple(network[0][name].shape)}" if name in network[0] else "no tensor of that name"
+                known = f"shape {tuple(network[0][name].shape)}" if name in network[0] else "no tensor of this name"
                 raise ValueError(
                     f"{name!r} has shape {tuple(tensor.shape)} in entry {k} of the stacks, but entry 0 has {known}; "
                     "all dictionaries of a stack belong to one architecture"

@@ -166,7 +166,7 @@ KEPT = 0.25
 def require_kept(kept: float) -> None:
     """Raise an error unless some examples remain for learning after the held-out share is removed."""
     if not 0 <= kept < 1:
-        raise ValueError(f"kept is {kept}, but the share of the examples that choose is at least 0 and less than 1")
+        raise ValueError(f"kept is {kept}, but this share of the examples must be at least 0 and less than 1")
 
 
 def chunks(problem: Problem, size: int) -> list[slice]:
@@ -276,7 +276,7 @@ class Candidates:
             same, pairs = int(self._is_start.sum()), len(self._is_start)
             where = f" in {same} of {pairs} pairs" if pairs > 1 else ""
             notes.append(
-                f"nothing changed{where}: none of {self._offers} elements that were tried is better than {self._begin}"
+                f"nothing changed{where}: of {self._offers} elements that were tried, none is better than {self._begin}"
             )
         return self._problem.result(
             self._best,

@@ -24,7 +24,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task, between_ends
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
-NOTHING_KEPT = "there are too few examples to keep some: those that an element was learned from also chose it"
+NOTHING_KEPT = "there are too few examples to keep some: the same examples were used to learn and to choose elements"
 
 
 class _Setting:
@@ -42,7 +42,7 @@ class _Setting:
         if self.task is None:
             raise ValueError(
                 f"{type(method).__name__} needs data: give align a `task=regauge.Task(module, batches, criterion)`, or "
-                "choose a method that looks at weights only, such as WeightMatching"
+                "choose a method that needs no data, such as WeightMatching"
             )
         return self.task
 

@@ -40,9 +40,7 @@ With "auto", streams are rotated if permutations match them poorly.
 """
 EXPLAINED = 0.9
 """Permutations count as sufficient if the cosine between the matched tensors of a stream is at least this large."""
-NOT_ROTATED = (
-    "nothing is rotated: no group of the symmetry says `behind_gains`, or the method matches networks as they are"
-)
+NOT_ROTATED = "nothing is rotated: no group of the symmetry has `behind_gains`, or the method does not rotate"
 COPY = 1e-12
 """The largest squared distance of the representatives of a network and its copy, relative to the squared norm."""
 SMALLEST_GAIN = {2: 2.0**-5, 4: 2.0**-10, 8: 2.0**-20}
@@ -76,7 +74,7 @@ def on_matched(symmetry: Symmetry) -> Symmetry:
 
 def as_given(symmetry: Symmetry) -> tuple[Symmetry, tuple[str, ...]]:
     """Return the symmetry for matching the networks as given, and a note if they have translations or gains."""
-    told = "the networks are matched as they are: translations, and rotations behind gains, stay between them"
+    told = "the networks are matched as given: differences by translations and by rotations behind gains remain"
     return replace(symmetry, translations=(), gains=()), (told,) if has_representatives(symmetry) else ()
 
 
@@ -316,8 +314,8 @@ def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tup
             )
             if both < EXPLAINED * (x * y) ** 0.5:
                 notes.append(
-                    f"{names[-1]!r} is one tensor with {names[0]!r}, {group.name!r} is not rotated, and orders explain "
-                    "little here: `untie=True` (--untie) may free it by a tensor of its own"
+                    f"{group.name!r} is not rotated, because {names[-1]!r} and {names[0]!r} are one tensor, and "
+                    "reordering is not enough here: `untie=True` (--untie) may separate them"
                 )
     return tuple(notes)
 
@@ -467,5 +465,5 @@ def write(
         kept[gain] = sizes <= SMALLEST_GAIN[own.itemsize] * sizes.median(-1, keepdim=True).values
         if bool(kept[gain].any()):
             which = count(kept[gain].nonzero(), "channel")
-            notes.append(f"{gain!r}: gains of {which} stay, since those of the first network are nearly zero")
+            notes.append(f"{gain!r}: gains of {which} are kept, because those of the first network are nearly zero")
     return into_coordinates(symmetry, lift(symmetry, element, names), *ends, kept), tuple(notes)

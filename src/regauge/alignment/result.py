@@ -157,7 +157,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
         from regauge.report.alignment_figures import moves_figure
 
         if not self.moves:
-            raise ValueError("the symmetry has no groups, and nothing can move; `print(symmetry)` says why")
+            raise ValueError("the symmetry has no groups, so there is nothing to plot; `print(symmetry)` explains why")
         return moves_figure(self.moves)
 
     @property
@@ -184,8 +184,8 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
             return gained
         moving = int((~torch.as_tensor(self.is_converged)).sum())
         if moving:
-            stopped = f"{moving} were still moving when they" if objective.ndim else "it was still moving when it"
-            return f"{gained}; {stopped} stopped: more sweeps or steps (settings of the method in Python) help"
+            stopped = f"{moving} were" if objective.ndim else "it was"
+            return f"{gained}; {stopped} stopped before convergence: allow the method more sweeps or steps"
         if self.is_judged:
             return f"{gained}; a local optimum: restarts or another method may find a better one"
         return (

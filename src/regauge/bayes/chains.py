@@ -104,14 +104,16 @@ class ChainDiagnosis:
             return (
                 "The chains agree in their parameters, also without alignment."
                 if is_same
-                else "The chains agree after alignment: only copies under the symmetry set their parameters apart."
+                else "The chains agree after alignment: their parameters differed only by symmetries."
             )
         if "predictions" in self.rhat:
             return (
-                "The chains agree as functions, but not in their parameters, aligned or not. They mix slowly there, or "
-                "the alignment ended in a local optimum."
+                "The chains agree as functions, but not in their parameters, even after alignment. The parameters mix "
+                "slowly, or the alignment ended in a local optimum."
             )
-        return "The chains differ in their parameters, aligned or not. Give a module and inputs to compare functions."
+        return (
+            "The chains differ in their parameters even after alignment. Give a module and inputs to compare functions."
+        )
 
     def plot(self) -> "Figure":
         """Plot, for each group, the number of entries below each R-hat and above each effective sample size."""
@@ -176,11 +178,11 @@ def diagnose(
         Vehtari et al. (2021), Rank-normalization, folding, and localization: an improved R-hat.
     """
     if isinstance(chains, GaussianPosterior):
-        raise TypeError("a Gaussian has no chains; `rg.bayes.compare_with_prior` measures what it does with its prior")
+        raise TypeError("a Gaussian has no chains; use `rg.bayes.compare_with_prior` to compare it with its prior")
     if isinstance(chains, Mapping | ParticlePosterior):
         raise TypeError(f"chains is one {type(chains).__name__}; give a list of chains, [first, second]")
     if (module is None) != (inputs is None):
-        raise ValueError("predictions need both, a module and inputs; give the other one, or none of them")
+        raise ValueError("predictions need both a module and inputs; give both or neither")
     stacks = [_stack(one) for one in chains]
     counts = [len(next(iter(one.values()))) for one in stacks]
     if not counts or len(set(counts)) > 1 or counts[0] < FEWEST:

@@ -216,7 +216,7 @@ def _find_canonical(
     chosen = ALL_PARTS if parts is None else tuple(parts)
     require_parts(chosen)
     if ROTATION in chosen and TRANSLATION not in chosen and symmetry.translations:
-        raise ValueError("rotations are fixed behind translations; name the part 'translation', too")
+        raise ValueError("rotations can only be fixed together with translations; name the part 'translation', too")
     if reference is None and not (method is None and task is None and generator is None):
         raise ValueError("method, task and generator are for the alignment to a reference; give one, or leave them out")
     if reference is not None and parts is not None:
@@ -354,7 +354,7 @@ def normalize_logits(
     lead = leading_axes(symmetry, params)
     norms = torch.linalg.vector_norm(params[weight].double().flatten(lead), dim=-1)
     if bool((norms == 0).any()):
-        raise ValueError(f"{weight!r} is zero, and no factor gives it the norm {norm}; name another weight")
+        raise ValueError(f"{weight!r} is zero, so no factor gives it the norm {norm}; name another weight")
     scaled = dict(params)
     for name in (weight, bias):
         if name is not None:

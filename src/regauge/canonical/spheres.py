@@ -225,8 +225,8 @@ class Manifold:
             bad = int((sphere.is_antipodal(x, y) & (_norms(x) > 0.5)).sum())
             if bad:
                 raise ValueError(
-                    f"{bad} units of {spheres.label} lie opposite each other on their sphere, and no geodesic "
-                    "between them is the shortest; align the networks first (`regauge.canonicalize` with a reference)"
+                    f"{bad} units of {spheres.label} are at opposite points of their spheres, so the shortest path is "
+                    "not unique; align the networks first (`regauge.canonicalize` with a reference)"
                 )
 
 
@@ -256,8 +256,8 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
             )
         if any(name == head for known in spheres for name, _ in known.pieces):
             raise ValueError(
-                f"{head!r} lies on spheres already, unit by unit; it cannot be the head, so name the weight of the "
-                "last layer"
+                f"the units of {head!r} already lie on spheres, so it cannot be the head; name the weight of the last "
+                "layer"
             )
         whole = torch.arange(torch.Size(symmetry.shapes[head]).numel()).unsqueeze(0)
         spheres.append(Spheres(((head, whole),)))

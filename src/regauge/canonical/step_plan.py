@@ -352,9 +352,13 @@ class _Planner:
                 ("shift", "half-period shifts"): bool(self.open_shifts[name]),
             }
             for part, kind in (key for key, is_free in kinds.items() if is_free):
-                yield name, part, f"{where} keeps {kind}: no values are moved by them alone"
+                yield name, part, f"{where}: {kind} are not fixed, because no values change by them alone"
             if name in self.unordered:
-                yield name, "permutation", f"{where} keeps its order: no values are free of other signs and scales"
+                yield (
+                    name,
+                    "permutation",
+                    f"{where}: its order is not fixed, because no values are free of other signs and scales",
+                )
 
 
 class Span:

@@ -92,15 +92,15 @@ def load_alignment(path: str | Path) -> Alignment:
     if not path.exists():
         if path.parent.is_file():
             raise ValueError(
-                f"{str(path.parent)!r} is no alignment; name the file that `regauge align` wrote next to its output, "
-                f"which ends in {ALIGNMENT}, and then the checkpoint"
+                f"{str(path.parent)!r} is not an alignment; name the file that `regauge align` wrote next to its "
+                f"output, which ends in {ALIGNMENT}, and then the checkpoint"
             )
         raise FileNotFoundError(f"there is no alignment {str(path)!r}; `regauge align` writes it next to its output")
     with Checkpoint.open(path) as checkpoint:
         header, tensors = checkpoint.header, checkpoint.params
     if header.get("kind") != FORMAT or "symmetry" not in header:
         raise ValueError(
-            f"{str(path)!r} is no alignment but {describe_kind(header)}; `regauge align` writes one next to its "
+            f"{str(path)!r} is not an alignment but {describe_kind(header)}; `regauge align` writes one next to its "
             f"output, named ...{ALIGNMENT}"
         )
     if header.get("version") != VERSION:
@@ -130,8 +130,8 @@ def _element(symmetry: Symmetry, blanks: Mapping[str, Value], tensors: dict[str,
                 )
             if field == "perm" and not bool((tensor.sort(-1).values == torch.arange(tensor.shape[-1])).all()):
                 raise ValueError(
-                    f"the alignment {str(path)!r} is damaged: the order of group {name!r} is no permutation; "
-                    "align again"
+                    f"the alignment {str(path)!r} is damaged: the order of group {name!r} is not a permutation; align "
+                    "again"
                 )
             found[field] = tensor
         values[name] = Value(**found)
@@ -145,8 +145,7 @@ def _element(symmetry: Symmetry, blanks: Mapping[str, Value], tensors: dict[str,
         gaps = matrix @ matrix.mT - torch.eye(len(matrix), dtype=matrix.dtype), matrix @ fixed - fixed
         if not all(bool(gap.abs().max() < ORTHOGONAL) for gap in gaps):
             raise ValueError(
-                f"the alignment {str(path)!r} is damaged: what should rotate group {name!r} is no rotation of it; "
-                "align again"
+                f"the alignment {str(path)!r} is damaged: the matrix of group {name!r} is not a rotation; align again"
             )
     return Element(values, (), *added)
 

@@ -102,9 +102,9 @@ def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str)
     """Raise a ValueError if a zip file would unpack to far more bytes than its own size, without the file's name."""
     unpacked = sum(member.file_size for member in members)
     if unpacked > most_bytes(packed):
-        raise ValueError(f"its {size_text(packed)} would become {size_text(unpacked)}; {remedy}")
+        raise ValueError(f"its {size_text(packed)} would unpack to {size_text(unpacked)}; {remedy}")
     if any(member.compress_type not in METHODS for member in members):
-        raise ValueError(f"it is packed by another method than deflate; {remedy}")
+        raise ValueError(f"it is not packed by deflate; {remedy}")
 
 
 def read_gzip(path: Path) -> bytes:
@@ -120,5 +120,5 @@ def read_gzip(path: Path) -> bytes:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError(f"{str(path)!r} is damaged ({error}); fetch it again") from error
     if len(content) > most:
-        raise ValueError(f"{str(path)!r} would become more than {size_text(most)}; unpack it, and look at it first")
+        raise ValueError(f"{str(path)!r} would unpack to more than {size_text(most)}; unpack it, and look at it first")
     return content

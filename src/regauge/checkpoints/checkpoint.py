@@ -149,7 +149,7 @@ class Checkpoint(Mapping[str, Tensor]):
         if absent:
             raise ValueError(
                 f"{str(file)!r} says that {absent[0]!r} is in {index[absent[0]]!r}, but it is not; index and shards "
-                "are of different checkpoints: fetch both again"
+                "belong to different checkpoints: fetch both again"
             )
         if index:
             _require_named(file, index, everywhere)
@@ -268,7 +268,7 @@ class Checkpoint(Mapping[str, Tensor]):
             return self.form.layout(shards, stem)
         if self.form.shard_size is not None:
             raise ValueError(
-                f"the output is one file, {file!r}, so it has no shard size; name a folder, or leave it out"
+                f"the output is one file, {file!r}, so it has no shards; name a folder, or leave the shard size out"
             )
         every = sorted((spec for own in by_file.values() for spec in own), key=lambda spec: -spec.dtype.itemsize)
         own = ADAPTER_FILES[0] if self.is_adapter else "model.safetensors"
@@ -467,7 +467,7 @@ class Checkpoint(Mapping[str, Tensor]):
         file.seek(start)
         part = memoryview(self._buffer)[:length]
         if file.readinto(part) < length:
-            raise ValueError(f"{str(path)!r} ended inside {name!r}: it was cut while it was read; fetch it again")
+            raise ValueError(f"{str(path)!r} ended inside {name!r}: it changed while it was read; fetch it again")
         self.read_so_far.nbytes += length
         self.read_so_far.seconds += time.perf_counter() - before
         if self.read_so_far.seen is not None:
@@ -534,7 +534,7 @@ def require_same_kinds(checkpoints: Sequence[Checkpoint]) -> None:
             if other.stored[name].dtype.is_floating_point != tensor.dtype.is_floating_point:
                 raise ValueError(
                     f"{name!r} is {tensor.dtype} in {first.label} and {other.stored[name].dtype} in {other.label}; "
-                    "floating-point numbers and integers have no common meaning: convert one of them"
+                    "floating-point numbers and integers cannot be compared: convert one of them"
                 )
 
 
@@ -544,14 +544,14 @@ def _require_named(file: Path, index: Mapping[str, str], shards: Mapping[str, Se
     if left_out:
         where = shards[left_out[0]][0]
         raise ValueError(
-            f"{str(file)!r} leaves out {shorten(left_out)}, which {where!r} has; index and shards are of different "
-            "checkpoints: fetch all of them again"
+            f"{str(file)!r} leaves out {shorten(left_out)}, which {where!r} has; index and shards belong to different "
+            "checkpoints: fetch all again"
         )
     twice = next((name for name, own in shards.items() if len(own) > 1), None)
     if twice is not None:
         raise ValueError(
-            f"{twice!r} is in {shorten(shards[twice])} of {str(file)!r}, and which is meant is not known; fetch index "
-            "and shards again"
+            f"{twice!r} is in {shorten(shards[twice])} of {str(file)!r}, so it is ambiguous; fetch index and shards "
+            "again"
         )
 
 
@@ -561,7 +561,9 @@ def _read(file: Path, entry: str | None) -> OpenedFile:
     with file.open("rb") as stream:
         begin = stream.read(len(POINTER))
         if begin == POINTER:
-            raise ValueError(f"{str(file)!r} stands for a file in Git LFS; run `git lfs pull` to fetch the file itself")
+            raise ValueError(
+                f"{str(file)!r} is a pointer to a file in Git LFS; run `git lfs pull` to fetch the file itself"
+            )
     known = format_of(file, begin)
     if known is None:
         read = ", ".join(weight_suffixes(is_read=True))
@@ -570,7 +572,7 @@ def _read(file: Path, entry: str | None) -> OpenedFile:
             "that holds one of them; convert it, or rename it if that is wrong"
         )
     if entry is not None and not known.has_entries:
-        raise ValueError(f"{str(file)!r} holds one network alone and has no entry {entry!r}; leave out ':{entry}'")
+        raise ValueError(f"{str(file)!r} contains only one network and has no entry {entry!r}; leave out ':{entry}'")
     opened: OpenedFile = load_named(known.opener)(file, entry)
     if SHARDING in opened.metadata:
         from regauge.checkpoints.formats.shards import gather_shards  # only such files need it

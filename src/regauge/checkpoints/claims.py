@@ -48,5 +48,5 @@ class Claims(TorchFunctionMode):
             count = math.prod(size)
             self._left, self._calls = self._left - count, self._calls - 1
             if count > self._largest or self._left < 0 or self._calls < 0:
-                raise ValueError(f"it says that it has many more values than the {self._held:,} that it holds")
+                raise ValueError(f"it claims to have many more values than the {self._held:,} that it contains")
         return func(*args, **given)

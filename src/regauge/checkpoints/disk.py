@@ -31,7 +31,7 @@ class FullDiskError(OSError):
         remedy: The advice in the error.
     """
 
-    def __init__(self, path: Path, nbytes: int | None, remedy: str = "make room or write elsewhere") -> None:
+    def __init__(self, path: Path, nbytes: int | None, remedy: str = "free space, or write elsewhere") -> None:
         needed = "" if nbytes is None else f", which needs {size_text(nbytes)}"
         free = size_text(shutil.disk_usage(path.parent).free)
         super().__init__(f"the disk is too full to write {str(path)!r}{needed} ({free} are free); {remedy}")

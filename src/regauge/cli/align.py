@@ -39,5 +39,5 @@ def run(options: Align) -> None:
     tell_table("gains", [{"": name, "before": x, "after": y} for name, (x, y) in gains.items()], digits=6)
     tell(result.report, alignment=facts_of(result), **notes_of(result))
     if task is not None and test is not None:
-        tell(f"chosen by {task.name}; judged by {test.name}")
+        tell(f"the alignment was chosen on {task.name}; the losses were measured on {test.name}")
     tell_written(options.output, alignment_path(options.output))

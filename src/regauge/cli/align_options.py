@@ -25,7 +25,7 @@ from regauge.merging import RULES
 RULE_HELP = (
     'Rule that combines the aligned checkpoints (formulas: page "merging" of the documentation). '
     + ". ".join(f"{name}: {row.help}" for name, row in RULES.items())
-    + ". Rules for task vectors need --base; slerp, karcher and multislerp accept one."
+    + ". Rules for task vectors need --base; for slerp, karcher and multislerp, --base is optional."
 )
 
 if TYPE_CHECKING:
@@ -46,23 +46,23 @@ class Matching(JudgedOptions):
     """Settings of the commands that align: the method, and streaming for networks that do not fit in memory."""
 
     method: MethodName = "auto"
-    """Method of matching (page "alignment" of the documentation). By default, auto chooses data if you give --data, and
+    """Method of matching (page "alignment" of the documentation). The default, auto, means data if you give --data, and
     weights otherwise. `merge` matches each network to the mean of the other networks, or to the base."""
     matcher: Annotated[Path | None, Existing("there is no matcher {path}; check the path"), arg(metavar="FILE")] = None
     """Matcher for --method learned: a file that `regauge learn matching` wrote."""
     refine: bool = False
-    """After the method, lower the loss halfway between both networks by gradient descent (Sinkhorn); needs --data."""
+    """After --method, lower the loss halfway between both networks by gradient descent (Sinkhorn); needs --data."""
     restarts: int = 0
-    """Number of further matchings from random starting points. The best result is kept: with --data by the loss."""
+    """Number of further matchings from random starting points. The best result is kept, with --data by the loss."""
     statistic: Literal["correlation", "covariance", "product"] = "correlation"
     """Statistic that compares activations. product is not centered; Git Re-Basin uses it."""
     scales: Literal["balance", "recompute", "keep"] = "balance"
     """Treatment of positive scales and invertible matrices. balance: scales are balanced for matching, and the result
-    gets the scales of A; if B is a copy of A, also its running statistics. recompute: the same, but running statistics
-    are not copied. keep: B keeps its scales; only signs and rotations multiply its values."""
+    gets the scales of A. If B is a copy of A, the result also gets A's running statistics. recompute: the same without
+    running statistics. keep: B keeps its scales; only signs and rotations multiply its values."""
     rotate: Literal["auto", "always", "never"] = "auto"
-    """Rotate the residual streams of transformers (always), or only reorder them (never). auto rotates if reordering
-    leaves much unexplained, as between networks from different seeds."""
+    """Rotate the residual streams of transformers (always), or only reorder them (never). auto rotates if the networks
+    still differ much after reordering, as networks from different seeds do."""
     untie: bool = False
     """Store head and embedding of a folder as separate tensors, which allows rotations; config.json is updated."""
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
@@ -73,7 +73,7 @@ class Matching(JudgedOptions):
     """Limit on memory, for example 3GB; by default half of the machine's memory. Larger networks are read in several
     passes over their files. Matching then uses only weights, and networks are combined tensor by tensor."""
     dry_run: bool = False
-    """Only print what would be read, held in memory and written."""
+    """Only print how much would be read, kept in memory and written."""
     shared: bool = False
     """Share the work among all processes that torchrun or srun started with this command. OUT must be a folder."""
     resume: bool = False
@@ -93,13 +93,13 @@ class Align(Matching):
     output: Output
     """The aligned B: a .safetensors file or a folder."""
     tokenizer: Tokenizer = None
-    """The vocabulary of the aligned B: the tokens of both networks (union), of A (base), or of a folder. By default, if
-    B has the same tokens as A with other ids, it gets the ids of A."""
+    """The vocabulary of the aligned B: the tokens of both networks (union), of A (base), or of FOLDER. By default, if A
+    and B have the same tokens with different ids, the result has the ids of A."""
 
 
 @dataclass(frozen=True)
 class Transport(Matching):
-    """Carry the change of a fine-tune, from BASE_A to TUNED_A, to another base: a later release, or another seed.
+    """Apply the change that fine-tuning made from BASE_A to TUNED_A to another base: a later release, or another seed.
 
     The page "transport" of the documentation lists the modes. If TUNED_A is a LoRA adapter, so is the result.
     """
@@ -110,14 +110,14 @@ class Transport(Matching):
     output: Output
     """The fine-tuned B: a .safetensors file, or a folder with the files of BASE_B."""
     scale: float | None = None
-    """Factor of the change; by default one, or the value that is chosen on --data."""
+    """Factor of the change. By default, the best factor on --data, or 1 without data."""
     steps: int = 0
-    """Largest number of steps by which the result is then trained on --data."""
+    """Train the result on --data afterwards, for at most this number of steps."""
 
 
 @dataclass(frozen=True)
 class Merge(Matching):
-    """Align checkpoints with one another and merge them into one; a model card with the numbers is written next to it.
+    """Align checkpoints with one another and merge them into one; a model card with all numbers is written next to it.
 
     The result has the order of units of the first checkpoint, or of the base. Statistics of batch normalization are
     averaged, and recomputed if you give --data.
@@ -128,19 +128,19 @@ class Merge(Matching):
     """The merged checkpoint: a .safetensors file (the card gets the same name with .md) or a folder."""
     rule: Annotated[RuleName, arg(help=RULE_HELP)] = "average"
     weights: Settings = ()
-    """One weight for each checkpoint; by default equal. This and the settings below are numbers, gradients from the
-    first to the last layer (0,0.5,1), or values by parts of tensor names, the last for all others (mlp=0.5/0.3)."""
+    """One weight for each checkpoint; by default equal. Weights and settings are numbers, values to interpolate from
+    first to last layer (0,0.5,1), or values by parts of names, with the last for all others (mlp=0.5/0.3)."""
     base: Annotated[Path | None, CHECKPOINT, arg(metavar="CHECKPOINT")] = None
-    """The checkpoint that the others were trained from; needed for task vectors."""
+    """The checkpoint from which the training of all others started; rules for task vectors need it."""
     scale: Annotated[str, arg(metavar="SETTING")] = ""
     """Factor of the sum of the task vectors, or of the checkpoint for the rule passthrough; 1 by default."""
     density: Settings = ()
-    """Share of the entries of each task vector that is kept. Defaults: 0.2 for ties, all for dare-ties and sce, 0.5 for
-    della, 0.1 for breadcrumbs. This and the next settings take one value, or one for each checkpoint."""
+    """Share of the entries of each task vector that is kept. Defaults: 0.2 for ties, 1 for dare-ties and sce, 0.5 for
+    della, 0.1 for breadcrumbs. For this and the next settings, give one value, or one for each checkpoint."""
     drop: Settings = ()
     """Probability with which dare drops an entry; 0.5 by default."""
     epsilon: Settings = ()
-    """Width of the range around the density in which della's probabilities lie; 0.15 by default."""
+    """Largest difference between the density and della's probabilities of keeping an entry; 0.15 by default."""
     gamma: Settings = ()
     """Share of the largest entries that breadcrumbs drops as outliers; 0.01 by default."""
     reach: Annotated[str, arg(metavar="SETTING")] = ""
@@ -149,7 +149,7 @@ class Merge(Matching):
     """Average the weighted task vectors (yes) or sum them (no). auto averages for rules that elect signs."""
     tokenizer: Tokenizer = None
     """The vocabulary of the result if the folders have different tokens: all tokens (union), those of the base or first
-    folder (base), or of a folder. Missing rows come from other networks (page "recipes" of the documentation)."""
+    folder (base), or of FOLDER. Missing rows come from other networks (page "recipes" of the documentation)."""
     recipe: Annotated[Path | None, Existing("there is no recipe {path}; check the path"), arg(metavar="FILE")] = None
-    """A YAML file of mergekit, in place of CHECKPOINTS and the options above. Models that are not fine-tunes of one
-    base are aligned first. The page "recipes" of the documentation lists the keys."""
+    """A YAML file of mergekit, in place of CHECKPOINTS and of options such as --rule. Models that are not fine-tunes of
+    one base are aligned first. The page "recipes" of the documentation lists the keys."""

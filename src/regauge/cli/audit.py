@@ -40,13 +40,13 @@ def write_mappings(options: Gauge) -> None:
     with show_status("tracing the model"):
         symmetry = model.symmetry
     rows, others = save_mappings(symmetry, options.output, options.mappings, overwrite=options.overwrite)
-    tell(f"{len(rows)} scale pairs hold for this model", pairs=rows)
+    tell(f"{len(rows)} scale pairs are valid for this model", pairs=rows)
     tell_notes([f"not written: {name}: {reason}" for name, reason in others])
     tell_written(options.output)
 
 
 def _tell(findings: list[Finding], table: list[ScalePair]) -> None:
-    title = "each pair scaled alone by random factors, relative change of the outputs in float64"
+    title = "relative change of the outputs in float64 when one pair at a time is scaled by random factors"
     tell_table("rows", audit_rows(findings, table), title)
     tell("", findings=[asdict(one) for one in findings])
     seen: dict[int, Finding] = {one.row: one for one in reversed(findings) if one.verdict != "holds"}
@@ -54,4 +54,4 @@ def _tell(findings: list[Finding], table: list[ScalePair]) -> None:
         tell(one)
     broken = sum(one.verdict == "broken" for one in findings)
     held = sum(one.verdict == "holds" for one in findings)
-    tell(f"{held} pairs leave the function as it is, {broken} change it", held=held, broken=broken)
+    tell(f"{held} pairs keep the function, {broken} change it", held=held, broken=broken)

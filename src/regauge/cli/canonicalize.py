@@ -28,20 +28,20 @@ def run(options: Canonicalize) -> None:
     spheres = [{"count": one.count, "dimension": one.dim, "label": one.label} for one in manifold.spheres]
     groups = count(found.symmetry.groups, "group")
     tell(
-        f"this network computes what {checkpoint.label} computes, and is the same for all networks on its orbit, up to "
-        f"rounding; fixed: {', '.join(manifold.fixed) or 'nothing'} of {groups}. It lies on"
+        f"this network computes the same function as {checkpoint.label}; all its symmetric copies have the same "
+        f"canonical form, up to rounding; fixed: {', '.join(manifold.fixed) or 'nothing'} of {groups}. It lies on"
     )
     tell(manifold, spheres=spheres, left=list(manifold.left))
     if found.symmetry.moves_statistics:
         tell(
-            "running statistics of batch normalization have canonical scales, too: evaluate the network with these as "
-            "stored, since computing them again changes what it does"
+            "running statistics of batch normalization have canonical scales, too. Evaluate the network with the "
+            "stored statistics; new statistics would change its function"
         )
     if changed:
         tell(
-            f"products of matrices have less than full rank: {shorten(changed)}. What only one of both sides has is "
-            "zero here; the function is the same, but no element of the group leads here, and --inverse does not lead "
-            "back to the same values",
+            f"these products of matrices have less than full rank: {shorten(changed)}. Entries that do not influence "
+            "the product are zero in the result. The function is the same, but no element of the group transforms the "
+            "input into the result, and --inverse does not restore the same values",
             factorized=changed,
         )
     tell_notes(checkpoint.notes)

@@ -35,7 +35,7 @@ class Apply:
     """
 
     alignment: Positional[Path]
-    """The alignment that `regauge align` stored: OUT.alignment.safetensors. You may also name OUT.safetensors."""
+    """The alignment that `regauge align` stored: OUT.alignment.safetensors. You may also give OUT.safetensors."""
     checkpoint: Checkpoint
     output: Output
     """The transformed checkpoint: a .safetensors file or a folder."""

@@ -108,7 +108,7 @@ def _with_first(options: type) -> type:
     rank = {name: place for place, name in enumerate(ORDER.split())}
     optional.sort(key=lambda one: (not one.is_required, rank.get(one.name, len(rank))))
     first = [one.as_field for one in found if one.is_positional or one in optional[:FIRST]]
-    more = _flag("help_all", f"Show all {len(optional)} options, in groups, with all that there is to say.")
+    more = _flag("help_all", f"Show all {len(optional)} options, in groups, with their whole descriptions.")
     return _made(options.__name__, getdoc(options) or "", [more, *map(_in_short, first)])
 
 

@@ -89,7 +89,7 @@ def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
         if word not in known:
             close = nearest(word, known)
             hint = f"did you mean {f'{typed} {close}'!r}? " if close else f"there are {', '.join(known)}; "
-            raise UsageError(f"there is no command {f'{typed} {word}'!r}; {hint}{f'{typed} --help'!r} tells them apart")
+            raise UsageError(f"there is no command {f'{typed} {word}'!r}; {hint}{f'{typed} --help'!r} explains them")
         typed, inner = f"{typed} {word}", get_type_hints(known[word], include_extras=True).get("command")
         if inner is None:
             return typed, known[word]
@@ -106,7 +106,7 @@ def _require_options(words: list[str], options: Any, typed: str) -> None:
             continue
         others = [one for group in INSTEAD if flag in group for one in group if one in known]
         hint = f"it has {' and '.join(others)}" if others else did_you_mean(flag, known, cutoff=0.75).strip()
-        raise UsageError(f"{typed!r} has no option {flag}; {hint or f'{typed} {ALL}' + ' lists those that it has'}")
+        raise UsageError(f"{typed!r} has no option {flag}; {hint or f'{typed} {ALL}' + ' lists its options'}")
 
 
 def _flags(options: Any) -> set[str]:
@@ -130,7 +130,7 @@ def _require_choices(words: list[str], options: Any) -> None:
         for flag, value in pairwise(words) if choices else ():
             if flag == option and value not in map(str, choices) and not value.startswith("-"):
                 hint = did_you_mean(value, map(str, choices))
-                raise UsageError(f"{option} {value!r} is no choice; {hint}there are {', '.join(map(str, choices))}")
+                raise UsageError(f"{option} {value!r} does not exist; {hint}choose from {', '.join(map(str, choices))}")
 
 
 def commands_by_name(commands: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def run(options: Compare) -> None:
     if options.add and options.database is None:
         raise UsageError("--add needs --database FILE, to which the checkpoints are added")
     if options.database is None and len(paths) < 2:
-        raise UsageError(f"{len(paths)} checkpoints are given; two or more are compared, so name another one")
+        raise UsageError(f"{len(paths)} checkpoints are given, but a comparison needs two or more; name another one")
     settings: dict[str, Any] = {
         "model": options.model,
         "symmetry": None if options.symmetry is None else read_symmetry(options.symmetry),
@@ -64,7 +64,7 @@ def _compare_two(options: Compare, paths: Sequence[Path], settings: Mapping[str,
     facts = found.facts
     tell(f"{found.verdict}: {found.reason}", verdict=found.verdict, reason=found.reason)
     tell_table("numbers", [{"": name, "value": value} for name, value in facts["numbers"].items()], digits=6)
-    tell_table("layers", found.layers, "\nshare of A that B explains, as stored and after alignment")
+    tell_table("layers", found.layers, "\nshare of A that B explains, before and after alignment")
     tell("", **{name: facts[name] for name in ("tested_groups", "draws", "is_sampled", "tensors")})
     tell_notes((*found.notes, *filter(None, [opened.note, _statistics(choosing, task)])))
 
@@ -80,14 +80,14 @@ def _statistics(choosing: rg.Task | None, task: rg.Task | None) -> str:
     """Return a sentence that names the data for recomputed batch normalization statistics, if any."""
     if choosing is None or task is None or task.prepare is None:
         return ""
-    networks = "losses and barriers are those of networks whose statistics of batch normalization were recomputed from"
-    return f"{networks} {choosing.name}, the ends too; judged by {task.name}"
+    networks = "losses and barriers were measured after recomputing the statistics of batch normalization from"
+    return f"{networks} {choosing.name}, in all networks; the data for measuring were {task.name}"
 
 
 def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], out: rg.Output | None) -> None:
     """Compare all networks of each architecture with one another, and list networks that have no counterpart."""
     if options.data is not None:
-        raise UsageError("--data is for two checkpoints; compare the pair of interest with it")
+        raise UsageError("--data is for two checkpoints; leave it out, or compare two")
     chance = torch.Generator().manual_seed(options.seed)
     with show_progress() as progress:
         found = compare_files(paths, **settings, draws=options.draws, generator=chance, out=out, progress=progress)
@@ -100,7 +100,7 @@ def _compare_many(options: Compare, paths: Sequence[Path], settings: Mapping[str
 def _ask(options: Compare, paths: Sequence[Path], settings: Mapping[str, Any], database: Database) -> None:
     """Add networks to a database, or compare them with their nearest networks in the database."""
     if options.data is not None or options.output is not None:
-        raise UsageError("--database takes neither --data nor -o; compare the pair of interest with them")
+        raise UsageError("--database excludes --data and -o; to use these, compare the pair of interest")
     if options.add:
         with show_progress() as progress:
             failures = database.add(paths, **settings, progress=progress)

@@ -11,7 +11,7 @@ from regauge.cli.options import DATA_HELP, Batch, Checkpoints, JudgedOptions, Ma
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(JudgedOptions):
-    """Judge whether B is the same network as A with moved units, a descendant of A, or unrelated.
+    """Find out whether B is a symmetric copy of A, a descendant of A, or an unrelated network.
 
     The command aligns B to A. It measures distances, the share of each layer of A that B explains, and whether units
     correspond in the stored order. The p-value of this correspondence is exact, unless somebody chose the order, for
@@ -26,12 +26,12 @@ class Compare(JudgedOptions):
     data: Annotated[str | None, arg(metavar="DATA", help=DATA_HELP)] = None
     batch: Batch = 512
     draws: int = 999
-    """Number of random elements in the test of independence. The smallest p-value is 1 / (1 + draws)."""
+    """Number of random transformations in the test of independence. The smallest p-value is 1 / (1 + draws)."""
     memory: Annotated[str, arg(metavar="SIZE")] = ""
     """Limit on memory, for example 3GB; by default half of the machine's memory. Larger networks are read in passes
     over their files, and get no fingerprints."""
     exact: bool = False
-    """Compare all values of two large networks. By default a sample of the values is used if it decides the case."""
+    """Compare all values of two large networks. By default, a sample of them is used if it is enough for a verdict."""
     database: Annotated[Path | None, arg(metavar="FILE")] = None
     """A .safetensors file of fingerprints. Each checkpoint is compared with the nearest networks of this database."""
     add: bool = False

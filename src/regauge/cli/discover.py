@@ -15,7 +15,7 @@ def run(options: Discover) -> None:
             require_writable(path, overwrite=options.overwrite, suffixes=(ending,))
     values: Values = "never" if options.meta else "if small"
     model = open_model(options.model, **vars(options.inputs), values=values, verify=not options.skip_verification)
-    with show_status("building and tracing the model, and verifying what is found"):
+    with show_status("building and tracing the model, and verifying its symmetry"):
         found = model.traced
     tell_notes(found.notes)
     symmetry = found.symmetry

@@ -82,9 +82,9 @@ def net_of(options: FlowFit, name: str, *, is_aligned: bool, **sizes: int) -> An
         return flow.Metanetwork(layer_of(name, options.layer_settings), **sizes)
     plain = {"perceptron": flow.Perceptron, "tokens": flow.Tokens}
     if name not in plain:
-        raise UsageError(f"there is no net {name!r}; there are {', '.join([*ws.LAYERS, *plain])}")
+        raise UsageError(f"there is no net {name!r}; choose from {', '.join([*ws.LAYERS, *plain])}")
     if not is_aligned:
-        raise UsageError(f"the net {name} reads units in their order; align them, or choose --net message_passing")
+        raise UsageError(f"the net {name} needs aligned networks; drop --unaligned, or choose --net message_passing")
     return plain[name](**sizes)
 
 
@@ -121,7 +121,7 @@ def guide(options: FlowGuide) -> None:
             options.flow, options.output, **drawn, solver="euler", guide=guidance, about=about, progress=progress
         )
     tell_store(target)
-    with show_status("drawing and training networks to compare with"):
+    with show_status("sampling and training networks for comparison"):
         drawn.pop("networks")
         rows = compare_guidance(made, target.read(slice(None)), guidance, test, **drawn)
     tell_table("scores", rows)
@@ -130,7 +130,7 @@ def guide(options: FlowGuide) -> None:
 def drawn_of(options: Sampling) -> dict[str, Any]:
     """Return the settings for sampling networks, with the label in the dtype of its column."""
     if options.networks < 1:
-        raise UsageError(f"--networks is {options.networks}; draw one at least")
+        raise UsageError(f"--networks is {options.networks}; it must be at least 1")
     known = {} if options.label is None else {str(value): value for value in flow.load_flow(options.flow).classes}
     if options.label is not None and options.label not in known:
         raise UsageError(f"--label {options.label!r} is none of {', '.join(known) or 'no labels'}")
@@ -142,13 +142,13 @@ def tell_store(target: Store) -> None:
     """Report what was written."""
     tell(f"written: {target.folder}: {len(target)} networks", written=[str(target.folder)], networks=len(target))
     if count := int((~torch.as_tensor(target.rows["is_finite"].astype(bool))).sum()):
-        tell(f"{count} of them have NaN or Inf; take more steps, or train the flow longer")
+        tell(f"{count} of them have NaN or Inf; increase --steps, or train the flow longer")
 
 
 def judge(options: FlowJudge) -> None:
     """Judge sampled networks."""
     if not options.stores:
-        raise UsageError("no store of trained networks is named; give those that the flow was fitted to")
+        raise UsageError("no store of trained networks is named; give the stores that the flow was fitted to")
     require_results(options.output, overwrite=options.overwrite)
     with show_status("reading"):
         made, samples = flow.load_flow(options.flow), Store.open(options.samples)

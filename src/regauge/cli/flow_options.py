@@ -51,7 +51,7 @@ class FlowFit(LearnRun):
     depth: int | None = None
     """Number of layers. The default depends on --net."""
     data: Annotated[str | None, arg(metavar="DATA")] = None
-    """Data that select the epoch: its sampled networks have the lowest loss on DATA. Do not give test data."""
+    """Data that select the best epoch: its sampled networks have the lowest loss on DATA. Do not give test data."""
     loss: Loss = "cross-entropy"
     prior: Literal["full", "matched", "uniform", "plain", "initialization"] | None = None
     """Distribution at time 0. full (default for aligned networks): normal with their covariances. matched: normal with
@@ -62,7 +62,7 @@ class FlowFit(LearnRun):
     align each network to its prior sample. By default pairs are independent."""
     thesis: Literal["no", "euclidean", "geometric"] = "no"
     """Fit with the settings of paper 000 (page "flows" of the documentation). geometric normalizes the last layer and
-    needs --head. It allows only --net, --layer-settings, --width, --depth and the length of the training."""
+    needs --head. You can still choose --net, --layer-settings, --width, --depth and the length of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +89,14 @@ class FlowSample(Sampling):
     """heun evaluates the velocity twice in a step, euler once, runge_kutta four times. thesis: the sampler of paper
     000, for flows with --predicts end."""
     noise: float = 0.0
-    """Amount of noise in each step; this noise preserves the distribution. For the solver thesis, the standard
-    deviation of the noise that it adds in late steps."""
+    """Amount of noise in each step; this noise preserves the distribution. With --solver thesis, the standard deviation
+    of noise in late steps."""
     like: Annotated[Path | None, arg(metavar="STORE")] = None
     """Sample networks with the widths of the networks in this store."""
     data: Annotated[str | None, arg(metavar="DATA")] = None
     """Keep the sampled networks with the lowest loss on DATA, and lower it further. Do not give test data."""
     keep: float = 0.1
-    """The share of sampled networks that --data keeps."""
+    """Share of the sampled networks that is kept if you give --data."""
     loss: Loss = "cross-entropy"
 
 
@@ -124,7 +124,7 @@ class FlowGuide(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class FlowJudge:
-    """Compare sampled networks with held-out networks, and with networks that are made without a flow.
+    """Compare sampled networks with held-out networks, and with networks that were made without a flow.
 
     The command prints losses, accuracies and distances to training networks. It writes them to a page, with a map of
     the sampled and trained networks, and the calibration of the sampled networks' average prediction.
@@ -159,6 +159,6 @@ FlowCommand = (
 
 @dataclass(frozen=True)
 class Flow:
-    """Flows, generative models of networks: fit one to trained networks, sample new networks, judge and guide them."""
+    """Flows, generative models of networks: fit one to trained networks, sample new ones, guide and evaluate them."""
 
     command: FlowCommand

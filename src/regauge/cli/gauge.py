@@ -55,7 +55,7 @@ def run(options: Gauge) -> None:
         if options.untie:
             name, source = stack.enter_context(untie(name, job.source))
             if out.path.suffix:
-                raise UsageError("--untie changes config.json, and the output must be a folder")
+                raise UsageError("--untie changes config.json, so the output must be a folder; change -o")
             job = job.of(source)
         found, task, test = _read(options, name, job.source, fits=job.fits)
         with show_work(work, is_streamed=found.checkpoints[0].is_lazy) as progress:
@@ -77,13 +77,13 @@ def run(options: Gauge) -> None:
 def _scheme(options: Gauge) -> RoundToNearest:
     """Return the rounding scheme for which a gauge is chosen; raise an error for options that exclude each other."""
     if options.group < 0:
-        raise UsageError(f"--group is {options.group}; write how many values share a scale, or leave it out")
+        raise UsageError(f"--group is {options.group}; give the number of values that share a scale, or leave it out")
     if options.method == "smooth" and options.data is None:
-        raise UsageError("the method 'smooth' looks at what layers read: give --data, or choose another one")
+        raise UsageError("the method 'smooth' needs the inputs of layers: give --data, or choose another method")
     if options.by == "function" and (options.method != "learned" or options.data is None):
-        raise UsageError("--by function is for --method learned with --data, whose batches the model is run on")
+        raise UsageError("--by function needs --method learned and --data: give both, or leave --by out")
     if options.test is not None and options.data is None:
-        raise UsageError("--test judges what --data chose: give --data, too")
+        raise UsageError("--test measures the result of a choice on --data: give --data, too")
     return RoundToNearest(options.bits, options.group or None)
 
 
@@ -96,7 +96,7 @@ def _read(
     """
     if name is None:
         if options.data is not None:
-            raise UsageError("--data needs the model that runs on them: name it with --model")
+            raise UsageError("--data needs a model that is run on the data: name it with --model")
         return read_networks(options, [checkpoint], is_streamed=not fits), None, None
     is_run = options.data is not None or options.method == "learned"
     values: Values = "never" if not fits else "always" if is_run else "if small"
@@ -126,7 +126,7 @@ def _tell(options: Gauge, result: GaugeResult, notes: tuple[str, ...]) -> None:
     path = gauge_path(options.output)
     facts = json.loads(path.read_text(encoding="utf-8"))
     if result.certificate is None:
-        tell(f"not run on outputs: {facts['not_run']}", not_run=facts["not_run"])
+        tell(f"the model was not run, so its outputs were not compared: {facts['not_run']}", not_run=facts["not_run"])
     else:
         tell(result.certificate, certificate=facts["certificate"])
     if result.trials is not None:

@@ -11,7 +11,7 @@ from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, 
 
 @dataclass(frozen=True)
 class Gauge(JudgedOptions):
-    """Prepare a checkpoint for quantization: other weights that compute the same function with smaller rounding errors.
+    """Prepare a checkpoint for quantization: change its weights but not its function, to make rounding errors smaller.
 
     The output loads like the input. A report lists the transformed groups, the change of the outputs, and the rounding
     errors of all layers: OUT.gauge.json and the page OUT.gauge.html, or regauge.gauge.json and .html in a folder.
@@ -27,7 +27,7 @@ class Gauge(JudgedOptions):
     also scales (page "quantization" of the documentation)."""
     always: bool = False
     """Write the transformed network even if rounding damages it more than the original network."""
-    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "They choose by the loss.")] = None
+    data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "The loss selects the weights.")] = None
     batch: Batch = 16
     bits: int = 4
     """Number of bits of the rounding for which the weights are chosen."""
@@ -36,10 +36,10 @@ class Gauge(JudgedOptions):
     steps: int = 100
     """Gradient steps of the method learned. With --by function, about 400 are useful."""
     by: Literal["weights", "function"] = "weights"
-    """Objective of the method learned: the rounding error of the weights; or (function, needs --data) the divergence of
-    the rounded model's outputs from the model's. The last quarter of the batches selects the best step."""
+    """Objective of --method learned. weights: the rounding error of the weights. function: the divergence of the
+    rounded model's outputs from the model's; needs --data, whose last quarter selects the best step."""
     mappings: Literal["llm-compressor", "autoawq"] | None = None
-    """Change no weights. Write the scale pairs that are valid for the model to OUT (.json or .yaml), for this tool."""
+    """Change no weights. Write a table for this tool to OUT (.json or .yaml): the pairs of layers that it may scale."""
     untie: bool = False
     """Store the tied head of a folder as its own tensor, which allows rotations of the residual stream. The output is
     larger by this tensor, and config.json is updated."""
@@ -53,9 +53,9 @@ class Gauge(JudgedOptions):
 
 @dataclass(frozen=True)
 class Audit(ModelOptions):
-    """Test the scaling table of a quantization tool on a model: which rows change the function, and what they miss.
+    """Test the scaling table of a quantization tool: which rows change a model's function, and which layers they miss.
 
-    Each pair of layers is scaled alone by random factors, and the model is run before and after, in float64.
+    For each pair of layers, the command scales it by random factors and compares the model's outputs in float64.
     """
 
     checkpoint: Checkpoint

@@ -38,7 +38,7 @@ def run(options: Info) -> None:
         not_finite=bad,
     )
     if bad is None:
-        tell("NaN and Inf: not looked for in so large a checkpoint")
+        tell("NaN and Inf: not checked, because the checkpoint is large")
     elif bad:
         names, number = escape(", ".join([*bad][:4]) + ", ..." * (len(bad) > 4)), sum(bad.values())
         tell(f"NaN or Inf: {number:,} value{'s' * (number > 1)} in {len(bad)} tensor{'s' * (len(bad) > 1)}: {names}")

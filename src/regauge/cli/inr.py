@@ -51,7 +51,7 @@ def render(options: InrRender) -> None:
     formats = (".png", *({"image": (), "unsigned": POINT_FORMATS}.get(inr.signal, MESH_FORMATS)))
     if options.output.suffix not in formats:
         raise UsageError(
-            f"{str(options.checkpoint)!r} is a network of signal {inr.signal!r}, which is drawn as "
+            f"{str(options.checkpoint)!r} is a network of signal {inr.signal!r}, which is written as "
             f"{', '.join(formats)}, not {options.output.suffix!r}"
         )
     require_writable(options.output, overwrite=options.overwrite, suffixes=formats)
@@ -63,8 +63,8 @@ def render(options: InrRender) -> None:
             found = rg.inr.extract_points(inr, params, rg.inr.Projection(count=options.points), generator=generator)
             if not len(found.points):
                 raise UsageError(
-                    f"{str(options.checkpoint)!r} shows no surface: {found.draws:,} random points were tried, and none "
-                    "came close to one; fit the network for more steps, or check where it comes from"
+                    f"no surface was found in {str(options.checkpoint)!r}: none of {found.draws:,} random points came "
+                    "close to one; fit the network for more steps, or check the checkpoint"
                 )
             _write_shape(options, found)
             about = str(found)
@@ -111,7 +111,7 @@ def _write_shape(options: InrRender, shape: Any) -> None:
 def _picture(options: InrRender, inr: Inr, params: rg.Params) -> str:
     assert inr.pixels is not None
     if inr.out_features not in (1, 3):
-        raise UsageError(f"an image with {inr.out_features} channels has no picture; give one with 1 or 3")
+        raise UsageError(f"an image with {inr.out_features} channels cannot be drawn; give one with 1 or 3")
     height, width = inr.pixels
     if options.resolution is not None:
         height, width = options.resolution, max(1, round(width * options.resolution / height))

@@ -13,8 +13,8 @@ from regauge.inr.fit_config import RATE, FitConfig, Represented
 SIGNAL_HELP = (
     "A shape (spot, teapot, fandisk, ...) or a voxel grid (chair:0, monitor:0) from the folder that REGAUGE_DATA "
     "names. Or a file: an image, a mesh (.ply, .obj, .stl, .npz) or points (.ply, .xyz, .npz), which are scaled into "
-    "the unit ball. For a mesh, SIGNAL:points means distances to 2,048 points on it (the default for unsigned "
-    "distances), and SIGNAL:mesh distances to the mesh itself."
+    "the unit ball. For a mesh, SIGNAL:points means distances to 2,048 points on the mesh (the default for unsigned "
+    "distances), and SIGNAL:mesh means distances to the mesh itself."
 )
 Checkpoint = Annotated[Positional[Path], arg(help="A checkpoint that `regauge inr fit` wrote.")]
 

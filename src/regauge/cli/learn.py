@@ -73,7 +73,7 @@ def _module(options: LearnPredict, store: Store | None) -> nn.Module:
     if options.model is not None:
         return open_model(options.model).module
     if store is None:
-        raise UsageError(f"{str(options.predictor)!r} runs the networks on probes; name their architecture: --model")
+        raise UsageError(f"{str(options.predictor)!r} runs networks on probes; name their architecture: --model")
     return store.architecture.module()
 
 
@@ -82,7 +82,7 @@ def config_of(options: LearnPredictor) -> learn.PredictorConfig:
     sizes = sizes_of(options.probes)
     if not sizes:
         raise UsageError(
-            f"--probes {options.probes!r} is no number of inputs; write one, or the axes of a sheet: 16x16"
+            f"--probes {options.probes!r} cannot be read; give a number of inputs, or a grid such as 16x16"
         )
     probes = sizes if len(sizes) > 1 else sizes[0]
     return learn.PredictorConfig(**net_settings_of(options, learn.PredictorConfig), probes=probes)

@@ -21,7 +21,7 @@ from regauge.storage import read_networks
 def autoencoder(options: LearnAutoencoder) -> None:
     """Train an autoencoder, and write the autoencoder with a report."""
     if not options.inputs:
-        raise UsageError("decoded networks are compared by what they compute; give --inputs, such as grid:28x28")
+        raise UsageError("decoded networks are compared by their outputs; give --inputs, such as grid:28x28")
     config = config_of(options)
     with training_output(options, beside=(".html", ".json")) as place:
         with show_status("reading the columns"):
@@ -46,10 +46,10 @@ def config_of(options: LearnAutoencoder) -> learn.AutoencoderConfig:
     decoder: Any = ws.MLPDecoder() if options.decoder == "mlp" else ws.TemplateDecoder()
     if options.decoder_widths:
         if options.decoder != "mlp":
-            raise UsageError("--decoder-widths are the hidden layers of the decoder mlp; leave them out")
+            raise UsageError("--decoder-widths is only for --decoder mlp; leave it out")
         decoder = ws.MLPDecoder(options.decoder_widths)
     if options.temperature != 1 and options.loss != "distillation":
-        raise UsageError("--temperature softens the classes of --loss distillation; leave it out, or add that")
+        raise UsageError("--temperature is only for --loss distillation; leave it out, or add --loss distillation")
     return learn.AutoencoderConfig(
         **net_settings_of(options, learn.AutoencoderConfig),
         decoder=decoder,
@@ -71,7 +71,7 @@ def decode(options: LearnDecode) -> None:
     made, source = learn.load_autoencoder(options.autoencoder), options.networks
     if source.is_dir() or source.suffix == ".csv":
         if options.overwrite:
-            raise UsageError("a store is written into a new folder; --overwrite is for checkpoints")
+            raise UsageError("a store is written to a new folder; leave --overwrite out, which is for checkpoints")
         with show_status("decoding"):
             count = len(decode_store(made, source, options.output, options.checkpoints))
         tell(f"written: {options.output}: {count} networks", written=[str(options.output)], networks=count)

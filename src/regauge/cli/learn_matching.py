@@ -25,7 +25,7 @@ def matching(options: LearnMatching) -> None:
     """Train a matcher, and write the matcher."""
     config = config_of(options)
     if config.probes and not options.data:
-        raise UsageError("--probes begin as inputs of the data: give --data")
+        raise UsageError("--probes needs inputs from --data, with which the probes are initialized: give --data")
     with training_output(options) as place:
         with show_status("reading the stores"):
             collection, chosen = networks_of(options)
@@ -58,7 +58,7 @@ def config_of(options: LearnMatching) -> learn.MatchingConfig:
     """Return the settings that the user typed."""
     settings: dict[str, Any] = settings_of(options, learn.MatchingConfig)
     if options.layer not in ws.LAYERS:
-        raise UsageError(f"there is no layer {options.layer!r}; there are {', '.join(ws.LAYERS)}")
+        raise UsageError(f"there is no layer {options.layer!r}; choose from {', '.join(ws.LAYERS)}")
     if options.layer != "propagation":  # which has a default of its own here
         settings["layer"] = ws.LAYERS[options.layer]()
     return learn.MatchingConfig(**settings)
@@ -71,7 +71,7 @@ def read_matcher(path: Path | None, options: Matching) -> learn.LearnedMatching:
 
     def module() -> nn.Module:
         if options.model is None:
-            raise UsageError(f"{str(path)!r} runs the networks on probes; name their architecture: --model")
+            raise UsageError(f"{str(path)!r} runs networks on probes; name their architecture: --model")
         return open_model(options.model).module
 
     return learn.load_matching(path, make_module=module)

@@ -36,7 +36,7 @@ class Varied:
     """Settings of random changes of the networks in each training step."""
 
     augment: Parts = ()
-    """Parts of the symmetry, for parts that --parts leaves out. Each step applies random elements of these parts."""
+    """Parts of the symmetry, not in --parts, that the net learns from random elements, applied in each step."""
     translate: float = 0.0
     """For networks of coordinates: shift the inputs along each axis by at most this distance."""
     rotate: float = 0.0
@@ -46,7 +46,7 @@ class Varied:
     noise: float = 0.0
     """Standard deviation of noise on all weights, relative to the root mean square of each tensor."""
     drop: float = 0.0
-    """Set this share of the weights to zero."""
+    """Set this share of the weights to zero, chosen at random in each step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class LearnPredictor(LearnNet):
     """Train a net that reads networks to predict a column of a store: a number such as an accuracy, or a class.
 
     Networks are split by run, or by a column "split" of the store. Several stores are used together, even if their
-    architectures differ. The net is compared with boosted trees on statistics of the layers. An interrupted training
+    architectures differ. For comparison, boosted trees are fitted to statistics of the layers. An interrupted training
     continues with --resume.
     """
 
@@ -103,8 +103,8 @@ class LearnPredictor(LearnNet):
     """The column that is predicted; `regauge zoo info STORE` lists the columns of a store."""
     inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
     probes: Annotated[str, arg(metavar="N|NxN")] = "0"
-    """Run the networks on this number of learned inputs, and read the outputs. The learned inputs start as some of the
-    given inputs. With 16x16, they lie on a grid, and the outputs are read by convolutions. With --depth, the net also
+    """Run the networks on this number of learned inputs, and read the outputs. The learned inputs are initialized with
+    some of --inputs. With 16x16, they lie on a grid, and convolutions read the outputs. With --depth, the net also
     reads weights; both predictions are averaged with the weight that is best in validation."""
 
 
@@ -137,8 +137,8 @@ class LearnAutoencoder(LearnNet):
 class LearnMatching(LearnRun):
     """Train a net that finds which units of two networks correspond: a method for `align` and `merge`.
 
-    With DATA, the net learns to align networks such that the loss between them is low, and the loss halfway also
-    validates it. An interrupted training continues with --resume.
+    With --data, the net learns to align networks such that the loss on the line between them is low, and validation
+    also measures the loss halfway. An interrupted training continues with --resume.
     """
 
     stores: Annotated[
@@ -169,6 +169,6 @@ LearnCommand = (
 
 @dataclass(frozen=True)
 class Learn:
-    """Nets that read networks: train a predictor, an autoencoder or a matcher, and use it."""
+    """Nets whose inputs are networks: train a predictor, an autoencoder or a matcher, and use it."""
 
     command: LearnCommand

@@ -29,7 +29,7 @@ EXAMPLES = 512
 def networks_of(options: LearnRun) -> tuple[Collection, NDArray[np.int64]]:
     """Return the stores, and the indices of the networks that the user selected."""
     if not options.stores:
-        raise UsageError("no store is named; give the folder of one, or of several")
+        raise UsageError("no store is named; give the folders of one or more stores")
     with show_progress() as progress:
         collection = Collection.open(options.stores, progress=progress)
     chosen = collection.find(options.where, options.checkpoints)
@@ -81,7 +81,7 @@ def changes_of(varied: Varied) -> tuple[Change, ...]:
 def layer_of(name: str, typed: str) -> Any:
     """Return the layer with the settings that the user typed."""
     if name not in ws.LAYERS:
-        raise UsageError(f"there is no layer {name!r}; there are {', '.join(ws.LAYERS)}")
+        raise UsageError(f"there is no layer {name!r}; choose from {', '.join(ws.LAYERS)}")
     kind = ws.LAYERS[name]
     try:
         settings = json.loads(typed)
@@ -102,9 +102,9 @@ def inputs_of(text: str) -> Tensor | Any:
         return open_batches(text, EXAMPLES)[0][0]
     sizes = sizes_of(size)
     if not sizes or not all(sizes) or (kind == "points" and len(sizes) != 2):
-        wanted = "the number of pixels along each axis: grid:28x28"
-        wanted = wanted if kind == "grid" else "how many there are and of how many coordinates: points:4096x3"
-        raise UsageError(f"--inputs {text!r} is no {kind}; write {wanted}")
+        wanted = "the number of pixels along each axis, for example grid:28x28"
+        wanted = wanted if kind == "grid" else "the numbers of points and coordinates, for example points:4096x3"
+        raise UsageError(f"--inputs {text!r} cannot be read; after {kind!r}, write {wanted}")
     if kind == "grid":
         return learn.grid(sizes)
     return 2 * torch.rand(*sizes, generator=torch.Generator().manual_seed(0)) - 1

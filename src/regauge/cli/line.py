@@ -30,11 +30,11 @@ def run(options: Line) -> None:
     if options.output is not None:
         require_pictures(options.output, overwrite=options.overwrite)
     if options.train is not None and options.path not in TRAINED:
-        raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
+        raise UsageError("--train is for paths that are trained, bezier and chain; {options.path} is not")
     if options.held.keep and options.path != "geodesic" and not options.align:
-        raise UsageError("--keep is for the geodesic path and --align, for which the model is traced")
+        raise UsageError("--keep is only for --path geodesic and --align; leave it out")
     if options.align and options.path != "straight":
-        raise UsageError(f"--align is for the straight line; for the path {options.path}, run `regauge align` first")
+        raise UsageError(f"--align is only for the straight path; for --path {options.path}, run `regauge align` first")
     judged = read(options, (options.a, options.b), options.held)
     with show_progress(is_transient=True) as progress:
         path, (a, b) = _make_path(options, judged, progress)
@@ -58,9 +58,7 @@ def _make_path(options: Line, judged: Judged, progress: Progress) -> tuple[Path,
     if options.path == "geodesic":
         symmetry = judged.symmetry
         manifold = rg.canonical.canonical_manifold(symmetry)
-        tell(
-            f"both networks were brought to scales of one, which changes no function; on the way there are:\n{manifold}"
-        )
+        tell(f"both networks were normalized, which keeps their functions; the path lies on:\n{manifold}")
         return rg.connect.Geodesic(manifold), [rg.canonicalize(p, symmetry, parts=("scale",)) for p in judged.networks]
     return _train_path(options, judged, progress), judged.networks
 
@@ -86,7 +84,7 @@ def _train_path(options: Line, judged: Judged, progress: Progress) -> Path:
     )
     part = max(1, len(losses) // 10)
     tell(
-        f"trained for {options.steps} steps on {options.train or judged.choosing.name}: mean batch loss on the path "
-        f"{fmean(losses[:part]):.4g} in the first {part} steps, {fmean(losses[-part:]):.4g} in the last"
+        f"trained for {options.steps} steps on {options.train or judged.choosing.name}: mean loss of a batch on the "
+        f"path: {fmean(losses[:part]):.4g} in the first {part} steps, {fmean(losses[-part:]):.4g} in the last {part}"
     )
     return path

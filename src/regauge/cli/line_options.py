@@ -38,7 +38,7 @@ class Judging:
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
     test: Test = None
     loss: Loss = "cross-entropy"
-    """The loss that is measured; accuracy too for the cross entropy."""
+    """The loss that is measured. With cross-entropy, the accuracy is measured, too."""
     batch: Batch = 512
     outputs: tuple[str, ...] = ()
     """Name of the model's output that is compared with the targets, for example logits; by default the first."""

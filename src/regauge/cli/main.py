@@ -32,7 +32,7 @@ from regauge.cli.zoo_options import Zoo
 from regauge.core.escaping import escape, escape_lines
 from regauge.names import VERSION
 
-DESCRIPTION = "The symmetries of neural network weights: found in PyTorch models, checked numerically, and used."
+DESCRIPTION = "Find the symmetries of neural network weights in PyTorch models, check them numerically, and use them."
 Options: TypeAlias = Demo | Discover | Align | Merge | Transport | Canonicalize | Apply | Info | Line | Plane | Repair
 Command: TypeAlias = Options | Gauge | Audit | Prune | Compare | Zoo | Inr | Learn | Flow
 """The options of every command."""
@@ -80,7 +80,7 @@ def main(args: Sequence[str] | None = None) -> None:
         _refuse(sentence(error))
     except Exception as error:
         if _is_out_of_memory(error):
-            _refuse("there is not enough memory for that; free some, or allow less with --memory")
+            _refuse("there is not enough memory; free some, or lower the limit with --memory")
         if os.environ.get(DEBUG):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]

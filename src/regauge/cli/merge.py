@@ -28,7 +28,7 @@ def run(options: Merge) -> None:
     if options.recipe is not None:
         return _merge_recipe(options, options.recipe)
     if not options.checkpoints or str(options.checkpoints[0]).endswith((".yaml", ".yml")):
-        raise UsageError("there is nothing to merge: name the checkpoints, or a recipe with --recipe")
+        raise UsageError("no checkpoints are named; name them, or a recipe with --recipe")
     rule, bases = rule_of(options), [] if options.base is None else [options.base]
     weights = options.weights or None
     if _are_adapters(options):
@@ -59,7 +59,7 @@ def _merge_recipe(options: Merge, recipe: Path) -> None:
     given = [name for name in SAID if getattr(options, name) != blank[name]]
     if given:
         what = "checkpoints" if given[0] == "checkpoints" else f"--{given[0]}"
-        raise UsageError(f"the recipe sets what is merged and how; leave {what} out, or merge without --recipe")
+        raise UsageError(f"the recipe says what is merged and how; leave {what} out, or merge without --recipe")
     provenance = provenance_of(options)
     settings = {name: value for name, value in provenance.settings.items() if name.replace("-", "_") not in SAID}
     out = output_of(options, replace(provenance, settings=settings))
@@ -74,7 +74,7 @@ def _are_adapters(options: Merge) -> bool:
 def _merge_adapters(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
     """Merge adapters without their base."""
     if options.base is not None or options.dry_run:
-        raise UsageError("adapters are merged by their changes: leave out --base and --dry-run, or name BASE+ADAPTER")
+        raise UsageError("adapters are merged without a base: leave out --base and --dry-run, or name BASE+ADAPTER")
     out = output_of(options, provenance_of(options))
     ways = {"generator": _setting(options)["generator"], "rule": rule, "weights": weights}
     with show_work("merging", is_streamed=True) as progress:
@@ -86,7 +86,7 @@ def _merge_adapters(options: Merge, rule: Rule, weights: tuple[str, ...] | None)
 def _merge_folders(options: Merge, rule: Rule, weights: tuple[str, ...] | None) -> None:
     """Merge folders with different tokens."""
     if rule.needs_task:
-        raise UsageError(f"--tokenizer is for rules that look at no data; {options.rule} does")
+        raise UsageError(f"--rule {options.rule} needs data, which --tokenizer excludes; choose another rule")
     ways: dict[str, Any] = {"tokenizer": options.tokenizer, "rule": rule, "weights": weights, "base": options.base}
     out = output_of(options, provenance_of(options))
     make = rg.merging.plan_folders if options.dry_run else rg.merging.merge_folders
@@ -107,9 +107,9 @@ def _assemble(options: Merge, make: Callable[..., Any]) -> None:
 def _setting(options: Merge) -> dict[str, Any]:
     """Return the options of merges tensor by tensor, as arguments of the library."""
     if options.data is not None or options.refine:
-        raise UsageError("this merge reads tensor after tensor and looks at no data; leave --data and --refine out")
+        raise UsageError("this merge goes tensor by tensor and cannot run models; leave --data and --refine out")
     if options.rotate == "always" or options.untie:
-        raise UsageError("this merge reads tensor after tensor: nothing is rotated; leave --rotate and --untie out")
+        raise UsageError("this merge goes tensor by tensor and cannot rotate networks; leave --rotate and --untie out")
     return {
         "model": None if options.model is None else open_model(options.model, **vars(options.inputs), values="never"),
         "symmetry": None if options.symmetry is None else read_symmetry(options.symmetry),
@@ -130,18 +130,18 @@ def rule_of(options: Merge) -> Rule:
     if unused:
         setting = {"normalize": "is_normalized"}.get(unused[0], unused[0])
         able = ", ".join(name for name, other in RULES.items() if setting in other.settings)
-        raise UsageError(f"--{unused[0]} is for --rule {able}; {options.rule} has no use for it")
+        raise UsageError(f"--{unused[0]} is for --rule {able}; {options.rule} does not use it")
     rule, has_base = row.read(given, **is_normalized), options.base is not None
     if rule.base == "needed" and not has_base and not _are_adapters(options):
-        raise UsageError(f"--rule {options.rule} combines what the checkpoints differ by from a base: give --base")
+        raise UsageError(f"--rule {options.rule} combines differences from a base checkpoint: give --base")
     if rule.base == "none" and has_base:
-        raise UsageError(f"--rule {options.rule} takes no --base; give it as one of the checkpoints, or leave it out")
+        raise UsageError(f"--rule {options.rule} has no --base; name it as one of the checkpoints, or leave it out")
     if rule.needs_task and options.data is None:
-        raise UsageError(f"--rule {options.rule} chooses by the loss, which needs data: give --data")
+        raise UsageError(f"--rule {options.rule} chooses networks by their loss, which needs --data")
     if len(options.checkpoints) == 1 < rule.least:
         raise UsageError(
-            f"there is only one checkpoint, and --rule {options.rule} combines several: name more of them, or give "
-            "what it was trained from as --base with a rule for task vectors, such as task-arithmetic"
+            f"there is only one checkpoint, but --rule {options.rule} combines several: name more, or give the "
+            "checkpoint before fine-tuning as --base with a rule for task vectors, such as task-arithmetic"
         )
     return rule
 

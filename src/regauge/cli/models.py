@@ -29,7 +29,7 @@ def require_model(
     """Return the model of a command; raise an error if it is unknown."""
     model = find_model(text, checkpoint, inputs, values=values)
     if model is None:
-        raise UsageError(f"{checkpoint.label!r} does not record which network it holds: name the model with --model")
+        raise UsageError(f"the model of {checkpoint.label!r} is unknown: name it with --model")
     return model
 
 

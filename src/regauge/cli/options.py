@@ -11,21 +11,21 @@ from regauge.checkpoints.formats.file_formats import FORMATS
 MODEL_HELP = (
     "The model: package.module:factory, file.py:factory, a folder with config.json in Hugging Face style, or a "
     "checkpoint of `regauge inr fit`. A factory takes no arguments and returns a module, (module, example_inputs), or "
-    "(module, example_inputs, example_kwargs). If a checkpoint is such a folder or file, you need no MODEL."
+    "(module, example_inputs, example_kwargs). If a checkpoint is such a folder or file, you can leave MODEL out."
 )
 CHECKPOINT_HELP = (
-    f"{', '.join(FORMATS['safetensors'].suffixes)}, the .index.json of a sharded checkpoint, "
-    f"{'/'.join(FORMATS['torch'].suffixes)} with a state dict, a folder with such a file, or one of torch.distributed. "
-    "FILE:NAME is one of several networks in a file, such as b.pt:state_dict_ema. BASE+ADAPTER is a network with a "
-    "LoRA adapter in PEFT's format. You can also name the folder of an adapter alone."
+    f"A {', '.join(FORMATS['safetensors'].suffixes)} file, the .index.json of a sharded checkpoint, a "
+    f"{'/'.join(FORMATS['torch'].suffixes)} file with a state dict, a folder with such a file, or one of "
+    "torch.distributed. FILE:NAME is one of several networks in a file, such as b.pt:state_dict_ema. BASE+ADAPTER is a "
+    "network with a LoRA adapter in PEFT's format. You can also give the folder of an adapter alone."
 )
 BATCHES_HELP = (
     "package.module:factory or file.py:factory that returns batches (inputs, targets), or an .npz or .safetensors file "
     "with the arrays inputs and targets. "
 )
 TEST_HELP = (
-    "Data on which losses are measured, in the form of --data. Nothing is chosen on these data. By default, if --data "
-    "choose something, such as a matching or statistics, a random half of their examples only measures losses."
+    "Data on which losses are measured, in the form of --data; they influence no choice. By default, if --data are "
+    "used for a choice, such as a matching or statistics, a random half of them is kept for the losses."
 )
 DATA_HELP = BATCHES_HELP + "For networks that represent a signal: also a SIGNAL, as in `regauge inr fit`."
 
@@ -70,7 +70,7 @@ OverwriteAll = Annotated[
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]
 Batch = Annotated[int, arg(help="Number of examples in a batch, for data from a file.")]
 Test = Annotated[str | None, arg(metavar="DATA", help=TEST_HELP)]
-Loss = Annotated[Literal["cross-entropy", "mse"], arg(help="The loss that is computed on the data.")]
+Loss = Annotated[Literal["cross-entropy", "mse"], arg(help="The loss that is measured on the data.")]
 Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "interoperation" of the documentation).')]
 
 
@@ -83,9 +83,9 @@ class Held:
     """Settings that declare further tensors as structure, in addition to those that tracing finds."""
 
     keep: tuple[str, ...] = ()
-    """Names or patterns of parameters that no element may change, as for masks: tables of sines, fixed filters."""
+    """Names or patterns of parameters that must stay as they are, such as fixed filters or tables of sines."""
     move: tuple[str, ...] = ()
-    """Names or patterns of buffers that elements transform like weights, although they are fixed; "*" for all."""
+    """Names or patterns of fixed buffers that are transformed together with the weights; "*" for all."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Demo:
     """Folder for the report, the checkpoints and the numbers. Files of an earlier demo are replaced."""
     seed: Seed = 0
     data: Literal["auto", "digits", "mnist"] = "auto"
-    """digits come with scikit-learn; mnist is read from the folder that the variable REGAUGE_DATA names."""
+    """digits are part of scikit-learn; mnist is read from the folder in the environment variable REGAUGE_DATA."""
     quick: bool = False
     """Train narrow networks for a few steps, only to see that everything works."""
 
@@ -162,6 +162,6 @@ class Discover:
     meta: bool = False
     """Build the model without weights, for models larger than memory. The symmetry is then not verified."""
     skip_verification: bool = False
-    """Skip the check, which applies random elements and compares the outputs in float64."""
+    """Skip the check, which applies random symmetry transformations and compares the outputs in float64."""
     inputs: Annotated[ExampleInputs, arg(name="")] = ExampleInputs()
     json: Json = False

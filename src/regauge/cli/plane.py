@@ -18,7 +18,7 @@ def run(options: Plane) -> None:
     """Write the contour plot and the table, and print the three networks and the best point of the grid."""
     require_pictures(options.output, overwrite=options.overwrite)
     if options.metric == "accuracy" and options.loss != "cross-entropy":
-        raise UsageError(f"there is no accuracy with --loss {options.loss}; draw the loss, or use the cross entropy")
+        raise UsageError(f"there is no accuracy with --loss {options.loss}; draw the loss, or use --loss cross-entropy")
     judged = read(options, (options.a, options.b, options.c))
     start = perf_counter()
     judged.task.evaluate_average(judged.networks[0])
@@ -26,7 +26,7 @@ def run(options: Plane) -> None:
     with show_progress() as progress:
 
         def begin(label: str, total: float, /) -> Advance:
-            STDERR.print(f"{label}, one after the other in about {total * seconds:.3g} s; fewer with --resolution")
+            STDERR.print(f"{label} takes about {total * seconds:.3g} s; a smaller --resolution is faster")
             return progress(label, total)
 
         found = _evaluate(options, judged, begin)

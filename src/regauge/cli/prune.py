@@ -22,17 +22,17 @@ def run(options: Prune) -> None:
     """Prune a checkpoint, write the smaller checkpoint, and report the removed units."""
     criterion = None if options.criterion is None else CRITERIA[options.criterion]()
     if not 0 <= options.share < 1:
-        raise UsageError(f"--share is {options.share}; it is from 0 to below 1: some unit must stay")
+        raise UsageError(f"--share is {options.share}, but must be at least 0 and below 1, as not all units can go")
     if criterion is not None and criterion.needs_task and options.data is None:
-        raise UsageError(f"the criterion {options.criterion!r} runs the network: give --data, or choose another one")
+        raise UsageError(f"the criterion {options.criterion!r} needs data: give --data, or choose another criterion")
     if options.test is not None and options.data is None:
-        raise UsageError("--test judges what --data chose: give --data, too")
+        raise UsageError("--test measures the result of a choice on --data: give --data, too")
     out = output_of(options, page=prune_page)
     job = open_checkpoints([options.checkpoint], out, memory=options.memory, work="pruning")
     job.require_memory()
     model = find_model(options.model, job.source, options.inputs, values="always")
     if model is None:
-        raise UsageError("pruning runs the model: name it with --model")
+        raise UsageError("pruning needs a model that can be run: name it with --model")
     found, task, test = _read(options, model, job.source)
     unknown = [one for one in options.groups if one not in {group.name for group in found.symmetry.groups}]
     if unknown:
@@ -40,9 +40,9 @@ def run(options: Prune) -> None:
     configs = None
     if (Path(model.name) / CONFIG).is_file():
         if out.is_file:
-            raise UsageError(f"the smaller model needs another {CONFIG}, and the output must be a folder")
+            raise UsageError(f"the smaller model needs another {CONFIG}, so the output must be a folder; change -o")
         configs = PrunedConfigs(model.module, Path(model.name), found.symmetry)
-    with show_status(f"finding the numbers of {CONFIG}"):
+    with show_status(f"finding the new sizes in {CONFIG}"):
         sets = [] if configs is None else configs.sets()
     with show_status("pruning"):
         result = rg.prune(
@@ -83,13 +83,13 @@ def _tell(facts: dict[str, Any]) -> None:
     before, after = facts["values"]["before"], facts["values"]["after"]
     tell(f"{before:,} values -> {after:,} ({100 * after / before:.1f}%)", values=facts["values"])
     for why, names in facts["exact"].items():
-        tell(f"{len(names)} {why}: removed, and the function stays", exact={why: names})
+        tell(f"{len(names)} {why} were removed without changing the function", exact={why: names})
     cut = [row for row in facts["groups"] if row["after"] < row["before"]]
     if cut:
         tell_table("groups", cut, "units of the groups that were cut")
     if facts["losses"]:
         tell_table("losses", [{"": when, **metrics} for when, metrics in facts["losses"].items()])
         chosen, judged = facts["data"]
-        tell(f"chosen by {chosen}; judged by {judged}", data=facts["data"])
+        tell(f"units were chosen on {chosen}; losses were measured on {judged}", data=facts["data"])
     for key, change in facts["config"].items():
         tell(f"{CONFIG}: {key} {change['before']} -> {change['after']}", config={key: change})

@@ -13,9 +13,9 @@ def run(options: Repair) -> None:
     out, weights = output_of(options), options.weights or None
     job = open_checkpoints([options.merged, *options.endpoints], out, work="repairing")
     if not options.endpoints and (weights or options.align):
-        raise UsageError("--weights and --align are for endpoints: name them with --endpoints")
+        raise UsageError("--weights and --align need the endpoints: name them with --endpoints")
     if options.held != Held() and not options.align:
-        raise UsageError("--keep and --move are for --align, for which the model is traced")
+        raise UsageError("--keep and --move are only for --align; leave them out, or add --align")
     judged = read(options, job.checkpoints, options.held)
     checkpoint, endpoints = judged.checkpoints[0], judged.networks[1:]
     if options.align:
@@ -37,11 +37,11 @@ def run(options: Repair) -> None:
                 {"layer": old.layer, "units": old.units, "merged": old.ratio, "repaired": new.ratio}
                 for old, new in zip(before.table, after.table, strict=True)
             ],
-            title="variance of the units, as a share of that in the endpoints",
+            title="variance of the units, divided by their variance in the endpoints",
             decimals=3,
         )
     rows = [*networks.items(), *zip(map(str, options.endpoints), endpoints, strict=True)]
     tell_table("networks", [{"": label, **judged.task.evaluate(params)} for label, params in rows])
-    tell(f"activations come from {judged.choosing.name}; judged by {judged.task.name}")
+    tell(f"activations were measured on {judged.choosing.name}; losses were measured on {judged.task.name}")
     tell_notes((*result.notes, *checkpoint.notes))
     tell_written(options.output)

@@ -40,14 +40,14 @@ def read_job(
     assert job is not None
     if not options.dry_run:
         job.require_output()
-    remedy = "give checkpoints with one vocabulary"
-    remedy += "" if work == "transporting" else ", or choose how they are brought together: --tokenizer union"
+    remedy = "give checkpoints with the same vocabulary"
+    remedy += "" if work == "transporting" else ", or use --tokenizer union"
     tokenizer = options.tokenizer if isinstance(options, Align) else None
     united, model = None, options.model
     with ExitStack() as stack:
         if options.untie:
             if out.is_file:
-                raise UsageError("--untie changes config.json, and the output must be a folder")
+                raise UsageError("--untie changes config.json, so the output must be a folder; change -o")
             model, *untied = stack.enter_context(rg.hub.untie(model, *job.checkpoints))
             job = job.of(*untied)
         if tokenizer is not None or any(one.is_folder for one in job.checkpoints):
@@ -140,15 +140,15 @@ def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Met
     if name == "auto":
         name = "data" if has_data and not options.restarts else "weights"
     if options.matcher is not None and name != "learned":
-        raise UsageError(f"--matcher is for the method learned, not {name!r}; add --method learned")
+        raise UsageError(f"--matcher is only for --method learned, not {name!r}; add --method learned")
     if options.refine and not has_data:
         raise UsageError("--refine lowers the loss halfway between A and B, which needs data: give --data")
     is_plain = options.method == "auto" and not has_data
     method, needs_data = (plain(), False) if is_plain else _method_named(name, options)
     if options.restarts and not hasattr(method, "restarts"):
-        raise UsageError(f"--restarts is for matching weights; the method {name!r} has none")
+        raise UsageError(f"--restarts cannot be used with the method {name!r}; leave it out")
     if needs_data and not has_data:
-        raise UsageError(f"the method {name!r} needs data: give --data, or choose another one with --method")
+        raise UsageError(f"the method {name!r} needs data: give --data, or choose another method with --method")
     method = configure(method, options)
     return rg.Sinkhorn(loss="midpoint", init=method) if options.refine else method
 
@@ -169,7 +169,7 @@ def configure(method: Method, options: Matching) -> Method:
     if options.statistic != "correlation" and not hasattr(method, "statistic"):
         kind = type(method).__name__
         raise UsageError(
-            f"--statistic is for matching activations; {kind} has none: add --method activations, or mixed, with --data"
+            f"--statistic is for matching activations, not {kind}: add --method activations, or mixed, with --data"
         )
     own = {name: getattr(options, name) for name in ("restarts", "statistic") if hasattr(method, name)}
     return _rescale(replace(method, **own), options.scales)  # type: ignore[type-var]

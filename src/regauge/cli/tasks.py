@@ -45,11 +45,11 @@ class Judged:
         """Report which data were used for choices, and which data for evaluating the result."""
         if self.statistics:
             tell(
-                "in every network, the ends too, the statistics of batch normalization were recomputed from "
-                f"{self.statistics}"
+                "in every network, including the given ones, the statistics of batch normalization were recomputed "
+                f"from {self.statistics}"
             )
         if self.choosing is not self.task:
-            tell(f"judged by {self.task.name}")
+            tell(f"losses were measured on {self.task.name}")
 
     @property
     def symmetry(self) -> rg.Symmetry:
@@ -101,10 +101,10 @@ def matching_tasks(
     """
     if options.data is None:
         if options.test is not None:
-            raise UsageError("--test judges what is chosen by --data: give --data too")
+            raise UsageError("--test measures the result of a choice on --data: give --data, too")
         return None, None
     if networks.model is None:
-        raise UsageError("--data needs the model that runs on them: name it with --model")
+        raise UsageError("--data needs a model that is run on the data: name it with --model")
     dtype = dtype_of(networks.checkpoints[0].params)
     task, test = (
         None if text is None else task_on(options, networks.model, text, dtype) for text in (options.data, options.test)
@@ -122,7 +122,7 @@ def _statistics(options: Judging, model: Model) -> rg.Task | None:
         return None
     task = task_on(options, model, options.statistics, dtype_of(model.module.state_dict()))
     if not _has_statistics(task):
-        raise UsageError("--statistics is for models with batch normalization; this one has none: leave it out")
+        raise UsageError("--statistics is for models with batch normalization, which this model lacks: leave it out")
     return task
 
 

@@ -65,18 +65,18 @@ def training_output(options: LearnRun, *, beside: Sequence[str] = ()) -> Iterato
             if not overwrite:
                 raise FileExistsError(
                     f"an interrupted training left {str(state)!r}; add --resume to continue it, or --overwrite to "
-                    "begin anew"
+                    "start again"
                 )
             if not StateFile(state).is_state:
                 raise FileExistsError(
-                    f"{str(state)!r} is where an interrupted training is kept, but holds none of it; move it away"
+                    f"{str(state)!r} has the name of an interrupted training, but is no such file; move it away"
                 )
             state.unlink()
         try:
             yield TrainingOutput(path, files, state, may_replace)
         except StateError as error:
             raise UsageError(
-                f"{error}, or begin anew with --overwrite" if error.can_be_deleted else str(error)
+                f"{error}, or start again with --overwrite" if error.can_be_deleted else str(error)
             ) from error
         state.unlink(missing_ok=True)
 
@@ -123,7 +123,7 @@ def only_writer(out: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout as error:
             raise UsageError(
-                f"another process is making {str(out)!r}; wait until it is done, or give another name"
+                f"another process is writing {str(out)!r}; wait until it is done, or give another name"
             ) from error
         except OSError as error:
             raise UsageError(

@@ -22,12 +22,12 @@ def run(options: Transport) -> None:
         return
     base_b, base_a, tuned_a = found.checkpoints
     ways |= {"generator": torch.Generator().manual_seed(options.seed), "out": job.output, "memory": job.limit}
-    with show_work("aligning and carrying the change", is_streamed=job.is_streamed) as progress:
+    with show_work("aligning, and transferring the change", is_streamed=job.is_streamed) as progress:
         ways |= {"scale": options.scale, "steps": options.steps, "progress": progress}
         made = rg.transport(base_a, tuned_a, base_b, found.symmetry, **ways)
     facts = {name: getattr(made, name) for name in ("mode", "scale", "cosine", "steps", "losses", "notes")}
     tell(made, **facts, is_element=made.element is not None)
     if test is not None:
         rows = [{"": name, **test.evaluate(one)} for name, one in (("base B", base_b.params), ("result", made.params))]
-        tell_table("losses", rows, f"judged by {test.name}")
+        tell_table("losses", rows, f"measured on {test.name}")
     tell_written(options.output)

@@ -55,7 +55,7 @@ def train(options: ZooTrain) -> None:
             f"{size:,.1f} MiB"
         )
     if share.world > 1:
-        warn(f"share {share.rank} of {share.world}")
+        warn(f"this process trains part {share.rank} of {share.world}")
     with show_progress() as progress:
         done = jobs.run(executor=executor, share=share, progress=progress)
     store.refresh()
@@ -80,22 +80,22 @@ def info(options: ZooInfo) -> None:
         tell(f"about: {store.made_by}", about=store.about)
     tell_table("columns", [{"column": name, "values": text} for name, text in store.rows.summary().items()])
     known = None if store.symmetry is None else json.loads(store.symmetry.to_json())
-    tell("its symmetry is not known" if store.symmetry is None else store.symmetry, symmetry=known)
+    tell("the symmetry of the networks is unknown" if store.symmetry is None else store.symmetry, symmetry=known)
 
 
 def import_(options: ZooImport) -> None:
     """Import networks from other programs into a store."""
-    with show_status("looking at the source"):
+    with show_status("reading the names of the networks"):
         source = source_of(options)
     known = Store.find(options.output)
     before = 0 if known is None else len(known)
     with show_progress() as progress:
         store = zoo.import_zoo(source, options.output, storage=options.storage, progress=progress)
     strange = len(store.rows.where(is_finite=False))
-    marked = f"; {strange} with NaN or Inf are marked" if strange else ""
+    marked = f"; marked because of NaN or Inf: {strange}" if strange else ""
     tell(f"written: {options.output}: {words(store)}{marked}; {len(store) - before} were imported now")
     if store.symmetry is None:
-        tell("their symmetry is not known; it is found where --model and --input-shape are given")
+        tell("the symmetry of the networks is unknown; give --model and --input-shape to find it")
 
 
 def export(options: ZooExport) -> None:
@@ -103,7 +103,7 @@ def export(options: ZooExport) -> None:
     store = Store.open(options.store)
     chosen = Collection(store).find(options.where, options.checkpoints)
     if not len(chosen):
-        raise UsageError(f"none of the {len(store)} networks fits {' '.join(options.where)!r}; choose other values")
+        raise UsageError(f"no network of {len(store)} has {' '.join(options.where)!r}; choose other values")
     with show_progress() as progress:
         zoo.EXPORTERS[options.format](store, options.output, chosen.tolist(), progress=progress)
     tell(f"written: {options.output}: {len(chosen)} networks")
@@ -116,8 +116,8 @@ def check(options: ZooVerify) -> None:
     for sentence in report.damaged.values():
         tell(sentence)
     if report.leftovers:
-        tell(f"{len(report.leftovers)} files were not completed; delete them when no process writes to the store")
-    tell(f"{report.shards} shards with {report.networks} networks are whole, {len(report.damaged)} are damaged")
+        tell(f"{len(report.leftovers)} files are incomplete; delete them when no process is writing to the store")
+    tell(f"{report.shards} shards with {report.networks} networks are intact, {len(report.damaged)} are damaged")
     if not report.ok:
         sys.exit(1)
 
@@ -125,7 +125,7 @@ def check(options: ZooVerify) -> None:
 def config_of(options: ZooTrain) -> zoo.PopulationConfig:
     """Return the population that the user named, with the number of networks and the seed that the user typed."""
     if options.networks is not None and options.networks < 1:
-        raise UsageError(f"--networks is {options.networks}; train one at least")
+        raise UsageError(f"--networks is {options.networks}; it must be at least 1")
     name = options.config
     config: Any = call_factory(name, "CONFIG") if ":" in name else zoo.presets.find_preset(name)
     if not isinstance(config, zoo.PopulationConfig):
@@ -154,7 +154,7 @@ def source_of(options: ZooImport) -> zoo.Source:
     for name, value in given.items():
         if value is not None and name not in taken:
             option = {"architecture": "model", "inputs": "input-shape"}.get(name, name)
-            raise UsageError(f"--{option} is not for networks of the format {options.format!r}; leave it out")
+            raise UsageError(f"--{option} cannot be used with --format {options.format}; leave it out")
     return read(options.source, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -164,8 +164,8 @@ def architecture_of(options: ZooImport) -> Architecture | None:
         return None
     if ".py:" in options.model:
         raise UsageError(
-            f"--model {options.model!r} is a file, but a store must find its model again later; put it into a package "
-            "and write package.module:factory"
+            f"--model {options.model!r} is a file, but later commands must be able to import the model of a store; put "
+            "it into a package and give package.module:factory"
         )
     try:
         settings = json.loads(options.settings)
@@ -173,6 +173,6 @@ def architecture_of(options: ZooImport) -> Architecture | None:
         raise UsageError(f"--settings {options.settings!r} is not JSON: {error}") from error
     if not isinstance(settings, dict):
         raise UsageError(
-            f"--settings {options.settings!r} is no mapping; write for example '{{\"widths\": [784, 10]}}'"
+            f"--settings {options.settings!r} is not a mapping; write for example '{{\"widths\": [784, 10]}}'"
         )
     return Architecture(options.model.rpartition(":")[2], options.model, settings)

@@ -22,7 +22,7 @@ Storage = Annotated[
 
 @dataclass(frozen=True)
 class ZooTrain:
-    """Train a population and store it; the same command continues an interrupted one.
+    """Train a population of networks and store it; the same command continues an interrupted training.
 
     Under torchrun (RANK, WORLD_SIZE) or in a job array of Slurm, each process takes its share of the shards.
     """
@@ -38,13 +38,13 @@ class ZooTrain:
     ]
     output: NewStore
     networks: int | None = None
-    """Number of networks, by default from the config. A smaller store is extended. The store holds all checkpoints that
-    the config names (82 for each network of uci-mlps). By default, most later commands read the last of each run."""
+    """Number of networks, by default from the config. A smaller store is extended. The store has all checkpoints that
+    the config names (82 for each network of uci-mlps). Most commands read only the last of each run by default."""
     seed: int | None = None
     """Seed of all random numbers; by default from the config."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"
     shard: int | None = None
-    """Number of networks in a shard, which one worker trains; by default some minutes of work, at most 512."""
+    """Number of networks in a shard, which one worker trains. The default takes some minutes and is at most 512."""
     device: str = "cpu"
     """Device on which the networks are trained: cpu, cuda or another device of torch."""
     storage: Storage = None
@@ -70,9 +70,9 @@ class ZooImport:
     vit-model-zoo or hdf5, or one that another package adds."""
     template: str | None = None
     """Template of the file names below a folder, by default {id}.pt. For example, {id}/step{step}.pt fills the columns
-    id and step; * matches anything in one name, and ** any path. For Ray Tune: the checkpoints to read."""
+    id and step; * matches anything in one name, and ** any path. For Ray Tune: a pattern that selects checkpoints."""
     beside: tuple[str, ...] = ()
-    """Entries of the checkpoints that are not parameters, for example label. These entries become columns."""
+    """Entries of the checkpoints that are not parameters, for example label. They become columns of the store."""
     model: Annotated[str | None, arg(metavar="MODEL")] = None
     """package.module:factory of the networks in a folder or HDF5 file, from which their symmetry is found."""
     settings: str = "{}"

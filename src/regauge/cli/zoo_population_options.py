@@ -17,15 +17,15 @@ COMPARE_DATA_HELP = (
 
 @dataclass(frozen=True)
 class ZooNearest:
-    """Find the networks of a store that are nearest to a network, even if their units were moved, by fingerprints.
+    """Find the networks of a store that are nearest to a given network, even if their units have another order.
 
-    The command searches all checkpoints of all runs. The fingerprints of a store are computed once (page "comparison"
-    of the documentation).
+    The command compares fingerprints of all checkpoints of all runs. The fingerprints of a store are computed only once
+    (page "comparison" of the documentation).
     """
 
     store: StoreFolder
     network: Positional[Path]
-    """A checkpoint with the tensors of the store's networks."""
+    """A checkpoint whose tensors have the same names and shapes as those of the store."""
     count: int = 10
     """Number of networks that are printed."""
     json: Json = False
@@ -33,7 +33,7 @@ class ZooNearest:
 
 @dataclass(frozen=True)
 class ZooAlign:
-    """Align all networks of a store to one network, and write a new store; the same command continues after a stop.
+    """Align all networks of a store to one, and write a new store; the same command continues an interrupted run.
 
     All checkpoints of all runs are aligned. The folder of the new store also contains the network to which they were
     aligned.
@@ -85,7 +85,7 @@ class ZooCompare(Sampled):
 
 @dataclass(frozen=True, kw_only=True)
 class ZooMap(Sampled):
-    """Draw networks as points in the plane, such that networks with near orbits are near; optionally cluster them."""
+    """Draw networks as points in the plane, with similar networks close together; optionally find clusters."""
 
     by: Literal["orbits", "universe", "weights", "latent"] = "orbits"
     """Distances between networks. orbits: after aligning every pair. universe: after aligning all networks to their
@@ -93,7 +93,7 @@ class ZooMap(Sampled):
     autoencoder: Path | None = None
     """File that `regauge learn autoencoder` wrote, for --by latent."""
     clusters: int = 1
-    """Number of clusters into which the networks are divided, by the mean distance between clusters."""
+    """Number of clusters into which the networks are divided (average linkage)."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None
     """Color the networks by this column, for example validation_loss, instead of by their clusters."""
     on: Annotated[str, arg(help="Where the pairs of --by orbits are aligned, as for `regauge zoo train`.")] = "here"

@@ -23,8 +23,8 @@ from regauge.storage import Architecture, Collection, Store
 
 BY = {
     "orbits": "distance modulo the group",
-    "universe": "distance, all aligned to one universe",
-    "weights": "distance of weights as they are",
+    "universe": "distance after aligning all networks to their mean",
+    "weights": "distance of weights without alignment",
     "latent": "distance of latent vectors",
 }
 """The words for the distance in the title of a map, by the option `--by`."""
@@ -34,7 +34,7 @@ def align(options: ZooAlign) -> None:
     """Align the networks of a store that are not aligned yet."""
     to = target_of(options.to)
     executor, share = zoo.executor_of(options.on), zoo.share_of()
-    with show_status("finding the network that all are aligned to"):
+    with show_status("finding the network to which all are aligned"):
         store, jobs = zoo.plan_population(options.store, options.output, to=to, count=options.sample, seed=options.seed)
     with show_progress() as progress:
         done = zoo.run_jobs(jobs, executor=executor, share=share, progress=progress)
@@ -51,7 +51,7 @@ def target_of(text: str) -> int | Literal["medoid", "universe"]:
     if text in ("medoid", "universe"):
         return text  # type: ignore[return-value]
     if not text.lstrip("-").isdigit():
-        raise UsageError(f"--to {text!r} is no network; give the id of a trajectory, medoid or universe")
+        raise UsageError(f"--to {text!r} is not a network of the store; give the id of a run, medoid or universe")
     return int(text)
 
 
@@ -65,7 +65,7 @@ def pairs_of(options: ZooCompare | ZooMap) -> Iterator[zoo.PairMatrices]:
     among = Collection(store).find(options.where, options.checkpoints)
     chosen = zoo.sample(store, options.networks, seed=options.seed, among=among)
     if len(chosen) < 3:
-        raise UsageError(f"only {len(chosen)} networks were chosen; three at least are compared")
+        raise UsageError(f"only {len(chosen)} networks were selected, but at least three are needed")
     settings = {name: value for name, value in asdict(options).items() if name not in ("output", "overwrite", "on")}
     files = [Path(value) for value in settings.values() if isinstance(value, str) and Path(value).is_file()]
     states = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -103,9 +103,9 @@ def draw(options: ZooMap) -> None:
     with pairs_of(options) as pairs:
         names, count = pairs.store.rows.names, len(pairs.numbers)
         if options.color is not None and options.color not in names:
-            raise UsageError(f"the networks have no column {options.color!r}; there are {', '.join(names)}")
+            raise UsageError(f"the networks have no column {options.color!r}; choose from {', '.join(names)}")
         if not 1 <= options.clusters <= count:
-            raise UsageError(f"--clusters is {options.clusters}, but {count} networks are drawn")
+            raise UsageError(f"--clusters is {options.clusters}, but must be from 1 to {count}, the number of networks")
         if options.by == "latent":
             distances = learn.load_autoencoder(str(options.autoencoder)).distances(pairs.params)
         else:
@@ -129,7 +129,7 @@ def draw(options: ZooMap) -> None:
         if options.clusters > 1:
             counts = np.bincount(member).tolist()
             tell(f"{len(counts)} clusters of {', '.join(map(str, counts))} networks")
-        tell(f"two dimensions show {100 * shown.share:.1f}% of the squared distances")
+        tell(f"the plane shows {100 * shown.share:.1f}% of the squared distances")
         write_picture(figure, table, options.output)
 
 
@@ -149,7 +149,7 @@ def task_on(architecture: Architecture, data: str, loss: Loss, batch: int) -> rg
     else:
         examples = zoo.load_examples(data)  # refuses other names, and lists the sets
         if examples.is_signals:
-            raise UsageError(f"in {data!r} every network has data of its own, so pairs have none; name other data")
+            raise UsageError(f"in {data!r}, every network has its own data, which pairs cannot share; name other data")
         kept = (examples.validation_inputs, examples.validation_targets)
         batches = list(zip(*(torch.split(tensor, batch) for tensor in kept), strict=True))
     return prepare_statistics(make_task(architecture.module(), batches, loss=loss, dtype=dtype))

@@ -256,8 +256,8 @@ def _units(symmetry: Symmetry, widths: Widths) -> list[str]:
     for (n, m), own in names.items():
         few, many = ("B", "A") if n > m else ("A", "B")
         result.append(
-            f"{shorten(own)}: compared are {min(n, m):,} units, all of {few} and those of the {max(n, m):,} of {many} "
-            "that match them best"
+            f"{shorten(own)}: {min(n, m):,} units are compared, all of {few} and the best matches among the "
+            f"{max(n, m):,} of {many}"
         )
     return result
 

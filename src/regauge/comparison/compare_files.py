@@ -154,8 +154,7 @@ def compare_files(
         lineages.append(compare_many(own, compare, parents=parents, read=read, progress=progress))
     if not lineages:
         raise ValueError(
-            f"no two of the {len(names)} checkpoints have tensors of the same names and shapes; compare them in pairs, "
-            "with the model of each"
+            f"no two of the {len(names)} checkpoints have tensors of the same names and shapes; compare two at a time"
         )
     left_out = tuple(name for name in names if name not in places)
     notes = dict.fromkeys(note for place in places.values() for note in place.relatives.networks.notes)

@@ -32,7 +32,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 SAME = ("identical", "same network in another gauge")
-NO_ORDER = "no p-value: it compares the order of units, and no group has the same number of them in both networks"
+NO_ORDER = "no p-value: it compares the order of units, but no group has the same number of units in both networks"
 
 
 @check_arguments
@@ -139,7 +139,7 @@ def compare(
     if common is not None and not common.is_whole:
         if task is not None:
             raise ValueError(
-                f"a task runs both networks by one model, but they differ: {common.notes[0]}; leave it out"
+                f"a task runs both networks with one model, but they differ: {common.notes[0]}; leave the task out"
             )
         origins = origins.cut
     has_widths = common is not None and common.widths is not None

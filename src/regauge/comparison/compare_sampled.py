@@ -177,8 +177,8 @@ class _Sampled:
         layers, every = self._sample.layers
         most = max((len(own) for own in self._sample.units.values()), default=0)
         return (
-            f"a sample decided: {layers} of {every} layers, and up to {most} units of each group with their "
-            "counterparts. All numbers are those of the sample; `exact` compares all values"
+            f"a sample was enough: {layers} of {every} layers, and up to {most} units of each group with their "
+            "counterparts. All numbers belong to the sample; `exact` compares all values"
         )
 
     def _narrow(self, params: Params, narrow: Symmetry) -> Params:

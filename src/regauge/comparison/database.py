@@ -272,7 +272,7 @@ class Database:
                             notes.append(f"the files of {one.path!r} changed since it was added; add it again")
                         found = compare(copy(checkpoint), other, symmetry, **ways)
                 except FileNotFoundError:
-                    notes.append(f"{one.path!r} is not there any more; only its fingerprint was compared")
+                    notes.append(f"{one.path!r} no longer exists; only its fingerprint was compared")
                 except (OSError, ValueError, KeyError) as error:
                     notes.append(f"{one.path!r} is not compared: {error}")
                 comparisons.append(found)
@@ -310,7 +310,7 @@ class Database:
         if count < 1:
             raise ValueError(f"`count={count}`: it is at least 1")
         if not self._networks:
-            raise FileNotFoundError(f"there is no network in the database {str(self.path)!r}; add some first")
+            raise FileNotFoundError(f"the database {str(self.path)!r} contains no networks; add some first")
         own, found = self._name(checkpoint), list[tuple[Symmetry, Neighbor]]()
         alike = [one for one in self._architectures.values() if one.names(checkpoint) is not None]
         if not alike:
@@ -338,8 +338,8 @@ class Database:
             header, tensors = checkpoint.header, checkpoint.params
         if header.get("kind") != FORMAT:
             raise ValueError(
-                f"{str(self.path)!r} is no database but {describe_kind(header)}; name the file that fingerprints were "
-                "added to"
+                f"{str(self.path)!r} is not a database but {describe_kind(header)}; name the file that fingerprints "
+                "were added to"
             )
         if header.get("version") != VERSION:
             raise ValueError(

@@ -65,7 +65,7 @@ def match_depths(
         if len(own) == len(other) or any(list(one) != list(range(len(one))) for one in (own, other)):
             continue
         if sum(tensor.numel() for tensor in a.values()) >= LARGE:
-            notes.append(f"{stack + '*'!r} are compared by their numbers: matching takes long in so large networks")
+            notes.append(f"{stack + '*'!r} are compared in their order: matching takes too long in so large networks")
             continue
         scores = {
             (i, j): _score(a, b, symmetry, (f"{stack}{i}.", own[i]), (f"{stack}{j}.", other[j]))
@@ -81,7 +81,7 @@ def match_depths(
             names |= {f"{stack}{j}.{rest}": f"{stack}{number}.{rest}" for rest in block}
             single |= {} if j in found else {f"{stack}{number}.": f"{stack}{j}."}
         pairs = ", ".join(f"{j} with {i}" for j, i in sorted(found.items()))
-        notes.append(f"{stack + '*'!r} of B are compared with those of A that they resemble most: {pairs}")
+        notes.append(f"layers {stack + '*'!r} of B are compared with the most similar layers of A: {pairs}")
     is_renamed = any(new != old for old, new in names.items())
     return {names[n]: t for n, t in b.items()} if is_renamed else b, Depths(tuple(notes), single)
 

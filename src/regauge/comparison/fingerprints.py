@@ -310,8 +310,8 @@ def balanced_tensors(job: FileJob, symmetry: Symmetry, progress: Progress) -> It
     peak = int(HELD * SLACK * largest) + BASE + limit.held()
     if peak > limit.nbytes:
         raise ValueError(
-            f"a fingerprint holds {size_text(peak)} at once, for the largest tensor of {source.label!r}, more than the "
-            f"{size_text(limit.nbytes)} that memory allows; allow {size_text(peak)} or more"
+            f"a fingerprint needs {size_text(peak)} of memory for the largest tensor of {source.label!r}, but only "
+            f"{size_text(limit.nbytes)} are allowed; allow {size_text(peak)} or more"
         )
     nbytes = sum(one.nbytes for one in stored.values())
     if is_split:

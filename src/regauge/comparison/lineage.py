@@ -93,7 +93,7 @@ def compare_many(
     """
     count = len(names)
     if count < 2 or len({*names}) < count:
-        raise ValueError(f"two networks or more with names of their own are compared; these are {names}")
+        raise ValueError(f"a comparison needs two or more networks with different names; these are {names}")
     advance = progress("comparing pairs", count * (count - 1) // 2)
     pairs: dict[tuple[str, str], Comparison] = {}
     distances = torch.full((count, count), torch.nan, dtype=torch.float64).fill_diagonal_(0)

@@ -87,11 +87,11 @@ def without_widths(job: FileJob, symmetry: Symmetry) -> Common:
         ValueError: Groups of different sizes act on all tensors, so none can be compared.
     """
     need = (
-        f"matching units of networks of different widths takes {size_text(job.nbytes)}, and "
-        f"{size_text(job.limit.nbytes)} of memory are allowed"
+        f"matching units of networks of different widths needs {size_text(job.nbytes)} of memory, but "
+        f"{size_text(job.limit.nbytes)} are allowed"
     )
     a, b = job.checkpoints
     common = find_common(a, b, symmetry, has_widths=False)
     if common is None:
         raise ValueError(f"no tensor has the same shape in both networks, and {need}; allow more")
-    return replace(common, notes=(*common.notes, f"{need}: with more, what was left out would be compared"))
+    return replace(common, notes=(*common.notes, f"{need}: with more, all tensors would be compared"))

@@ -18,7 +18,7 @@ from regauge.core.element import Element
 from regauge.core.interpolation import mean_share
 from regauge.core.symmetry import Symmetry
 
-MOVED_ORDER = "the p-value is of the order as stored, which an element changes: of a moved copy it says nothing"
+MOVED_ORDER = "the p-value belongs to the stored order of units, so it says nothing about a copy with another order"
 
 
 @dataclass(frozen=True)

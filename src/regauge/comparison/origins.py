@@ -87,10 +87,10 @@ class Origin:
         if not self.is_chosen:
             return made
         if is_undone:
-            return f"{made}; its element is stored with it: the p-value and the z-score are of the order before that"
+            return f"{made}; its element is stored with it, so the p-value and the z-score use the order before that"
         return (
-            f"{made}, and that the order of units was chosen. The p-value and the z-score of the order as stored "
-            "therefore say nothing about descent; no verdict rests on them"
+            f"{made}, and that the order of units was chosen. Therefore, the p-value and the z-score of the stored "
+            "order say nothing about descent, and the verdict does not use them"
         )
 
 

@@ -116,7 +116,9 @@ def open_relatives(
     first, *others = united.networks
     alike = [one for one in others if _shapes(one) == _shapes(first)]
     if data and (united.files or len(alike) < len(others)):
-        raise ValueError("`data=...` runs all networks by one model, but their tensors or tokens differ; leave it out")
+        raise ValueError(
+            "`data=...` needs one model for all networks, but their tensors or tokens differ; leave it out"
+        )
     values: Values = "never" if job.is_streamed else "always" if data else "if small"
     with model_with(None if model is None or isinstance(model, Model) else str(model), united) as name:
         if name is None and symmetry is None and model is None:

@@ -105,7 +105,7 @@ def join_neighbors(names: list[str], distances: Float64[Tensor, "n n"]) -> list[
         Saitou and Nei (1987), The neighbor-joining method; Studier and Keppler (1988) for the criterion.
     """
     if len(names) < 2 or len({*names}) < len(names):
-        raise ValueError(f"a tree needs two networks or more with names of their own; these are {names}")
+        raise ValueError(f"a tree needs two or more networks with different names; these are {names}")
     nodes, known, branches = list(names), distances.double().clone(), list[Branch]()
     while len(nodes) > 2:
         n = len(nodes)

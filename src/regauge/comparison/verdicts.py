@@ -22,10 +22,10 @@ Verdict = Literal[
 
 ALIGNED: Verdict = "aligned to A, or a distant descendant"
 """The verdict if only the order of units indicates a relation."""
-UNKNOWN = "somebody aligned one to the other, or they have an ancestor in common; the order cannot tell which"
+UNKNOWN = "one was aligned to the other, or they have a common ancestor; the order of units cannot show which"
 """The reason for a verdict if nothing but the order of units corresponds."""
 
-BOTH = "both seem to descend from a third"
+BOTH = "both seem to descend from a third network"
 """The beginning of a sentence on networks that descend from a third network."""
 
 IDENTICAL = 1e-6
@@ -156,8 +156,8 @@ def _judge_weights(evidence: Evidence) -> tuple[Verdict, str]:
     verdict, reason = _judge_clear(evidence)
     if verdict == "unrelated" and evidence.noise >= BLURRED:
         return "undecided", (
-            f"{reason}. But rounding of the stored values moves what is compared by {evidence.noise:.2g} of A's norm, "
-            "because translations are large next to the weights: that may hide a copy"
+            f"{reason}. But rounding changes the compared values by {evidence.noise:.2g} of A's norm, because "
+            "translations are large relative to the weights, and this may hide a copy"
         )
     return verdict, reason
 
@@ -173,38 +173,40 @@ def _judge_clear(e: Evidence) -> tuple[Verdict, str]:
     order = _order(e)
     beyond = beyond_chance(e.share, e.chance)
     if e.free < ENOUGH:
-        few = f"modulo the group {max(0, e.free)} numbers are left, which is too few to tell strangers apart"
+        few = f"modulo the group, only {max(0, e.free)} numbers remain, too few to recognize unrelated networks"
         return ("undecided", few) if order is None else (ALIGNED, f"{order}, and {few}: {UNKNOWN}")
     if e.share is None or e.chance is None or beyond is None:  # Chance is measured only if it may decide.
-        return "undecided", "no matrix tells units apart, and nothing can be aligned"
+        return "undecided", "no matrix distinguishes units, so nothing can be aligned"
     explained = (
-        f"after alignment B explains {e.share:.0%} of A's matrices, where strangers explain up to {e.chance:.0%} "
+        f"after alignment B explains {e.share:.0%} of A's matrices, and unrelated networks up to {e.chance:.0%} "
         f"({beyond:.0%} beyond chance; descendants have {RELATED:.0%} or more)"
     )
     if e.chance >= EVERYTHING:
-        large = f"{explained}: the group is so large that nothing can be told from that"
+        large = f"{explained}: the group is so large that this share decides nothing"
         return ("undecided", large) if order is None else (ALIGNED, f"{large}. {_upper(order)}: {UNKNOWN}")
     if beyond >= RELATED:
         return "descended", f"{explained}: {kinship(e.lean)}"
     if order is not None and beyond > FAINT_SHARE:
-        return ALIGNED, f"{explained}, which is less than near descendants do. {_upper(order)}: {UNKNOWN}"
+        return ALIGNED, f"{explained}, which is less than for near descendants. {_upper(order)}: {UNKNOWN}"
     if beyond > STRANGE:
-        return "undecided", f"{explained}: more than networks with common data, and less than descendants"
+        return (
+            "undecided",
+            f"{explained}: more than for networks with common data, and less than for descendants",
+        )
     if e.p_value is None:
         return "unrelated", explained
     if e.p_value > SURPRISING:
         return (
             "unrelated",
-            f"{explained}, and the order of units is that of independent networks (p = {e.p_value:.2g})",
+            f"{explained}, and the order of units is as in independent networks (p = {e.p_value:.2g})",
         )
     if beyond > FAINT_SHARE:
         return "undecided", (
-            f"units correspond as stored more than chance does (p = {e.p_value:.2g}), but not for certain, and "
-            f"{explained}"
+            f"units correspond in the stored order more than by chance (p = {e.p_value:.2g}), but this is not certain, "
+            f"and {explained}"
         )
     return "unrelated", (
-        f"{explained}. Units correspond in the order in which they are stored (p = {e.p_value:.2g}), as they do after "
-        "an alignment of B to A"
+        f"{explained}. Units correspond in the stored order (p = {e.p_value:.2g}), as after an alignment of B to A"
     )
 
 
@@ -214,13 +216,13 @@ def _judge_same_gauge(e: Evidence) -> tuple[Verdict, str] | None:
     if e.modulo > tolerance or e.modulo > e.stored / 2:
         return None
     how = (
-        f"an element of the group brings B from {e.stored:.3g} of A's norm to {e.modulo:.2g}, which the rounding "
-        f"of their format explains ({tolerance:.2g})"
+        f"an element of the group reduces the distance from {e.stored:.3g} to {e.modulo:.2g} of A's norm, which is "
+        f"within rounding ({tolerance:.2g})"
     )
     if e.is_factorized:
         how += (
-            ". That is measured without what products of matrices of less than full rank do not read: it is the "
-            "same function, and no element need lead from one network to the other"
+            ". Products of matrices have less than full rank; values that do not influence them are not compared. The "
+            "function is the same, but perhaps no element maps one network to the other"
         )
     return _judge_same("same network in another gauge", how, e)
 
@@ -230,8 +232,8 @@ def _order(evidence: Evidence) -> str | None:
     if evidence.z_score is None or evidence.z_score < CERTAIN:
         return None
     return (
-        f"units correspond in the order in which they are stored, {evidence.z_score:.1f} standard deviations beyond "
-        "networks whose order was not chosen"
+        f"units correspond in the stored order, {evidence.z_score:.1f} standard deviations more than in networks whose "
+        "order was not chosen"
     )
 
 
@@ -245,7 +247,7 @@ def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verd
     """
     if evidence.is_whole:
         return verdict, reason
-    return "descended", f"in what both have in common {reason}; the rest, which only one of them has, was added or cut"
+    return "descended", f"in their common part, {reason}; the rest, which only one of them has, was added or removed"
 
 
 def kinship(lean: float | None) -> str:
@@ -265,7 +267,7 @@ def kinship(lean: float | None) -> str:
     if abs(lean) >= LINE:
         how = f"the squared norm changes by {abs(lean):.2g} of the squared distance"
         return f"one seems to descend from the other, because {how}"
-    return f"{BOTH}, because their norms differ little (by {abs(lean):.2g} of the squared distance, in squares)"
+    return f"{BOTH}, because their squared norms differ little (by {abs(lean):.2g} of the squared distance)"
 
 
 def lean_of(balanced: tuple[float, float, float] | None) -> float | None:

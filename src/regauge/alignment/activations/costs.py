@@ -183,8 +183,8 @@ def activation_costs(
             parts, moments = here, [CrossMoments() for _ in here]
         elif [(p.name, p.groups) for p in parts] != [(p.name, p.groups) for p in here]:
             raise ValueError(
-                "the module computes other intermediate values for a batch of another shape, and they cannot be "
-                "compared over all batches; give batches of one shape"
+                "the module computes other intermediate values for batches of another shape, so batches cannot be "
+                "combined; give batches of one shape"
             )
         names = list(dict.fromkeys(part.name for part in here))
         a, b = (found.values(p, args, kwargs, names) for p in networks)

@@ -223,8 +223,8 @@ def notes_on(rigid: Mapping[str, Tensor]) -> tuple[str, ...]:
         where = f" in {int(flags.sum())} of {len(flags)} pairs" if len(flags) > 1 else ""
         if bool(flags.any()):
             result.append(
-                f"group {name!r} was only rotated{where}: in one of the networks its values lack full rank within "
-                "rounding and fix no matrix"
+                f"group {name!r} was only rotated{where}: in one of the networks, its values do not have full rank up "
+                "to rounding, so its matrix is not unique"
             )
     return tuple(result)
 

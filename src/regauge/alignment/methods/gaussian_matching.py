@@ -114,8 +114,8 @@ class GaussianMatching(Method):
         """
         if self.cost not in ("wasserstein", "mean"):
             raise ValueError(
-                f"cost={self.cost!r} has no common universe for many posteriors: what the mean of others is under a "
-                "divergence depends on where each of them is; choose 'wasserstein' or 'mean'"
+                f"cost={self.cost!r} cannot align many posteriors to their mean, because their mean under this "
+                "divergence depends on each of them; choose 'wasserstein' or 'mean'"
             )
         for k, params in enumerate(problem.networks):
             require_magnitudes(params, problem.symmetry, ROLES, label(k, "posterior"))

@@ -74,7 +74,7 @@ class MergeMany(ManyMethod):
                 "one round is needed"
             )
         if self.core < 2:
-            raise ValueError(f"core={self.core}: at least two networks are visited one by one")
+            raise ValueError(f"core={self.core}: at least two networks are needed")
         if self.tolerance < 0:
             raise ValueError(f"tolerance={self.tolerance}: it is a share of the spread, and must not be negative")
         if self.inner.init is not None:

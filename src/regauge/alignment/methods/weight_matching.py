@@ -231,19 +231,18 @@ def _isometric(symmetry: Symmetry, init: Element, pairs: int) -> Element:
         if name not in init:
             raise ValueError(
                 f"init has no value for group {name!r}; it belongs to another symmetry (its groups are "
-                f"{list(init)[:5]}); give an element of the symmetry that is aligned under"
+                f"{list(init)[:5]}); give an element of this symmetry"
             )
         given, needed = ({part: t.shape for part, t in v.items() if part != "scale"} for v in (init[name], blank))
         if given != needed:
             raise ValueError(
-                f"init does not fit group {name!r} of {symmetry[name].size} units; give an element of the symmetry "
-                "that is aligned under"
+                f"init does not fit group {name!r} of {symmetry[name].size} units; give an element of this symmetry"
             )
         order, labels = init[name].perm, class_labels(symmetry[name])
         if order is not None and not torch.equal(labels[order], labels.expand_as(order)):
             raise ValueError(
-                f"init exchanges units of group {name!r} that a structure (see `symmetry.structure`) tells apart; give "
-                "an element of `symmetry.bind(params_a)`"
+                f"init exchanges units of group {name!r} that differ in a structure tensor (see `symmetry.structure`); "
+                "give an element of `symmetry.bind(params_a)`"
             )
         values[name] = replace(init[name], scale=blank.scale)
         if symmetry[name].matrix == "linear":

@@ -58,8 +58,8 @@ class StreamedJob:
         limit, peak = self.job.limit.nbytes, int(SLACK * nbytes) + BASE + self.plan.held
         if peak > limit:
             raise ValueError(
-                f"{work} holds {size_text(peak)} at once, for the largest tensor of all, more than the "
-                f"{size_text(limit)} that memory allows; allow {size_text(peak)} or more"
+                f"{work} needs {size_text(peak)} of memory for the largest tensor, but only {size_text(limit)} are "
+                f"allowed; allow {size_text(peak)} or more"
             )
         return replace(self, plan=replace(self.plan, peak=max(self.plan.peak, peak)))
 
@@ -137,7 +137,7 @@ def plan_job(
     held = [{n: one[n] for n in symmetry.structure if n in first} for one in checkpoints]
     symmetry = symmetry.given(held[0]).stored_in(first)
     if any(carry(symmetry, held[0], structure) is not None for structure in held):
-        raise ValueError(f"finding an order that carries the structure of one network into another {job.needs_memory}")
+        raise ValueError(f"finding an order that maps the structure of one network to another {job.needs_memory}")
     for checkpoint in checkpoints:
         require_movable(symmetry.groups, checkpoint.on_meta(), symmetry.buffers)
         symmetry.require_ones({name: checkpoint[name] for name in symmetry.ones if name in first})

@@ -47,7 +47,7 @@ class StreamedResult(Result[Params]):
     @property
     def course(self) -> tuple[str, ...]:
         """Return sentences about the objective and the reading speed."""
-        moving = "" if self.is_converged else "; it was still moving when it stopped"
+        moving = "" if self.is_converged else "; it was stopped before convergence"
         gained = f"objective {self.initial:.6g} -> {self.objective:.6g} in {len(self.history)} sweeps{moving}"
         return (gained, *self.timings)
 

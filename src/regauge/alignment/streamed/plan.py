@@ -211,11 +211,11 @@ def make_plan(
         plain = [family for family in deciding if is_open and not family.is_nested]
         widest = max(plain, key=lambda family: sizes.nbytes(family.sites), default=None)
         if widest is None:
-            needed = "" if worst is None else f"; together are needed {shorten(sets[worst].names, 3)}"
-            already = f", {held / 1e9:.3g} GB of them already" if held else ""
+            needed = "" if worst is None else f"; these tensors are needed together: {shorten(sets[worst].names, 3)}"
+            already = f", of which {held / 1e9:.3g} GB are in use" if held else ""
             raise ValueError(
-                f"aligning these checkpoints holds up to {least / 1e9:.3g} GB at once{already}, more than the "
-                f"{memory / 1e9:.3g} GB that memory allows{needed}; allow {least / 1e9:.3g} GB or more"
+                f"aligning these checkpoints needs up to {least / 1e9:.3g} GB of memory{already}, but only "
+                f"{memory / 1e9:.3g} GB are allowed{needed}; allow {least / 1e9:.3g} GB or more"
             )
         spread[widest.root.name] = waiting.pop(widest.root.name)
 

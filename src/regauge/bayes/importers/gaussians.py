@@ -45,7 +45,9 @@ def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
             plain, target = f"{layer}.{PLAIN[rest]}".removeprefix("."), mean if kind == "mu" else std
             other = f"{layer}.{'rho' if kind == 'mu' else 'mu'}_{rest}".removeprefix(".")
             if other not in state:
-                raise ValueError(f"{name!r} comes without {other!r}; give the whole `state_dict()` of the network")
+                raise ValueError(
+                    f"{name!r} needs {other!r}, which is missing; give the whole `state_dict()` of the network"
+                )
         if plain in target:
             raise ValueError(f"{name!r} and another tensor would both be {plain!r}; rename one of them")
         target[plain] = functional.softplus(tensor) if kind == "rho" and target is std else tensor
@@ -84,7 +86,7 @@ def from_ivon(optimizer: Any, module: nn.Module) -> GaussianPosterior:
         if not bool((precision > 0).all()):
             raise ValueError(
                 f"{int((~(precision > 0)).sum())} precisions ess (hess + weight_decay) of the optimizer are not "
-                "positive; the training that made it failed: train again with a smaller learning rate"
+                "positive, so the training failed; train again with a smaller learning rate"
             )
         std |= _split(precision.rsqrt(), own, "the Hessian of the optimizer")
     return make_gaussian(module.state_dict(), std, "the optimizer")
@@ -138,8 +140,8 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
         )
     if len(blocks) != len(own):
         raise ValueError(
-            f"{source} has {len(blocks)} blocks of curvature for the {len(own)} parameters of its model; give the "
-            "model that it was fitted to"
+            f"{source} has {len(blocks)} blocks of curvature, but its model has {len(own)} parameters; give the model "
+            "that it was fitted to"
         )
     deltas = precision.deltas.detach().expand(len(own)).tolist()
     terms: dict[str, tuple[KroneckerTerm, ...]] = {}
@@ -209,7 +211,7 @@ def from_swag(
     for part, label in ((mean, "means"), (variance, "second moments"), (shaped, "deviations")):
         require_finite(part, f"the {label} of SWAG")
     if min(map(len, shaped.values()), default=0) < 2:
-        raise ValueError("SWAG divides its deviations by their number less one; give at least two of them")
+        raise ValueError("SWAG divides by the number of deviations minus one; give at least two of them")
     share = {name: tensor / math.sqrt(2 * (len(tensor) - 1)) for name, tensor in shaped.items()}
     return LowRankPosterior(detach(mean), {name: (tensor / 2).sqrt() for name, tensor in variance.items()}, share)
 
@@ -265,7 +267,7 @@ def _split(flat: Tensor, parameters: Mapping[str, Tensor], source: str) -> Param
     if flat.ndim != 1 or len(flat) != sum(sizes):
         raise ValueError(
             f"{source} has shape {tuple(flat.shape)}, but the parameters {list(parameters)[:4]}, ... hold {sum(sizes)} "
-            "numbers; it is of other parameters"
+            "numbers; it belongs to other parameters"
         )
     pieces = torch.split(flat, sizes)
     return {name: piece.view(tensor.shape) for (name, tensor), piece in zip(parameters.items(), pieces, strict=True)}

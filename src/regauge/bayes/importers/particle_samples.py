@@ -115,7 +115,7 @@ def from_posteriors(state: Any, buffers: Mapping[str, Tensor] | None = None) -> 
             return make_gaussian({**mean, **rest}, std, f"the {kind}")
     if any(getattr(state, field, None) is not None for field in DENSE):
         raise ValueError(
-            f"a {kind} has a full covariance, which no posterior here holds; draw samples with its module's `sample` "
+            f"a {kind} has a full covariance, which regauge does not support; draw samples with its module's `sample` "
             "and read them with `from_samples`, or infer a diagonal one"
         )
     raise ValueError(

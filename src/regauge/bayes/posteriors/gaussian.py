@@ -119,15 +119,15 @@ def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry
     uneven = next((one for one in families if one.coefficients or {*one.parameters} & {*scaled_by_gains(bound)}), None)
     if uneven is not None:
         raise ValueError(
-            f"what the element adds along {uneven.name!r} depends on parameters that are uncertain themselves: a "
-            "translated Gaussian is no Gaussian of this kind; leave translations out (`element.translated({})`), or "
-            "push samples (`ParticlePosterior`)"
+            f"the element adds values along {uneven.name!r} that depend on uncertain parameters, so the result is not "
+            f"a Gaussian of this kind; leave translations out (`element.translated({{}})`), or push samples "
+            "(`ParticlePosterior`)"
         )
     if element.rotation:
         raise ValueError(
-            f"the element rotates {next(iter(element.rotation))!r} behind gains that are uncertain themselves: a "
-            "rotated Gaussian is no Gaussian of this kind; leave rotations out (`element.rotated({})`), or push "
-            "samples (`ParticlePosterior`)"
+            f"the element rotates {next(iter(element.rotation))!r} behind uncertain gains, so the result is not a "
+            f"Gaussian of this kind; leave rotations out (`element.rotated({{}})`), or push samples "
+            "(`ParticlePosterior`)"
         )
     found = materialize(element, bound.groups)
     return bound, found, found.translated({})

@@ -118,10 +118,7 @@ class KroneckerPosterior:
             section 6.3; Ritter et al. (2018), section 3.
         """
         if not (examples > 0 and prior_precision > 0):
-            raise ValueError(
-                f"{examples} examples and a prior precision of {prior_precision}: both must be positive, or the "
-                "posterior has no finite width"
-            )
+            raise ValueError(f"{examples} examples and a prior precision of {prior_precision}: both must be positive")
         damping = math.sqrt(prior_precision / examples)
         terms = {}
         for name, (over_rows, over_columns) in factors.items():
@@ -211,15 +208,15 @@ class KroneckerPosterior:
         differing = sorted(self.terms.keys() ^ other.terms.keys())
         if differing:
             raise ValueError(
-                f"{differing[:5]} have Kronecker factors in one posterior only; fit both with factors for the same "
+                f"{differing[:5]} have Kronecker factors in only one posterior; fit both with factors for the same "
                 "weights, or compare their `moments()`"
             )
         own, others = {}, {}
         for name in self.terms:
             if len(self.terms[name]) > 1 or len(other.terms[name]) > 1:
                 raise ValueError(
-                    f"the covariance of {name!r} is no Kronecker product, since a posterior is a point of a geodesic; "
-                    "compare the ends of geodesics, or `moments()`"
+                    f"the covariance of {name!r} is not a Kronecker product, because a posterior is an inner point of "
+                    "a geodesic; compare the ends of geodesics, or `moments()`"
                 )
             pairs = [_couple_roots(x, y) for x, y in zip(self.terms[name][0], other.terms[name][0], strict=True)]
             own[name] = (KroneckerTerm(*(x for x, _ in pairs)),)
@@ -269,8 +266,9 @@ def _require_one_side(name: str, site: Site) -> None:
     is_first = site.placement.axis == 0
     if any(axis is not None and (axis == 0) != is_first for axis, _ in site.bases):
         raise ValueError(
-            f"group {site.group.name!r} acts on axis {site.placement.axis} of {name!r} by an element for each index of "
-            "another axis, and the outcome has no Kronecker factors; give this weight standard deviations instead"
+            f"group {site.group.name!r} acts on axis {site.placement.axis} of {name!r} by a different element for each "
+            "index of another axis, so the result has no Kronecker factors; give this weight standard deviations "
+            "instead"
         )
 
 

@@ -122,7 +122,7 @@ def posterior_line(
     if points < 3:
         raise ValueError(f"a line needs both ends and at least one point between them, but points={points}")
     if noise is not None and samples is not None:
-        raise ValueError("the noise is given, and so is a number of samples; leave one of them out")
+        raise ValueError("both the noise and a number of samples are given; leave one of them out")
     data = list(batches)
     track = path(q_a, q_b)
     is_mixture = isinstance(track, MixturePath)

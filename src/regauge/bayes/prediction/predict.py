@@ -70,11 +70,11 @@ def predict(
     is_network = isinstance(posterior, Mapping)
     if is_network != (noise is None and samples is None) or (noise is not None and samples is not None):
         raise ValueError(
-            "give the noise of the samples, or `samples=` and `generator=` to draw it, and neither of them for the "
-            f"parameters of one network (noise {'is' if noise is None else 'is not'} None, samples is {samples})"
+            "give `noise`, or `samples` and `generator` to draw it; give none of them for the parameters of one "
+            f"network (noise {'is' if noise is None else 'is not'} None, samples is {samples})"
         )
     if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk={chunk}; at least one sample must run at a time")
+        raise ValueError(f"chunk={chunk}, but must be at least 1")
     if isinstance(posterior, Mapping):
         # One network is a posterior that is certain, with a single sample.
         posterior, noise = GaussianPosterior(dict(posterior), {}), {"": torch.zeros(1)}

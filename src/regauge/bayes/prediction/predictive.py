@@ -179,8 +179,8 @@ class Predictive:
     def _average(self, name: str, targets: str) -> Tensor:
         if name not in self.averages:
             raise ValueError(
-                f"the likelihood describes no {targets} (it has averages of {sorted(self.averages)}); "
-                f"predict with one whose targets are {targets}"
+                f"the likelihood is not for {targets} (its averages are {sorted(self.averages)}); predict with a "
+                f"likelihood for {targets}"
             )
         return self.averages[name]
 

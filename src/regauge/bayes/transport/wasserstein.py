@@ -111,4 +111,4 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
 def require_share(t: float) -> None:
     """Raise a ValueError unless t lies in [0, 1]."""
     if not 0 <= t <= 1:
-        raise ValueError(f"t is {t}; it is a share of the way between two posteriors, from 0 to 1")
+        raise ValueError(f"t is {t}, but must be from 0 (the first posterior) to 1 (the second posterior)")

@@ -103,8 +103,8 @@ def compare_with_prior(
     for name, std in posterior.std.items():
         if not bool((std > 0).all()):
             raise ValueError(
-                f"{name!r} has standard deviations that are not positive, and infinite divergence from the prior; "
-                "leave certain parameters out of `std`"
+                f"{name!r} has standard deviations that are not positive, so its divergence from the prior is "
+                "infinite; leave certain parameters out of `std`"
             )
         ratio = std.double() / prior_std
         scaled = posterior.mean[name].double() / prior_std
@@ -118,7 +118,7 @@ def compare_with_prior(
         symmetry = symmetry.bind(posterior.mean)
         for group in symmetry.groups:
             if group.matrix != "none":
-                uncounted[group.name] = "it is rotated: no single unit has a meaning"
+                uncounted[group.name] = "it is rotated, so single units have no meaning"
             elif group.within:
                 uncounted[group.name] = "it is repeated within other groups"
             elif sites := _readers(group, symmetry, posterior):

@@ -202,15 +202,13 @@ def _order(module: nn.Module, start: Mapping[str, Tensor], certain: Collection[s
     wrong = sorted(set(certain) - set(names))
     if wrong:
         raise ValueError(
-            f"{wrong[:4]} are to be certain but are no parameters; the parameters are {names[:8]}; name some of these"
+            f"`certain` names {wrong[:4]}, which are not parameters; the parameters are {names[:8]}; name some of these"
         )
     missing = [name for name in names if name not in start]
     if missing:
         raise ValueError(f"the start lacks {missing[:4]}; give all parameters and buffers of the module")
     if len(set(certain)) == len(names):
-        raise ValueError(
-            "all parameters are named in `certain`, and none remains to be fitted; leave some out of `certain`"
-        )
+        raise ValueError("`certain` names all parameters, so none remains to be fitted; leave some out")
     kinds = {(start[name].dtype, start[name].device) for name in names}
     if len(kinds) > 1:
         raise ValueError(f"the parameters have several dtypes or devices, {sorted(map(str, kinds))}; convert them")

@@ -51,13 +51,13 @@ ORIGINAL = ".original_module."
 HEADED = re.compile("LM|ConditionalGeneration|PreTraining")
 """Names of architectures with an output layer over the tokens."""
 TIED = (
-    "the adapter {!r} changes {!r}, which is also {} of its base (tie_word_embeddings), and not {}: no network with "
-    "tied embeddings computes that; untie them first"
+    "the adapter {!r} changes {!r}, which is also {} of its base (tie_word_embeddings), but not {}: no network with "
+    "tied embeddings can compute this; untie them first"
 )
 TIED_WHOLE = (
-    "the adapter {!r} stores {!r} as a whole, which in this base is one tensor with the embedding "
-    "(tie_word_embeddings). The base of the adapter had a separate head. Write the head into the base as a tensor of "
-    "its own, with tie_word_embeddings false; or leave it out of the adapter (modules_to_save) if it was not trained"
+    "the adapter {!r} stores {!r} as a whole tensor, but in this base it is the same tensor as the embedding "
+    "(tie_word_embeddings). The base of the adapter had a separate head. Give the base a separate head tensor, with "
+    "tie_word_embeddings false; or, if the head was not trained, remove it from the adapter (modules_to_save)"
 )
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Methods of initializing factors that do not change the base."""
@@ -181,7 +181,7 @@ def _kind_changes(
             changes[f"{own}.{name}"] = (*changes.get(f"{own}.{name}", ()), made)
     if not modules:
         how = " with save_indices=True" if "unilora_theta_d" in shared else ""
-        raise ValueError(f"the adapter {str(folder)!r} holds no tensors of its kind; save it again{how}")
+        raise ValueError(f"the adapter {str(folder)!r} contains no tensors of its type; save it again{how}")
     return changes
 
 
@@ -339,11 +339,13 @@ def read_config(folder: Path) -> AdapterConfig:
         for pattern in found.alphas:
             ending(pattern)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"{str(path)!r} is no configuration of an adapter: {type(error).__name__} {error}") from error
+        raise ValueError(
+            f"{str(path)!r} is not a configuration of an adapter: {type(error).__name__} {error}"
+        ) from error
     initial = config.get("init_lora_weights")
     if initial not in INITIAL:
         raise ValueError(
-            f"the adapter {str(folder)!r} was begun by {initial!r}, which changed its base: save it with peft's "
+            f"the adapter {str(folder)!r} was initialized by {initial!r}, which changed its base: save it with peft's "
             "path_initial_model_for_weight_conversion, or merge it with peft"
         )
     flags = [key for key, value in config.items() if key.startswith("use_") and value and key not in MERGEABLE]
@@ -358,8 +360,8 @@ def read_config(folder: Path) -> AdapterConfig:
     ]
     if others:
         raise ValueError(
-            f"the adapter {str(folder)!r} has {shorten(others)}, which is no change B A of the weights; merge it with "
-            "peft"
+            f"the adapter {str(folder)!r} has {shorten(others)}, which is not a low-rank change B A of weights; merge "
+            "it with peft"
         )
     return found
 
@@ -370,7 +372,7 @@ def _read_settings(folder: Path) -> Mapping[str, Any]:
     found = read_object(path)
     if not isinstance(found.get("peft_type"), str):
         raise ValueError(
-            f"{str(path)!r} is no configuration of an adapter: it names no 'peft_type'; save the adapter again with "
+            f"{str(path)!r} is not a configuration of an adapter: it has no 'peft_type'; save the adapter again with "
             "peft"
         )
     return found
@@ -406,7 +408,7 @@ def read_factors(folder: Path | None, params: Mapping[str, Tensor]) -> dict[str,
     found = {}
     if unpaired := [key for key in UNPAIRED if settings.get(key)]:
         raise ValueError(
-            f"the adapter {str(folder)!r} has {shorten(unpaired)}, and no factors B and A alone; merge it into its base"
+            f"the adapter {str(folder)!r} has {shorten(unpaired)}, not only factors B and A; merge it into its base"
         )
     offsets = {one["module"]: name for name in params if (one := OFFSET.fullmatch(name))}
     for module, (down, up) in _pair_factors(params).items():
@@ -421,7 +423,7 @@ def require_whole_change(label: str, names: Iterable[str], config: Mapping[str, 
     partial_ones = [name for name in names if PARTIAL.fullmatch(name)]
     if partial_ones or config.get("use_dora"):
         raise ValueError(
-            f"the adapter {label!r} holds {shorten(partial_ones or ['use_dora'])}, which is a change only with its "
+            f"the adapter {label!r} contains {shorten(partial_ones or ['use_dora'])}, whose effect depends on the "
             f"base; {remedy}"
         )
 
@@ -440,15 +442,12 @@ def _pair_factors(
     pairs = {}
     for module, own in factors.items():
         if len(own) < 2:
-            raise ValueError(
-                f"the adapter holds one of the two factors of {module!r} only; it is not complete: save it again with "
-                "peft"
-            )
+            raise ValueError(f"the adapter has only one of the two factors of {module!r}; save it again with peft")
         a, b = params[own["A"]], params[own["B"]]
         if a.ndim < 2 or b.ndim < 2 or (a.shape[0] != b.shape[1] and not are_blocks) or math.prod(b.shape[2:]) != 1:
             raise ValueError(
-                f"the factors of {module!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}: no B A; save the "
-                "adapter again with peft"
+                f"the factors of {module!r} have shapes {tuple(a.shape)} and {tuple(b.shape)}, which cannot be "
+                "multiplied; save the adapter again with peft"
             )
         pairs[module] = (own["A"], own["B"])
     return pairs

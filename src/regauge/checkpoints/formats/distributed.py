@@ -91,7 +91,7 @@ def open_metadata(file: Path, entry: str | None) -> OpenedFile:
     except ValueError as error:
         raise ValueError(
             f"{label!r} is not a readable distributed checkpoint ({error}); it is damaged, was not copied completely, "
-            "or is of another program: fetch it again, or save it again with torch.distributed.checkpoint"
+            "or is from another program: fetch it again, or save it again with torch.distributed.checkpoint"
         ) from error
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(
@@ -155,12 +155,12 @@ def _read_metadata(file: Path) -> tuple[dict[str, Any], dict[int, _ChunkPlaces]]
                 raise ValueError(f"it does not say where the chunk of {key!r} at {list(offsets)} is")
             info = stored[key, offsets]
             if info.get("transform_descriptors"):
-                raise ValueError(f"{key!r} is compressed, and only plain values are read")
+                raise ValueError(f"{key!r} is compressed, which is not supported")
             name, start, length = info["relative_path"], info["offset"], info["length"]
             if not (isinstance(name, str) and name.isprintable() and Path(name).name == name):
-                raise ValueError(f"{key!r} is said to be in another place than a file of the folder")
+                raise ValueError(f"the place of {key!r} is outside of the folder")
             if not (type(start) is type(length) is int and start >= 0 and length >= 0):
-                raise ValueError(f"{key!r} is said to be at no place of {name!r}")
+                raise ValueError(f"the place of {key!r} is outside of {name!r}")
             place.chunks.append((name, start, length, (offsets, sizes)))
         require_whole(key, tuple(tensor.shape), [where for _, _, _, where in place.chunks])
     return content, places
@@ -171,7 +171,7 @@ def _on_meta(key: str, about: Record) -> Tensor:
     dtype, layout = properties.values[:2]
     shape = _size(about.state["size"])
     if isinstance(layout, Record) and layout.args != (STRIDED,):
-        raise ValueError(f"{key!r} is a sparse tensor, and only dense ones are read")
+        raise ValueError(f"{key!r} is a sparse tensor, but only dense tensors are supported")
     if not isinstance(dtype, Name) or dtype.path not in NAMED_DTYPES:
         raise ValueError(f"{key!r} has no dtype")
     if math.prod(max(1, length) for length in shape) * NAMED_DTYPES[dtype.path].itemsize >= 1 << 63:
@@ -307,7 +307,7 @@ class _Chunks:
                 first = start + values.header_offset + _local_length(archive, values)
                 assert stream is not None
         if first + values.file_size > start + length:
-            raise ValueError("its values reach out of it")
+            raise ValueError("its values exceed it")
         is_plain = strides == row_major(sizes)
         return StoredPart(path, first + skipped, offsets, sizes, None if is_plain else strides)
 
@@ -340,7 +340,7 @@ def _read_chunk(
             raise ValueError(f"its strides are {list(strides)}")
         dense *= size
     if type(skipped) is not int or skipped < 0 or (skipped + dense) * dtype.itemsize > records["data/0"].file_size:
-        raise ValueError("its values reach out of it")
+        raise ValueError("its values exceed it")
     return strides, skipped * dtype.itemsize
 
 

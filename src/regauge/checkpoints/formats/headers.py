@@ -155,7 +155,7 @@ def read_header(file: Path) -> Header:
         tensors, end = {}, 0
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             if entry["dtype"] in PACKED:
-                raise ValueError(f"{name!r} is {entry['dtype']}, codes of a quantized network: dequantize it first")
+                raise ValueError(f"{name!r} is {entry['dtype']}, so the network is quantized: dequantize it first")
             if entry["dtype"] not in DTYPES:
                 raise ValueError(
                     f"{name!r} has dtype {entry['dtype']}, and only {', '.join(DTYPES)} can be read: convert it"

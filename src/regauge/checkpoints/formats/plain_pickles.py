@@ -115,7 +115,7 @@ class _Machine:
             module, own = arg.split(" ", 1) if name == "GLOBAL" else self._pop(2)
             path = f"{module}.{own}" if isinstance(module, str) and isinstance(own, str) else "?"
             if path not in self._allowed:
-                raise ValueError(f"it names {path!r}, which it does not need, and which is not run")
+                raise ValueError(f"it refers to {path!r}, which a state dict does not need and which is not run")
             stack.append(Name(path))
         elif name in ("NEWOBJ", "REDUCE"):
             made, args = self._pop(2)
@@ -140,7 +140,7 @@ class _Machine:
             (about,) = self._pop(1)
             stack.append(Record("storage", about if isinstance(about, tuple) else ()))
         else:
-            raise ValueError(f"it has the instruction {name}, which no list of tensors needs")
+            raise ValueError(f"it has the instruction {name}, which a state dict does not need")
 
     def _pop(self, count: int) -> list[Any]:
         items = self.stack[-count:]

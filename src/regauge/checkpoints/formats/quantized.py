@@ -90,12 +90,10 @@ def refuse_gguf(file: Path, entry: str | None) -> Never:
 
 def refusal(label: str, found: str, method: str | None) -> str:
     """Return an error sentence about a quantized checkpoint, with advice."""
-    how = (
-        f"`{LOADED[method]}`" if method in LOADED else "the tool that made it, or take the network that it was made of"
-    )
+    how = f"`{LOADED[method]}`" if method in LOADED else "the tool that quantized it, or use the original network"
     return (
-        f"{label!r} is quantized ({found}), and codes can be neither moved nor averaged; dequantize it first with "
-        f"{how}, and save the network in bfloat16"
+        f"{label!r} is quantized ({found}), so its values can be neither transformed nor averaged; dequantize it first "
+        f"with {how}, and save it in bfloat16"
     )
 
 

@@ -26,13 +26,13 @@ def require_whole(name: str, shape: tuple[int, ...], chunks: Sequence[tuple[tupl
     if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in chunks):
         raise ValueError(f"a chunk of {name!r} has another number of axes than {list(shape)}")
     if any(o + s > length for offsets, sizes in chunks for o, s, length in zip(offsets, sizes, shape, strict=True)):
-        raise ValueError(f"a chunk of {name!r} reaches out of its shape {list(shape)}")
+        raise ValueError(f"a chunk of {name!r} exceeds its shape {list(shape)}")
     if math.prod(shape) == 0:
         return
     edges = [sorted({0, length, *(o[k] for o, _ in chunks), *(o[k] + s[k] for o, s in chunks)})
              for k, length in enumerate(shape)]  # fmt: skip
     if math.prod(len(own) for own in edges) > MOST_CELLS:
-        raise ValueError(f"{name!r} is cut into chunks that form no grid")
+        raise ValueError(f"{name!r} is cut into chunks that do not form a grid")
     at = [{edge: k for k, edge in enumerate(own)} for own in edges]
     covered = np.zeros([len(own) - 1 for own in edges], dtype=np.int32)
     for offsets, sizes in chunks:

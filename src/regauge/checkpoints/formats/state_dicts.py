@@ -48,8 +48,8 @@ def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = Non
     no such entry. A ValueError is also raised if the file contains objects other than tensors and plain values.
     """
     damaged = (
-        f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is of another program: "
-        "fetch it again"
+        f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is from another "
+        "program: fetch it again"
     )
     _require_stored(source, label)
     try:
@@ -60,8 +60,8 @@ def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = Non
         if "Unsupported operand" in str(error):  # an unknown opcode: no pickle at all
             raise ValueError(damaged) from error
         raise ValueError(
-            f"{label!r} holds pickled Python objects besides tensors; loading them could run any code, so it is "
-            "refused: save `module.state_dict()` instead, best as .safetensors"
+            f"{label!r} contains pickled Python objects, not only tensors; loading them could run any code, so regauge "
+            "refuses: save `module.state_dict()` instead, best as .safetensors"
         ) from error
     except MemoryError as error:
         raise ValueError(f"{label!r} claims more than the memory holds; {damaged}") from error
@@ -119,7 +119,7 @@ def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) ->
     listed = ", ".join(map(repr, found))
     if entry is not None:
         if entry not in found:
-            there = f"the networks in it are {listed}" if found else "it holds one network alone, without a name"
+            there = f"the networks in it are {listed}" if found else "it contains only one network, without a name"
             raise ValueError(f"{label!r} has no network called {entry!r}; {there}")
         return found[entry], None
     usual = next((name for name in USUAL if isinstance(content.get(name), Mapping)), None)
@@ -128,16 +128,16 @@ def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) ->
     if chosen is None:
         if found:
             raise ValueError(
-                f"{label!r} holds several networks ({listed}), and which is meant is not known; write FILE:NAME, such "
-                f"as {label}:{next(iter(found))}, or in Python entry={next(iter(found))!r}"
+                f"{label!r} contains several networks ({listed}); choose one with FILE:NAME, such as "
+                f"{label}:{next(iter(found))}, or in Python entry={next(iter(found))!r}"
             )
         return content, None
     others = [name for name in found if name != chosen]
     note = None
     if others:
         note = (
-            f"{label!r} holds several networks: {chosen!r} is read, and {', '.join(map(repr, others))} not; to choose, "
-            f"write {label}:{others[0]}, or in Python entry={others[0]!r}"
+            f"{label!r} contains several networks: {chosen!r} is read, but not {', '.join(map(repr, others))}; to "
+            f"choose another, write {label}:{others[0]}, or in Python entry={others[0]!r}"
         )
     return found.get(chosen) or content[chosen], note
 
@@ -183,15 +183,15 @@ def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
     """
     if len(set(map(str, content))) < len(content):
         raise ValueError(
-            f"{label!r} holds two tensors of one name, such as 1 and '1'; give every tensor a name of its own"
+            f"{label!r} contains two tensors with the same name, such as 1 and '1'; give every tensor a different name"
         )
     for name, tensor in content.items():
         if tensor.is_quantized:
             raise ValueError(refusal(label, f"torch: {name!r} is {tensor.dtype}", "torch"))
         if tensor.layout == torch.strided and tensor.nbytes > max(SHARED, tensor.untyped_storage().nbytes()):
             raise ValueError(
-                f"{str(name)!r} in {label!r} repeats {tensor.untyped_storage().nbytes()} bytes to {tensor.nbytes}; "
-                "save it with `.clone()`, as what it holds"
+                f"{str(name)!r} in {label!r} expands {tensor.untyped_storage().nbytes()} bytes to {tensor.nbytes}; "
+                "save it with `.clone()`"
             )
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
             kind = "on the meta device" if tensor.is_meta else "nested" if tensor.is_nested else f"{tensor.layout}"

@@ -112,7 +112,7 @@ def _opened(network: Mapping[str, Tensor] | nn.Module | str | Path) -> Mapping[s
         raise ValueError("a network without tensors cannot be compared; give a state dict, a module or a checkpoint")
     wrong = next((name for name, one in opened.items() if not isinstance(one, Tensor) or one.is_meta), None)
     if wrong is not None:
-        raise ValueError(f"{wrong!r} is no tensor with values; give a state dict of tensors that are loaded")
+        raise ValueError(f"{wrong!r} is not a tensor with values; give a state dict of loaded tensors")
     return opened
 
 

@@ -248,7 +248,7 @@ def _nearest_reason(given: GivenTensors, flat: Tensor, axes: list[int]) -> str:
         made = there[torch.from_numpy(owners.index[found[mine]])]
         difference = float((rows - made).norm() / rows.norm())
         if difference < NEAR:
-            return f"nearest is {name!r}, which differs by {difference:.2g} of its norm: values were changed"
+            return f"the nearest tensor is {name!r}, which differs by {difference:.2g} of its norm: values were changed"
     return "no tensor of A has these values"
 
 

@@ -170,7 +170,7 @@ class MadeTensor:
             return ""
         text = self._copied() or self._gathered(shown)
         if not self.has_factors:
-            return f"{text}, each fiber by a factor of its own"
+            return f"{text}, each fiber multiplied by its own factor"
         if isinstance(self.factor, float) and self.factor != 1:
             text += f" * {self.factor:.9g}"
         return text if self.offset == 0 else f"{text} {'-' if self.offset < 0 else '+'} {abs(self.offset):.9g}"
@@ -318,9 +318,7 @@ class TensorMap:
     @property
     def notes(self) -> tuple[str, ...]:
         """Messages about unusual findings in the formulas."""
-        notes = [
-            f"{one!r} is made in another way than {usual!r} of another layer" for one, usual in self.uneven.items()
-        ]
+        notes = [f"{one!r} is made differently than {usual!r} of another layer" for one, usual in self.uneven.items()]
         orders = [name for name, one in self.origins.items() if one.sources and NO_ORDER in one.formula]
         if orders:
             notes.append(
@@ -400,14 +398,14 @@ class TensorMap:
         missing, total = self.missing, len(self.origins)
         size = f"differences are {self.difference:.2g} of a tensor at most"
         equal = "values are equal" if self.difference <= ROUNDED else size
-        unused = f"; B has nothing of {shorten(self.unused)}" if self.unused else ""
-        unused += f"; B has only a part of {shorten(self.parted)}" if self.parted else ""
+        unused = f"; B contains nothing of {shorten(self.unused)}" if self.unused else ""
+        unused += f"; B contains only a part of {shorten(self.parted)}" if self.parted else ""
         if missing:
             done = f"{total - len(missing)} of {total} tensors of B"
             return (
                 f"{done} are made of A's tensors; {shorten(missing)} {'is' if len(missing) == 1 else 'are'} not{unused}"
             )
-        uneven = f", but {shorten([*self.uneven])} otherwise than in the other layers" if self.uneven else ""
+        uneven = f", but {shorten([*self.uneven])} differently than in the other layers" if self.uneven else ""
         return f"all {total} tensors of B are made of A's tensors{uneven}; {equal}{unused}"
 
     def write_page(self, out: Output | str | Path | None) -> None:
@@ -437,16 +435,16 @@ class TensorMap:
         """
         if self.missing:
             raise ValueError(
-                f"{shorten(self.missing)} cannot be made of A's tensors, and so no other network can be converted; "
-                "compare two networks of equal weights"
+                f"{shorten(self.missing)} cannot be made of A's tensors, so other networks cannot be converted; "
+                "compare two networks with equal weights"
             )
         made = {}
         for name, one in self.origins.items():
             for source in one.sources:
                 if source.name is not None and tuple(params[source.name].shape) != source.shape:
                     raise ValueError(
-                        f"{source.name!r} has shape {tuple(params[source.name].shape)}, but the conversion is of "
-                        f"networks in which it has {source.shape}"
+                        f"{source.name!r} has shape {tuple(params[source.name].shape)}, but this conversion needs the "
+                        f"shape {source.shape}"
                     )
             used = [params[source.name] for source in one.sources if source.name is not None]
             dtype = used[0].dtype if used else torch.get_default_dtype()
