@@ -56,7 +56,7 @@ DRAWN = {
     "losses": {kind: [0.5, 1.5] for kind in ("generated", "held-out")},
     "places": {kind: [[0.0, 1.0], [1.0, 0.0]] for kind in ("training", "held-out", "generated")},
     "networks": {"train": 1, "validation": 1, "test": 1},
-    "verdict": ["The drawn networks work.", "They are new."], "is_working": True, "is_copier": False, "share": 0.3,
+    "verdict": ["The sampled networks work.", "They are new."], "is_working": True, "is_copier": False, "share": 0.3,
     "reliability": {}, "history": [], "version": "1", "seed": 0, "settings": f"Config(head={'x' * 50})",
     "samples": "a", "flow": "b", "store": "c",
 }  # fmt: skip

@@ -174,9 +174,9 @@ def test_a_group_that_discovery_does_not_know_is_named_and_what_it_spoils_is_lef
     wrong = rg.Symmetry.from_axes({**AXES, "0.bias": (None,)}).bind(dict(module.state_dict()))
     for only_read in (False, True):
         found = activations(module, (x,), wrong, only_read=only_read)
-        assert "'h1' is none of the groups that discovery finds" in found.notes[0]
+        assert "discovery does not find group 'h1'" in found.notes[0]
         assert not found.symmetry["h1"].placements
-        assert "do not move as discovery predicts" in found.notes[1]
+        assert "do not change as discovery predicts" in found.notes[1]
         assert "%relu" not in found.symmetry.shapes
 
 

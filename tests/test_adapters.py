@@ -299,7 +299,7 @@ def test_adapters_without_common_coordinates_are_refused(
     write("one", _linear("model.fc1", 8, 6))
     write("other", _linear("model.square", 8, 8))
     write("zero", _linear("model.fc1", 8, 6), lora_alpha=0)
-    assert "are of different modules" in refused("align", "one", "other", "-o", "out")
+    assert "change different modules" in refused("align", "one", "other", "-o", "out")
     assert "has scale 0 in 'zero'" in (said := refused("align", "one", "zero", "-o", "out"))
     assert "BASE+ADAPTER" in said
     assert "name a network with its adapter as BASE+ADAPTER" in refused("align", "base.safetensors", "one", "-o", "out")

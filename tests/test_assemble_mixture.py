@@ -130,8 +130,8 @@ def test_random_routers_have_the_generator_and_the_scale_of_a_linear_layer(tmp_p
 def test_prompts_that_are_much_alike_are_told() -> None:
     mixture = rg.merging.AssembledMixture(Path("out"), 3, 2, (1.5, 7.0, float("inf")))
     assert str(mixture) == (
-        "3 experts in every layer, 2 for every token; in 2 of 3 layers some are hardly used: their prompts are much "
-        "alike"
+        "3 experts in every layer, 2 for every token; in 2 of 3 layers, some are hardly used, because their "
+        "prompts are similar"
     )
     assert str(rg.merging.AssembledMixture(Path("out"), 3, 2, (1.5,))) == "3 experts in every layer, 2 for every token"
 
@@ -159,7 +159,7 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             assemble_mixture(networks[0], networks[1:], out, **ways)
-    with pytest.raises(ValueError, match=r"is drawn; give a torch.Generator as `generator`"):
+    with pytest.raises(ValueError, match=r"needs random numbers; give a torch.Generator as `generator`"):
         assemble_mixture(base, [base, base], out, router="random")
     with pytest.raises(ValueError, match=r"is made of prompts, but .* has none"):
         assemble_mixture(base, [base, Expert(base, ("the",))], out)
@@ -170,7 +170,7 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path) -> None:
     assert not out.exists()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (base / name).unlink()
-    with pytest.raises(ValueError, match=r"it is needed because prompts are read by it: add tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"it is needed because it reads the prompts: add tokenizer\.json"):
         assemble_mixture(base, [Expert(base, ("no",)), Expert(base, ("the",))], out)
 
 
@@ -183,7 +183,7 @@ def test_a_shared_expert_adds_its_share_of_every_token(tmp_path: Path, kind: str
     experts = [tmp_path / "base"] * 2
     silent = Expert(tmp_path / "other", residual_scale=0.0)
     made = assemble_mixture(tmp_path / "base", experts, tmp_path / "silent", shared=silent, **ways)
-    assert "and one that all share" in str(made)
+    assert "and one shared expert" in str(made)
     expected = logits(tmp_path / "base")
     torch.testing.assert_close(logits(tmp_path / "silent"), expected, rtol=0, atol=1e-7)
     assemble_mixture(tmp_path / "base", experts, tmp_path / "loud", shared=tmp_path / "other", **ways)

@@ -137,7 +137,7 @@ def test_rows_are_read_in_all_forms_and_resolved_within_their_block() -> None:
         assert read_table(table) == [pair]
     for wrong, sentence in (
         ({}, "there are no mappings"),
-        ([["a"]], "is no mapping"),
+        ([["a"]], "is not a mapping"),
         ([[["a"], 3]], "does not name"),
         ([["a", "re:("]], r"'re:\(' in the row .* is no regular expression: missing \)"),
     ):
@@ -156,7 +156,7 @@ def test_what_cannot_be_audited_says_why(capsys: pytest.CaptureFixture[str]) -> 
     Path("table.json").write_text("[3]")
     for arguments, sentence in (
         (["audit", "model", "--mappings", "none.json"], "there is no table 'none.json'"),
-        (["audit", "model", "--mappings", "table.json"], "'table.json': the row 3 is no mapping"),
+        (["audit", "model", "--mappings", "table.json"], "'table.json': the row 3 is not a mapping"),
         (["gauge", "model", "--mappings", "autoawq", "-o", "out.txt"], "must end in .json"),
     ):
         with pytest.raises(SystemExit):

@@ -166,11 +166,13 @@ def test_a_verdict_says_whether_decoded_networks_come_near() -> None:
     plain = learn.fit_autoencoder(networks, symmetry, TINY, generator=generator(), module=module, inputs=inputs)
     assert "accuracy error" not in plain.about["scores"]["autoencoder"]
     assert not plain.about["is_near"]
-    assert plain.about["verdict"].startswith("The budget was too small, for at most a quarter is near: squared error")
+    assert plain.about["verdict"].startswith(
+        "Decoded networks differ too much from the encoded ones (a quarter of the second error is the limit)"
+    )
     near = _judge({"accuracy error": 0.02}, {"accuracy error": 0.04})
     assert near["is_near"]
     assert near["verdict"].startswith(
-        "Decoded networks do nearly what the encoded ones do: accuracy error 0.02 against"
+        "Decoded networks have nearly the same outputs as the encoded ones: accuracy error 0.02 against"
     )
     far = _judge({"accuracy error": 0.021}, {"accuracy error": 0.04})
     assert not far["is_near"]
@@ -185,7 +187,7 @@ def test_distillation_is_the_divergence_of_softened_probabilities() -> None:
     expected = 9 * (cross_entropy((made / 3).flatten(0, 1), soft.flatten(0, 1), reduction="none")).reshape(3, 5).mean(1)
     entropy = 9 * (soft * soft.log()).sum(-1).mean(1)
     assert far(learn.Distillation(3.0)(made, wanted, None), expected + entropy) < 1e-5
-    with pytest.raises(ValueError, match="no logits"):
+    with pytest.raises(ValueError, match="cannot be logits"):
         learn.Distillation()(made[..., :1], wanted[..., :1], None)
 
 
@@ -306,5 +308,5 @@ def test_an_encoder_of_ones_own_is_trained_but_not_saved(tmp_path: Path) -> None
     )
     assert auto.encode(networks).shape == (20, 4)
     assert not torch.equal(before.double(), encoder.last.weight)
-    with pytest.raises(ValueError, match="which no file describes"):
+    with pytest.raises(ValueError, match="which cannot be described in a file"):
         auto.save(tmp_path / "auto.safetensors")

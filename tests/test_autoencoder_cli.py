@@ -115,7 +115,9 @@ def test_what_is_typed_wrongly_gets_a_sentence(
         assert text in " ".join(fail(folder, monkeypatch, capsys, *args).split())
     assert not list(folder.glob("other*"))
     (folder / "bad.csv").write_text("id,z0,z1,z2\n1,0.5,x,2\n")
-    assert "no row of numbers" in fail(folder, monkeypatch, capsys, "decode", "auto.safetensors", "bad.csv", "-o", "n")
+    assert "not a latent vector" in fail(
+        folder, monkeypatch, capsys, "decode", "auto.safetensors", "bad.csv", "-o", "n"
+    )
     with pytest.raises(SystemExit):
         main(["zoo", "map", "zoo", "-o", "map2.svg", "--by", "latent"])
     assert "belong together" in capsys.readouterr().err

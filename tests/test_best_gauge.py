@@ -144,7 +144,7 @@ def test_what_is_worse_is_kept_only_where_it_is_asked_for(has_task: bool) -> Non
         assert trials.values["spread"] > trials.values["as it is"]
     assert trials.kept == "as it is"
     assert all(torch.equal(result.params[key], params[key]) for key in params)
-    assert "the network stays as it is" in str(result)
+    assert "the network was not changed" in str(result)
     kept = rg.gauge(params, symmetry, method=rg.gauging.BestGauge(methods=(Spread(),), is_kept_always=True), task=task)
     assert kept.trials is not None
     assert kept.trials.kept == "spread"
@@ -163,7 +163,7 @@ def test_data_that_judge_choose_nothing() -> None:
     assert result.trials is not None
     found = last.evaluate(round_network(result.params, symmetry, RoundToNearest(3)))["loss"]
     assert result.trials.judged[result.trials.kept] == found
-    assert "on data that chose nothing" in str(result.trials)
+    assert "on data that were not used for this choice" in str(result.trials)
     halves = task.split()
     by_default, split = (
         rg.gauge(params, symmetry, method=method, task=choosing, test=judging, generator=generator(0)).trials
@@ -191,14 +191,14 @@ def test_large_networks_are_not_learned_unless_asked(monkeypatch: pytest.MonkeyP
     result = rg.gauge(params, symmetry)
     assert result.trials is not None
     assert [*result.trials.values] == ["as it is", "equalized", "Hadamard"]
-    assert "rotations were not learned: layers have 95 values" in str(result)
+    assert "rotations were not learned, because layers have 95 values" in str(result)
 
 
 def test_what_is_refused_says_why() -> None:
     params, symmetry, _ = prepared("MLP")
     with pytest.raises(ValueError, match="there is no method to choose from"):
         rg.gauging.BestGauge(methods=())
-    with pytest.raises(ValueError, match="BestGauge looks at what layers read: give a task"):
+    with pytest.raises(ValueError, match="BestGauge needs the inputs of layers: give a task"):
         rg.gauge(params, symmetry, method=rg.gauging.BestGauge(by="loss"))
 
 

@@ -117,14 +117,14 @@ def test_torch_files(kind: str, folder: Path, refused: Callable[..., str]) -> No
 
 
 INDICES: dict[str, tuple[object, str]] = {
-    "parent": ({"weight_map": {"up": ".."}}, "names shards outside its own folder ('..')"),
-    "nothing": ({"weight_map": {"up": ""}}, "names shards outside its own folder ('')"),
-    "itself": ({"weight_map": {"up": "."}}, "names shards outside its own folder ('.')"),
-    "NUL": ({"weight_map": {"up": "a\0.safetensors"}}, "names shards outside its own folder"),
-    "number": ({"weight_map": {"up": 3}}, "names shards outside its own folder (3)"),
+    "parent": ({"weight_map": {"up": ".."}}, "names shards outside of its folder ('..')"),
+    "nothing": ({"weight_map": {"up": ""}}, "names shards outside of its folder ('')"),
+    "itself": ({"weight_map": {"up": "."}}, "names shards outside of its folder ('.')"),
+    "NUL": ({"weight_map": {"up": "a\0.safetensors"}}, "names shards outside of its folder"),
+    "number": ({"weight_map": {"up": 3}}, "names shards outside of its folder (3)"),
     "lists": ({"weight_map": {"up": ["model.safetensors"]}}, "lacks a 'weight_map'"),
-    "index": ({"weight_map": {"up": INDEX}}, "names shards outside its own folder"),
-    "folder": ({"weight_map": {"up": "sub.safetensors"}}, "names shards that are not there"),
+    "index": ({"weight_map": {"up": INDEX}}, "names shards outside of its folder"),
+    "folder": ({"weight_map": {"up": "sub.safetensors"}}, "names shards that do not exist"),
     "empty": ({"weight_map": {}}, "names no tensors"),
     "null": ({"weight_map": None}, "lacks a 'weight_map'"),
     "list": ([], "lacks a 'weight_map'"),
@@ -256,7 +256,7 @@ def test_names_that_are_not_in_unicode(folder: Path, refused: Callable[..., str]
     save(PARAMS, folder / name)
     assert "is not UTF-8" in refused("align", "a.safetensors", name, *ALIGN[3:])
     assert "is not UTF-8" in refused(*ALIGN[:-1], os.fsdecode(b"out\xe9.safetensors"))
-    with pytest.raises(ValueError, match=r"is not UTF-8, so it cannot be written into texts; rename it"):
+    with pytest.raises(ValueError, match=r"is not UTF-8, so it cannot be printed or recorded; rename it"):
         load(folder / name)
 
 
@@ -328,7 +328,7 @@ def infinite():
 DATA = {
     "net.py:narrow": "the model fails on the data: RuntimeError",
     "net.py:late": "a target is class -1, but the model has 2 outputs",
-    "net.py:halves": "the targets are no numbers of classes",
+    "net.py:halves": "the targets are not numbers of classes",
     "net.py:nothing": "has a batch without examples",
     "net.py:infinite": "has examples with NaN or Inf",
     "net.py:ends": "it ended the program with 3",
@@ -367,8 +367,8 @@ def test_data(data: str, command: str, folder: Path, refused: Callable[..., str]
     ("out", "sentence"),
     [
         ("x.alignment.safetensors", "is the name of an alignment"),
-        (".", "is no name of a new file or folder"),
-        ("..", "is no name of a new file or folder"),
+        (".", "is not the name of a new file or folder"),
+        ("..", "is not the name of a new file or folder"),
         ("a.safetensors/x", "does not exist; create it first"),
         ("folder.safetensors", "is a folder, but a file is written"),
     ],

@@ -122,7 +122,7 @@ def test_prefixes_are_left_out_told_and_kept_in_the_output(
     torch.save({"state_dict": _net(1, prefix)}, "b.ckpt")
     main(["align", "a.pt", "b.ckpt", "--model", "net.py:mlp", "-o", "out.safetensors"])
     said = capsys.readouterr().err
-    assert f"b.ckpt: names such as '{prefix}0.weight' are read as '0.weight', as the model has them" in said
+    assert f"b.ckpt: names such as '{prefix}0.weight' are read as '0.weight', the name in the model" in said
     expected = rg.align(_net(0), _net(1), SYMMETRY).params
     found = load("out.safetensors")
     assert list(found) == [prefix + name for name in expected]

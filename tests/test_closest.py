@@ -208,7 +208,7 @@ def test_leading_axes_are_separate_problems() -> None:
 
 
 def test_one_matrix_for_two_families_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"2 families of signs.*give a Cost with one matrix for each character"):
+    with pytest.raises(ValueError, match=r"2 families of signs.*give a Cost with one matrix for each combination"):
         closest(group(2, signs=2), torch.zeros(2, 2))
 
 

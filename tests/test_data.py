@@ -125,9 +125,9 @@ def test_mnist_without_a_folder(monkeypatch: pytest.MonkeyPatch, nowhere: Path, 
         mnist()
     monkeypatch.setenv("REGAUGE_DATA", str(tmp_path))
     assert not has_mnist()
-    with pytest.raises(FileNotFoundError, match="REGAUGE_OFFLINE forbids to download it"):
+    with pytest.raises(FileNotFoundError, match="REGAUGE_OFFLINE forbids downloads"):
         mnist()
-    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte' is not there \(with or without \.gz\)"):
+    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte' does not exist \(with or without \.gz\)"):
         mnist(tmp_path)
 
 
@@ -245,7 +245,7 @@ def test_the_original_cifar100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_cifar100_that_is_not_there(nowhere: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"CIFAR-100 does not ship.*cifar-100-binary.tar.gz' in cifar100/"):
         cifar100()
-    with pytest.raises(FileNotFoundError, match=r"cifar-100-binary.tar.gz' is not there"):
+    with pytest.raises(FileNotFoundError, match=r"cifar-100-binary.tar.gz' does not exist"):
         cifar100(tmp_path)
 
 
@@ -269,7 +269,7 @@ def test_breast_cancer() -> None:
 def test_shapes(nowhere: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"the shape 'spot' does not ship.*it has no public address"):
         shape("spot")
-    with pytest.raises(FileNotFoundError, match="is not there"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         shape("spot", tmp_path)
     with pytest.raises(ValueError, match=r"no shape 'cube'; choose from \['beast'"):
         shape("cube")

@@ -69,7 +69,7 @@ def test_the_change_is_the_closest_of_its_rank(place: Path, rank: int) -> None:
         torch.testing.assert_close(missed, values[rank:].square().sum())
         assert one.left == pytest.approx(float(missed / values.square().sum()))
         assert int(torch.linalg.matrix_rank(found[name] - base[name], rtol=1e-9)) == one.rank == rank
-    assert f"in rank {rank}, which leave out" in str(made)
+    assert f"in rank {rank}, which lose at most" in str(made)
 
 
 def test_a_low_rank_change_comes_back_in_its_rank(tmp_path: Path) -> None:

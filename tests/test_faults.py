@@ -117,7 +117,7 @@ def _truncate(folder: Path) -> str:
 
 def _remove(folder: Path) -> str:
     (folder / "model-1.safetensors").unlink()
-    return "names shards that are not there: 'model-1.safetensors'"
+    return "names shards that do not exist: 'model-1.safetensors'"
 
 
 def _misname(folder: Path) -> str:

@@ -622,7 +622,7 @@ def test_bad_settings_and_requests_are_told() -> None:
         found.sample(2, generator=chance, noise=1.0)
     with pytest.raises(ValueError, match="no label 7"):
         found.sample(2, generator=chance, label=7)
-    with pytest.raises(ValueError, match="one network at least"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         found.sample(0, generator=chance)
 
 
@@ -657,7 +657,7 @@ def test_a_flow_draws_networks_of_other_widths(scales: str) -> None:
     with pytest.raises(ValueError, match="values, but had"):
         found.resize(rg.discover(mlp(5, 9, 7, 3), (torch.randn(2, 5),)))
     plain = flow.FlowConfig(net=flow.Perceptron(8, 1), is_aligned=True, epochs=1)
-    with pytest.raises(ValueError, match="units by their places"):
+    with pytest.raises(ValueError, match="the numbers of units are fixed"):
         flow.fit(population, symmetry, plain, generator=torch.Generator().manual_seed(0)).resize(wide)
 
 
@@ -826,7 +826,7 @@ def test_a_task_that_does_not_fit_is_refused_in_a_sentence() -> None:
             call(task.module)
         with pytest.raises(ValueError, match=r"has 'layers\.0\.weight' of shape \(6, 5\), but .* \(6, 3\) there"):
             call(other)
-        with pytest.raises(ValueError, match="no drawn network has a finite loss on the task"):
+        with pytest.raises(ValueError, match="no sampled network has a finite loss on the task"):
             call(broken)
 
 

@@ -153,7 +153,7 @@ def test_drawn_networks_are_judged_on_a_page(place: Path, capsys: pytest.Capture
     page, numbers = (place / "page.html").read_text(), json.loads((place / "page.json").read_text())
     assert "http" not in page.replace("http://www.w3.org", "")
     assert told["verdict"] == numbers["verdict"]
-    assert told["verdict"][0].startswith("The drawn networks ")
+    assert told["verdict"][0].startswith("The sampled networks ")
     assert f"<strong>{told['verdict'][0]}</strong>" in page
     assert page.count("data:image") == 1 + 1 + 2 + 1
     assert len(numbers["losses"]["generated"]) == 10
@@ -162,7 +162,7 @@ def test_drawn_networks_are_judged_on_a_page(place: Path, capsys: pytest.Capture
     )
     main(["flow", "judge", "plain.safetensors", "copies", "zoo", "--data", "task.py:batches", "-o", "copies.html"])
     said = capsys.readouterr().out
-    assert said.startswith("The drawn networks work: ")
+    assert said.startswith("The sampled networks work: ")
     assert "They are copies of training networks" in said.replace("\n", " ")
     assert "They are copies of training networks" in (place / "copies.html").read_text()
 
@@ -218,11 +218,11 @@ def test_what_cannot_be_done_is_told(place: Path, refused: Callable[..., str]) -
     )
     write_store(Path("alike"), 3, 5, 2, is_common=True)
     start = ["--prior", "initialization"]
-    assert "began with the same weights" in refused("flow", "fit", "alike", "-o", "x.safetensors", *start)
+    assert "the same initial weights" in refused("flow", "fit", "alike", "-o", "x.safetensors", *start)
     assert "2 architectures" in refused("flow", "fit", "zoo", "wide", "-o", "x.safetensors")
     assert "--networks is 0" in refused(*sample, "--networks", "0")
     assert "none of no labels" in refused(*sample, "--label", "odd")
-    assert "predict ends" in refused(*sample, "--solver", "thesis")
+    assert "predicts='end'" in refused(*sample, "--solver", "thesis")
     assert "had 3" in refused(*sample, "--like", "wrong")
     assert "no flow" in refused("flow", "sample", "other.safetensors", "-o", "new")
     assert "name the stores that it was fitted to" in refused(

@@ -176,7 +176,7 @@ def test_a_part_of_copies_and_networks_that_repeat_fail_and_new_ones_pass(
     assert passed["generated"].distance == pytest.approx(1, abs=0.1)
     assert passed["generated"].copied <= 0.1
     assert passed["generated"].repeated == 0
-    assert passed.verdict[0].startswith("The drawn networks work: ")
+    assert passed.verdict[0].startswith("The sampled networks work: ")
 
     copies = shake(select(train, slice(0, 10)), 0.3, chance)
     mixed = {n: torch.cat([t[:10], copies[n]]) for n, t in fresh.items()}
@@ -205,11 +205,11 @@ def test_the_first_sentence_says_whether_they_work(
     broken = {n: t.std() * torch.randn(10, *t.shape[1:], generator=chance) for n, t in train.items()}
     found = known.judge(broken)
     assert found.is_working is False
-    assert found.verdict[0].startswith("The drawn networks do not work: ")
+    assert found.verdict[0].startswith("The sampled networks do not work: ")
     assert f"{found['generated'].accuracy:.1%} accuracy against {found['held-out'].accuracy:.1%}" in found.verdict[0]
     assert str(found).startswith(found.verdict[0])
     worse = known.judge(shake(held_out, 0.4, chance))
-    assert worse.verdict[0].startswith("The drawn networks work worse")
+    assert worse.verdict[0].startswith("The sampled networks work worse")
 
     def loss(params: Params) -> dict[str, float]:
         return {"loss": task.evaluate(params)["loss"]}

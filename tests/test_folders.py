@@ -253,7 +253,7 @@ def test_tensors_that_no_class_has_are_those_of_the_first_network(
     told = json.loads(capsys.readouterr().out)
     assert ("working_sets" in told) == is_streamed
     notes = told["notes"]
-    assert "the model has no 'model.same', which is the same in all networks and taken over as it is" in notes
+    assert "the model has no 'model.same', which is the same in all networks and copied without changes" in notes
     differing = "'model.codes', 'model.only.one', 'model.other'"
     assert f"the model has no {differing}, which are taken over from one as they are" in notes
     assert "left out: 'model.only.two' of two, which neither the model nor one has" in notes
@@ -266,7 +266,7 @@ def test_tensors_that_no_class_has_are_those_of_the_first_network(
     assert not any(report.values())
     if command == "align":
         main(["apply", "out", "two", "-o", "again"])
-        left = "its model has no 'model.codes', 'model.only.two', 'model.other', 'model.same', which are taken over"
+        left = "the model has no 'model.codes', 'model.only.two', 'model.other', 'model.same', which are copied"
         assert left in capsys.readouterr().out
         require_extra("again", second)
 

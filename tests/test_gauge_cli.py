@@ -57,7 +57,7 @@ def test_a_tied_folder_is_moved_with_and_without_its_tie(made: tuple[Path, Any],
     folder, model = made
     before = logits(model)
     main(["gauge", str(folder), "-o", "tied", "--method", "random", "--always"])
-    assert "model.norm.weight: the gain stays: no scale of the symmetry moves it" in capsys.readouterr().out
+    assert "model.norm.weight: the gain is kept: no scale of the symmetry moves it" in capsys.readouterr().out
     main(["gauge", str(folder), "-o", "untied", "--untie", "--method", "hadamard", "--always", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert told["certificate"]["ok"]

@@ -212,7 +212,7 @@ def test_channels_with_large_activations_get_larger_weights() -> None:
     matrix = result.element[values].matrix
     assert matrix is not None
     assert not torch.allclose(matrix.diagonal(dim1=-2, dim2=-1), torch.ones(()).double())
-    with pytest.raises(ValueError, match="Smooth looks at what layers read: give a task"):
+    with pytest.raises(ValueError, match="Smooth needs the inputs of layers: give a task"):
         rg.gauge(params, symmetry, method=rg.gauging.Smooth())
     with pytest.raises(ValueError, match="alpha is 2, but it is an exponent from 0 to 1"):
         rg.gauging.Smooth(alpha=2)
@@ -227,7 +227,7 @@ def test_a_tied_embedding_keeps_its_gain_and_the_report_says_so() -> None:
     result = rg.gauge(params, symmetry, method=rg.Hadamard(is_kept_always=True), task=task)
     assert change(case, module, params, result.params) <= 1e-9
     assert result.params["lm_head.weight"].equal(result.params["transformer.wte.weight"])
-    assert ("transformer.ln_f.weight", "the gain stays: no scale of the symmetry moves it") in result.fixed
+    assert ("transformer.ln_f.weight", "the gain is kept: no scale of the symmetry moves it") in result.fixed
     assert "transformer.ln_f.weight" in str(result)
     # The values of attention rotate all the same.
     assert any(g.matrix == "linear" for g in result.symmetry.groups)
@@ -245,7 +245,7 @@ def test_gains_that_are_negative_or_zero() -> None:
     result = rg.gauge(zero, symmetry, method=method, task=task)
     assert change(case, module, zero, result.params) <= case.tolerance
     assert not any(g.kind == "orthogonal" for g in result.symmetry.groups)
-    assert (first, "the gain stays: it is zero somewhere, which no scale makes one") in result.fixed
+    assert (first, "the gain is kept: it has zeros, which no scale can make one") in result.fixed
 
 
 def test_half_precision_is_rounded_once_and_reported_apart() -> None:
@@ -451,7 +451,7 @@ def test_scales_of_a_network_without_rotations_are_learned_by_function() -> None
     params = symmetry.act(symmetry.random(generator(1), parts=["scale"]), params)
     batches = [(torch.randn(16, 5, generator=generator(k)).double(), torch.zeros(16, 3).double()) for k in range(4)]
     task = rg.Task(module, batches, criterion=nn.functional.mse_loss)
-    with pytest.raises(ValueError, match="LearnedRotation looks at what layers read: give a task"):
+    with pytest.raises(ValueError, match="LearnedRotation needs the inputs of layers: give a task"):
         rg.gauge(params, symmetry, method=rg.gauging.LearnedRotation(by="function"))
     method = rg.gauging.LearnedRotation(steps=40, lr=0.05, by="function")
     result, again = (rg.gauge(params, symmetry, method=method, task=task) for _ in range(2))
@@ -460,6 +460,6 @@ def test_scales_of_a_network_without_rotations_are_learned_by_function() -> None
     assert result.objective > 0.5 * result.initial
     assert result.certificate is not None
     assert result.certificate.exact <= 1e-9
-    assert "there is nothing to move" in rg.gauge(params, symmetry, method=rg.gauging.LearnedRotation()).notes
+    assert "there is nothing to rotate" in rg.gauge(params, symmetry, method=rg.gauging.LearnedRotation()).notes
     with pytest.raises(ValueError, match="the task has no batches"):
         rg.gauge(params, symmetry, method=rg.gauging.LearnedRotation(by="function"), task=rg.Task(module, []))

@@ -211,7 +211,7 @@ def test_what_is_shown_on_a_line_is_short() -> None:
 def test_a_symmetry_written_by_hand_tells_no_numbers_that_it_does_not_know() -> None:
     text = str(rg.Symmetry.from_axes({"0.weight": ("h", None), "0.bias": ("h",), "2.weight": (None, "h")}))
     assert "10^" not in text
-    assert "1 group, sizes as of the first parameters it meets" in text
+    assert "1 group, sizes are not known yet" in text
 
 
 def test_the_order_of_a_group_is_a_vector_and_a_matrix() -> None:

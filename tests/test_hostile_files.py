@@ -56,13 +56,19 @@ def _link(folder: Path, target: Path) -> None:
 
 
 OTHERS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
-    "a file": (lambda place, home: _into(place, "thesis.txt", "mine"), "holds 'thesis.txt', which is not of regauge"),
-    "a folder": (lambda place, home: _into(place / "docs", "t", "mine"), "holds 'docs', which is not of regauge"),
+    "a file": (
+        lambda place, home: _into(place, "thesis.txt", "mine"),
+        "contains 'thesis.txt', which regauge did not write",
+    ),
+    "a folder": (
+        lambda place, home: _into(place / "docs", "t", "mine"),
+        "contains 'docs', which regauge did not write",
+    ),
     "an output": (lambda place, home: _into(place / "output", "t", "mine"), "no ledger 'run.json'"),
     "progress": (lambda place, home: _into(place, "progress.safetensors", "mine"), "no ledger 'run.json'"),
     "a full lock": (
         lambda place, home: _into(place, "lock", "mine"),
-        "puts its lock, but is no lock; move it away",
+        "has the name of a lock of regauge, but is no lock; move it away",
     ),
     "no folder": (lambda place, home: _into(place.parent, place.name, "mine"), "is a symbolic link, or no folder"),
     "a link": (lambda place, home: _link(place, home), "is a symbolic link, or no folder"),
@@ -133,7 +139,7 @@ def test_links_in_what_is_resumed_are_not_followed(folder: Path) -> None:
 def test_folders_of_matrices_of_others_stay(folder: Path) -> None:
     place = folder / "map.svg.parts"
     _into(place, "thesis.txt", "mine")
-    with pytest.raises(FileExistsError, match=r"map\.svg\.parts' holds 'thesis\.txt', which is not of regauge"):
+    with pytest.raises(FileExistsError, match=r"map\.svg\.parts' contains 'thesis\.txt', which regauge did not write"):
         claim(place, PARTS)
     shutil.rmtree(place)
     claim(place, PARTS)
@@ -301,7 +307,7 @@ def test_malformed_provenance_is_ignored(kind: str, folder: Path, capsys: pytest
     main(["info", "net.safetensors"])
     told = capsys.readouterr()
     assert "origin: not recorded" in told.out
-    assert ("is malformed, and is ignored" in told.err) == (kind != "nested")
+    assert ("is malformed and is ignored" in told.err) == (kind != "nested")
     main(_align())
 
 
@@ -397,10 +403,10 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
         ("info", "x.safetensors"),
         "it holds 'a' twice",
     ),
-    "half of a character": (
+    "an incomplete character": (
         {"x.safetensors": _header(_one("\ud800", [0], 0, 0))},
         ("info", "x.safetensors"),
-        "half of a character",
+        "an incomplete character",
     ),
     "long integer": ({"x.safetensors": _header(b'{"a":' + b"9" * 5000 + b"}")}, ("info", "x.safetensors"), "malformed"),
     "left out": (
@@ -510,7 +516,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
     "remote code": (
         {"hf/config.json": json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}})},
         ("discover", "hf"),
-        "it needs code of its own folder, which is never run",
+        "it needs code from its own folder, which is never run",
     ),
     "class": (
         {"hf/config.json": json.dumps({**CONFIG, "architectures": ["Trainer"]})},

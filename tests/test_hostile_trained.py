@@ -221,7 +221,7 @@ REPEATED = "- &a [x]\n" + "".join(
         ("? {a: b}\n: c", "has a value that cannot be read"),
         ("x" * (1 << 21), "has more than"),
         ("\x00", "is no YAML file"),
-        ('- {smooth_layer: "\\ud800"}', "holds half of a character"),
+        ('- {smooth_layer: "\\ud800"}', "contains an incomplete character"),
     ],
 )
 def test_hostile_tables(text: str, sentence: str, tmp_path: Path) -> None:

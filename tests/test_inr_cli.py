@@ -102,10 +102,10 @@ def test_what_cannot_be_fitted(folder: Path, refused: Callable[..., str]) -> Non
     np.savez("nan.npz", points=np.full((3, 3), np.nan))
     np.savez("one.npz", points=np.ones((3, 3)))
     for target, sentence in (
-        ("sphere", "is no signal"),
+        ("sphere", "is not a signal"),
         ("absent.png", "there is no file"),
         ("absent.npz", "there is no file"),
-        ("broken.png", "damaged or no image"),
+        ("broken.png", "damaged or not an image"),
         ("nan.npz", "NaN or Inf"),
         ("one.npz", "no extent"),
         ("cloud.npz:mesh", "only points"),

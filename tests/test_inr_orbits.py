@@ -229,7 +229,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="part"):
         orbit(params, symmetry, 1, generator=seeded(), parts=("turn",))
     for part in ("rotation", "translation"):
-        with pytest.raises(ValueError, match=f"has no {part}, so no copy would move by it"):
+        with pytest.raises(ValueError, match=f"has no {part}, so it would change no copy"):
             orbit(params, symmetry, 1, generator=seeded(), parts=(part,))
     copies = orbit(params, symmetry, 1, generator=seeded())
     with pytest.raises(ValueError, match="at least one point between"):

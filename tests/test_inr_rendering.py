@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused() -> None:
     many = {name: torch.stack([tensor, tensor]) for name, tensor in inr.start(generator()).items()}
     with pytest.raises(ValueError, match="one network at a time"):
         extract_points(inr, many, generator=generator())
-    with pytest.raises(ValueError, match=r"only one of the two has \['other', 'radius'\]"):
+    with pytest.raises(ValueError, match=r"only one of both has \['other', 'radius'\]"):
         evaluate(BallInr(), {"other": torch.zeros(1)}, torch.zeros(1, 3))
     with pytest.raises(ValueError, match=r"shape \(4, 4, 3\), but the network's has \(4, 3\)"):
         evaluate(

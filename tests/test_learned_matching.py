@@ -250,7 +250,7 @@ def test_a_matcher_is_saved_loaded_and_a_start_for_other_methods(tmp_path: Path)
     assert rg.merge([a, b], symmetry, method=found).params.keys() == a.keys()
     net = ws.Metanet(symmetry, head=ws.Invariant(1))
     net.save(tmp_path / "net.safetensors")
-    with pytest.raises(ValueError, match="no matcher"):
+    with pytest.raises(ValueError, match="not a matcher"):
         learn.load_matching(tmp_path / "net.safetensors")
     with pytest.raises(ValueError, match="UnitFeatures"):
         learn.LearnedMatching(net)
@@ -316,7 +316,7 @@ def test_a_matcher_uses_its_net_only_where_that_is_clearly_better(
     if is_clear:
         assert made.about["verdict"].startswith("The matcher is better than weight matching by more than")
     else:
-        assert "leaves its net out (share=0)" in made.about["verdict"]
+        assert "its net is not used (share=0)" in made.about["verdict"]
         assert "More networks, a longer training or probes help" in made.about["verdict"]
         assert are_close(own, plain, 0)
         loaded = learn.load_matching(made.save(tmp_path / "matcher.safetensors"))
@@ -387,7 +387,7 @@ def test_what_cannot_be_matched_is_told() -> None:
     _, symmetry, networks, task = students()
     config = replace(CONFIG, epochs=1)
     one = select(networks, slice(0, 1))
-    with pytest.raises(ValueError, match="1 networks cannot train a matcher"):
+    with pytest.raises(ValueError, match="1 networks are too few for a matcher"):
         learn.fit_matching(one, symmetry, config, generator=generator(0))
     with pytest.raises(ValueError, match="needs a `task`"):
         learn.fit_matching(networks, symmetry, replace(config, supervised=0.0, distance=0.0), generator=generator(0))

@@ -124,7 +124,7 @@ def test_a_smaller_rank_is_the_closest_and_its_error_is_said(adapters: list[Path
         assert float(error) == pytest.approx(float(values[rank:].sum() / values.sum()), abs=1e-12)
         assert one.left == pytest.approx(float(error), abs=1e-12)
         assert one.rank == rank
-    assert f"rank {rank}, which leave out {made.left:.2%} of a change at most" in str(made)
+    assert f"rank {rank}, which lose at most {made.left:.2%} of a change" in str(made)
 
 
 def test_whole_tensors_are_averaged_and_else_need_the_base(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_whole_tensors_are_averaged_and_else_need_the_base(tmp_path: Path) -> No
     merge_adapters(folders, tmp_path / "out", weights=[1, 3])
     assert load(tmp_path / "out")[norm].tolist() == [1.75] * 3
     for rule in (Ties(), TaskArithmetic()):
-        with pytest.raises(ValueError, match=r"as a whole, and .* needs its base; merge each adapter into its base"):
+        with pytest.raises(ValueError, match=r"as a whole, but .* needs its base; merge each adapter into its base"):
             merge_adapters(folders, tmp_path / "no", rule=rule)
     alone = write(tmp_path / "alone", draw(3, {"layers.0.up": 1}))
     with pytest.raises(ValueError, match=r"does not store 'base_model\.model\.norm\.weight'"):
@@ -180,7 +180,7 @@ def test_the_command_merges_adapters_by_their_changes(
 ) -> None:
     paths = [str(one) for one in adapters]
     main(["merge", *paths, "--rule", "task-arithmetic", "--weights", "1", "-1", "-o", str(tmp_path / "out")])
-    assert "which leave out 0.00% of a change at most" in capsys.readouterr().out
+    assert "which lose at most 0.00% of a change" in capsys.readouterr().out
     expected = dense(TaskArithmetic(), [1, -1], adapters)
     found = changes(tmp_path / "out")
     assert all(torch.allclose(found[name], tensor, rtol=0, atol=1e-12) for name, tensor in expected.items())

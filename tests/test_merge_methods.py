@@ -270,7 +270,7 @@ def test_what_a_rule_lacks_is_named() -> None:
     base = network(0)
     with pytest.raises(ValueError, match="give it as `base`"):
         rg.merge([base], SYMMETRY, rule=Ties())
-    with pytest.raises(ValueError, match=r"Average\(\) takes no base: it combines the networks themselves"):
+    with pytest.raises(ValueError, match=r"Average\(\) combines the networks themselves, without a base"):
         rg.merge([base], SYMMETRY, rule=Average(), base=base)
     with pytest.raises(ValueError, match="GreedySoup chooses by the loss of a task"):
         rg.merge([base, base], SYMMETRY, rule=GreedySoup())

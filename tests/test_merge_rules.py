@@ -556,7 +556,7 @@ def test_what_is_kept_and_how_it_is_added_are_two_choices() -> None:
         expected = start.numpy() + elected(vectors, [1 / 3] * 3, 1.0, is_normalized=True)
         np.testing.assert_allclose(merged[name].numpy(), expected, rtol=0, atol=1e-12)
     for make in (lambda: Dare(0.5, Dare(0.5)), lambda: Della(0.5, 0.1, Dare(0.5))):
-        with pytest.raises(ValueError, match="drops entries at random, as the rule does that it is to follow"):
+        with pytest.raises(ValueError, match="drops entries at random, and so does its inner rule"):
             make()
 
 
@@ -572,8 +572,8 @@ def test_what_does_not_fit_a_rule_is_refused() -> None:
     refused("combines 2 networks or more; give more", [a], "model-stock", base=b)
     refused(r"Slerp\(axis=None, linear_from=1.0\) takes two networks, but there are 3", [a, b, c], "slerp")
     refused("takes one network, but there are 2", [a, b], "passthrough")
-    refused("combines what networks differ by from a base network and needs a base", [a, b], "della")
-    refused("takes no base: it combines the networks themselves", [a, b], "sum", base=c)
+    refused("combines the differences of networks from a base", [a, b], "della")
+    refused("combines the networks themselves, without a base", [a, b], "sum", base=c)
     refused("drops entries at random; give a torch.Generator", [a, b], "della", base=c)
     refused("ModelStock computes the shares of the networks", [a, b], "model-stock", base=c, weights=[1, 2])
     refused("Sce computes the shares of the networks", [a, b], "sce", base=c, weights=[1, 2])

@@ -22,7 +22,7 @@ PRODUCTS = {"q": (4, 30), "k": (30, 4), "v": (5, 30), "o": (30, 5)}
 PRODUCT_AXES = {"q": ("h", None), "k": (None, "h"), "v": ("k", None), "o": (None, "k")}
 """Two products of matrices of low rank, as in attention."""
 KINDS = ("permutation", "signed", "scaled", "orthogonal", "linear")
-NOTHING = r"one base, \d+% of the weights explained: aligning changes nothing"
+NOTHING = r"one base, \d+% of the weights are explained: aligning changes nothing"
 HELPS = r"aligning helps (the other network|\d of \d networks): \d+% of the weights explained as stored, \d+% aligned"
 RULE_NAMES = ("average", "slerp", "task-arithmetic", "ties", "dare", "della", "model-stock")
 

@@ -139,10 +139,10 @@ def test_a_predictor_that_knows_nothing_says_so_first() -> None:
     assert made.is_informed == (own > constant)
     worse = replace(made, about={"scores": {"net": {"R2": -0.1}, "the same for all": {"R2": -0.01}}})
     assert not worse.is_informed
-    assert worse.verdict.startswith("The predictor is worse than one answer for all networks")
+    assert worse.verdict.startswith("The predictor is worse than a constant answer")
     assert "R2 -0.1 against -0.01" in worse.verdict
     better = replace(made, about={"scores": {"net": {"accuracy": 0.9}, "the same for all": {"accuracy": 0.5}}})
-    assert better.verdict.startswith("The predictor is better than one answer for all networks: accuracy 90.0% against")
+    assert better.verdict.startswith("The predictor is better than a constant answer: accuracy 90.0% against")
 
 
 def test_plain_readers_stand_beside_a_predictor_which_says_where_they_are_better() -> None:
@@ -315,7 +315,7 @@ def test_probes_alone_are_what_is_read_unless_layers_are_wanted() -> None:
     )
     assert not len(made.net.layers)
     assert made.about["scores"]["net"]["R2"] > 0.8
-    with pytest.raises(ValueError, match="give `probes`, or a depth"):
+    with pytest.raises(ValueError, match="give `probes`, or a positive depth"):
         learn.PredictorConfig(depth=0)
 
 
@@ -514,10 +514,10 @@ def test_motions_of_inputs_need_a_layer_of_inputs() -> None:
 def test_other_files_are_no_predictors_and_no_states(tmp_path: Path) -> None:
     _, symmetry, networks, values = sirens()
     net = ws.Metanet(symmetry, head=ws.Invariant(2), width=8, depth=1, generator=generator())
-    with pytest.raises(ValueError, match="no predictor"):
+    with pytest.raises(ValueError, match="not a predictor"):
         learn.load_predictor(net.save(tmp_path / "net.safetensors"))
     state = save({"a": torch.zeros(2)}, tmp_path / "state.safetensors")
-    with pytest.raises(ValueError, match="no state of a training"):
+    with pytest.raises(ValueError, match="not the state of a training"):
         learn.fit_predictor(networks, values[:, 5], symmetry, CONFIG, generator=generator(), state=state)
 
 

@@ -638,7 +638,7 @@ def test_parents_are_aligned_where_they_differ(capsys: pytest.CaptureFixture[str
     merged(MEAN % "moved" + "regauge: {align: false}\n", "apart")
     assert float((logits("apart") - expected).abs().max()) > 0.1 * float(expected.abs().max())
     merged(MEAN % "two", "tuned")
-    assert "alignment is not needed for two: it has the coordinates of one" in capsys.readouterr().out
+    assert "two needs no alignment, because its units correspond to those of one" in capsys.readouterr().out
     merged(MEAN % "two" + "regauge: {align: false}\n", "same")
     assert all(torch.equal(tensor, load("same")[name]) for name, tensor in load("tuned").items())
     merged(MEAN % "stranger", "far")
@@ -712,15 +712,15 @@ def test_slices_of_a_single_model_are_taken_over() -> None:
 
 LINEAR = "merge_method: linear\nmodels:\n  - model: one\n    parameters: {weight: 1}\n  - model: two\n"
 FAULTS = {
-    "merge_method: magic\nmodels: [{model: one}]": "line 1: the merge method 'magic' is unknown; there are linear",
+    "merge_method: magic\nmodels: [{model: one}]": "line 1: the merge method 'magic' is unknown; choose from linear",
     LINEAR: "line 5: linear needs 'weight' for every model",
     LINEAR + "    parameters: {weight: 1, speed: 2}": "line 6: 'speed' is not understood",
     "merge_method: ties\nparameters: {rescale_norm: l3, weight: 1}\n" + VECTORS % ("", "", ""): "is 'l3'; there are l1",
     "merge_method: slerp\nbase_model: one\nmodels: [{model: one, parameters: {t: 1}}, {model: two}]": (
-        "'t' is not understood in a model's parameters"
+        "'t' is unknown in a model's parameters"
     ),
     LINEAR + "    parameters: {weight: heavy}": "line 6: 'weight' is 'heavy', but must be a finite number",
-    LINEAR + "parameters: {weight: 1}\nspeed: 3": "line 7: 'speed' is not understood in the recipe; there can be",
+    LINEAR + "parameters: {weight: 1}\nspeed: 3": "line 7: 'speed' is unknown in the recipe; choose from",
     LINEAR + "parameters: {weight: 1}\ndtype: int4": "line 7: 'dtype' is 'int4'; there are float16",
     LINEAR + "parameters: {weight: 1}\nregauge: {align: perhaps}": "line 7: 'align' is 'perhaps'",
     LINEAR
@@ -728,9 +728,9 @@ FAULTS = {
     LINEAR + "parameters: {weight: 1}\nmerge_method: linear": "line 7: 'merge_method' is there twice",
     LINEAR
     + "parameters: {weight: 1}\ntokenizer: {pad_to_multiple_of: 1.5}": "line 7: 'pad_to_multiple_of' is 1.5, but",
-    LINEAR + "parameters: {weight: [{filter: mlp, value: 1}]}": "no filter names this tensor",
+    LINEAR + "parameters: {weight: [{filter: mlp, value: 1}]}": "no filter matches this tensor",
     LINEAR.replace("two", "meta/llama-9"): "not fetched from a hub",
-    LINEAR.replace("two", "one"): "a model is there twice",
+    LINEAR.replace("two", "one"): "a model occurs twice",
     "merge_method: ties\nmodels: [{model: one}]": "line 1: the method ties needs a 'base_model'",
     "merge_method: multislerp\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normal",
     "merge_method: passthrough\nslices: [{sources: [{model: one, layer_range: [0, 9]}]}]": "but one has 3",

@@ -204,7 +204,7 @@ def test_a_kill_of_one_process_loses_nothing(command: str, killed: int, size: in
     ends = _ends(_start(_words(command, folder, out), die))
     assert ends[killed] == -signal.SIGKILL
     assert all(end == 2 for rank, end in enumerate(ends) if rank != killed)
-    assert "another process that works on this output ended" in _told(1)
+    assert "another process that writes this output ended" in _told(1)
     assert not (folder / out).exists()
     content = folder / f"{out}.partial/output"
     before = {path.name: path.stat().st_ino for path in content.iterdir() if path.suffix == ".distcp"}
@@ -247,7 +247,7 @@ def test_what_cannot_be_shared_is_refused_by_all(change: dict[str, str], sentenc
 def test_one_process_alone_has_nobody_to_share_with(folder: Path, refused: Callable[..., str]) -> None:
     told = refused(*_words("merge", folder, "out"), "--shared")
     assert "work is shared by processes that torchrun or srun started, and this one was not" in told
-    with pytest.raises(ValueError, match="canonicalizing is not shared by processes"):
+    with pytest.raises(ValueError, match="canonicalizing cannot be shared by processes"):
         rg.canonicalize(folder / "a", _symmetry(), out=rg.Output(folder / "out", shared=True))
 
 

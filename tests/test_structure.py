@@ -287,7 +287,7 @@ def test_other_structure_is_refused_by_name(name: str, call: str) -> None:
     for key in symmetry.structure:
         other = network(name, 1)
         other[key] = torch.ones_like(a[key]) if a[key].is_floating_point() else a[key].flip(0)
-        with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure.*with move="):
+        with pytest.raises(ValueError, match=f"the networks differ in '{key}', a structure tensor.*with move="):
             REFUSING[call](a, other, symmetry)
 
 
@@ -360,7 +360,7 @@ def test_without_values_an_element_waits_for_them() -> None:
     assert all(not group.classes for group in symmetry.groups)
     a = network("made", 0)
     element = symmetry.random(generator(0))
-    with pytest.raises(ValueError, match="which structure it has to keep"):
+    with pytest.raises(ValueError, match="the structure tensors of this element's symmetry"):
         element["0"]
     for one in (element, symmetry.inverse(element), symmetry.compose(element, symmetry.identity())):
         assert keeps(symmetry, symmetry.act(one, a), a)
@@ -417,8 +417,9 @@ def test_random_orders_within_classes_are_uniform() -> None:
 def test_a_network_with_a_mask_is_described() -> None:
     _, _, symmetry = case("made")
     assert "order in 3 classes" in str(symmetry)
-    assert "which stays as it is (no normalization computes it, or `keep` names it): 0.mask, 2.mask, 4.mask" in str(
-        symmetry
+    assert (
+        "which are not changed (no normalization computes them, or `keep` names them): 0.mask, 2.mask, 4.mask"
+        in str(symmetry)
     )
     assert symmetry.log10_order < rg.discover(made(), (torch.zeros(2, 4),), move=["*"]).log10_order
 
@@ -491,10 +492,10 @@ def test_a_flow_draws_networks_with_it(name: str, tmp_path: Path) -> None:
         assert drawn.keys() == networks.keys()
         assert all(torch.equal(drawn[key], networks[key][:3]) for key in symmetry.structure)
     other = {**networks, (key := symmetry.structure[0]): networks[symmetry.structure[0]].flip(-1)}
-    with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
+    with pytest.raises(ValueError, match=f"the networks differ in '{key}', a structure tensor"):
         found.log_density(other)
     mixed = {name: torch.cat([networks[name], other[name]]) for name in networks}
-    with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
+    with pytest.raises(ValueError, match=f"the networks differ in '{key}', a structure tensor"):
         flow.fit(mixed, symmetry, config, generator=generator(0))
 
 
@@ -545,9 +546,9 @@ def test_a_line_keeps_it_and_asks_for_it(name: str) -> None:
     assert len(rg.line(a, b, judge, points=3).table) == 3
     key = next(n for n in symmetry.structure if a[n].ndim)
     other = {**b, key: b[key].flip(0)} if not torch.equal(b[key].flip(0), b[key]) else {**b, key: 1 - b[key].to(float)}
-    with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
+    with pytest.raises(ValueError, match=f"the networks differ in '{key}', a structure tensor"):
         rg.line(a, other, judge)
-    with pytest.raises(ValueError, match=f"the networks differ in '{key}', which is structure"):
+    with pytest.raises(ValueError, match=f"the networks differ in '{key}', a structure tensor"):
         rg.connect.plane(a, b, other, judge, resolution=3)
 
 

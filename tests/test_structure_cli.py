@@ -107,7 +107,9 @@ def test_what_is_kept_is_told_and_can_be_moved(case: Case, capsys: pytest.Captur
     model = ("nets.py:masked", "--input-shape", "2x4")
     main(["discover", *model])
     told = capsys.readouterr().out
-    assert "which stays as it is (no normalization computes it, or `keep` names it): 0.mask, 2.mask, 4.mask" in told
+    assert (
+        "which are not changed (no normalization computes them, or `keep` names them): 0.mask, 2.mask, 4.mask" in told
+    )
     assert "order in 3 classes" in told
     found = case.run("discover", *model, "--move", "0.*", "2.mask")["symmetry"]
     assert found["structure"] == ["4.mask"]

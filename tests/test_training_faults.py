@@ -245,7 +245,7 @@ def test_files_that_are_no_states_stay(command: str, place: Path, refused: Calla
     mine = save({"w": torch.ones(3)}, place / "out.partial.safetensors")
     before = mine.read_bytes()
     arguments = [*COMMANDS[command], "-o", "out.safetensors"]
-    assert "no state of a training" in refused(*arguments, "--resume")
+    assert "not the state of a training" in refused(*arguments, "--resume")
     assert "training, but is no such file; move it away" in refused(*arguments, "--overwrite")
     assert "name of an interrupted training" in refused(*COMMANDS[command], "-o", mine.name, "--overwrite")
     assert mine.read_bytes() == before

@@ -185,7 +185,7 @@ def test_a_state_of_another_training_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the interrupted training in .*state\.safetensors' is damaged .*; delete it"):
         trained(AdamW(1e-2), path, Recorded())
     save({"a": torch.zeros(2)}, path, overwrite=True)
-    with pytest.raises(ValueError, match="is no state of a training; give another name, or move it away"):
+    with pytest.raises(ValueError, match="is not the state of a training; give another name, or move it away"):
         trained(AdamW(1e-2), path, Recorded())
 
 

@@ -286,11 +286,11 @@ def test_adapters_that_cannot_be_carried_are_refused(
 def test_an_adapter_becomes_a_folder(tmp_path: Path) -> None:
     symmetry = place(tmp_path, "llama")
     paths = [tmp_path / one for one in ("a", "adapter", "b")]
-    with pytest.raises(ValueError, match="is an adapter, and what is made of it is one"):
+    with pytest.raises(ValueError, match="is an adapter, so the output is a folder"):
         rg.transport(*paths, symmetry, out=tmp_path / "out.safetensors")
     with pytest.raises(ValueError, match="without a shard size"):
         rg.transport(*paths, symmetry, out=rg.Output(tmp_path / "out", shard_size="1KB"))
-    with pytest.raises(ValueError, match="is an adapter, and others are networks"):
+    with pytest.raises(ValueError, match="is an adapter, but others are networks"):
         rg.align(paths[0], paths[1], symmetry)
 
 
@@ -301,9 +301,7 @@ def test_what_has_no_place_in_an_adapter_is_named() -> None:
         rg.transport(nets.base, given, nets.copy, nets.symmetry)
     bias = "blocks.0.attention_norm.bias"
     given = factors(nets, only="out") | {f"{PREFIX}{bias}": nets.base[bias] + 0.3}
-    with pytest.raises(
-        ValueError, match=r"also changes .*'blocks\.0\.attention\.key\.bias'.* for which it has no place"
-    ):
+    with pytest.raises(ValueError, match=r"also changes .*'blocks\.0\.attention\.key\.bias'.* which it cannot store"):
         rg.transport(nets.base, given, nets.copy, nets.symmetry)
     tied = Networks("tied gpt")
     own = {n.replace("head", "embedding"): t for n, t in factors(nets, only="head").items()}

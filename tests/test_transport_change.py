@@ -122,7 +122,7 @@ def test_a_copy_with_every_unit_twice_gets_the_change_by_maps(
     assert made.element is None
     run = torch.func.functional_call(modules[1], made.params, (nets.x,))
     assert torch.allclose(run, nets.run(nets.tuned), atol=1e-6)
-    with pytest.raises(ValueError, match="the bases have different widths, and no element moves one to the other"):
+    with pytest.raises(ValueError, match="the bases have different widths, so no element maps one to the other"):
         rg.transport(*networks, symmetry, inputs=nets.x, module=modules[1])
 
 
@@ -183,7 +183,7 @@ def test_training_goes_on_from_the_carried_change(name: str) -> None:
     assert keeping.evaluate(made.params)["loss"] <= keeping.evaluate(fixed.params)["loss"] + 1e-6
     for names in nets.symmetry.tied:
         assert all(torch.equal(made.params[names[0]], made.params[n]) for n in names)
-    assert str(made).startswith("carried by ")
+    assert str(made).startswith("transferred by ")
     assert "labels" in str(made)
 
 
@@ -239,7 +239,7 @@ def test_base_b_is_returned_where_nothing_helps_and_the_result_says_so(name: str
         assert made.scale == 0
         assert made.losses == (made.losses[0], made.losses[0])
         assert all(torch.equal(t, base[n]) for n, t in made.params.items())
-        assert str(made).startswith("carried nothing; seen: ")
+        assert str(made).startswith("transferred nothing, with ")
         assert str(made).endswith("base B is returned unchanged")
         forced = rg.transport(nets.base, nets.tuned, base, nets.symmetry, scale=1.0, **way)
         assert forced.losses[1] > forced.losses[0] == made.losses[0]
@@ -259,7 +259,7 @@ def test_outputs_that_are_no_logits_are_compared_by_squares() -> None:
     assert found[True][0] == pytest.approx(float(divergence), rel=1e-9)
     narrow = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 1)).double()
     own = narrow.state_dict()
-    with pytest.raises(ValueError, match="are no logits of two classes or more; give `logits=False`"):
+    with pytest.raises(ValueError, match="are not logits of two or more classes; give `logits=False`"):
         rg.transport(own, own, own, rg.discover(narrow, nets.x), inputs=nets.x, module=narrow)
 
 
@@ -275,7 +275,7 @@ def test_a_fine_tune_that_changed_nothing_is_said() -> None:
     for way in ({}, {"inputs": nets.x, "module": nets.module}, {"task": labels(nets)}):
         made = rg.transport(nets.base, dict(nets.base), other.base, nets.symmetry, **way)
         assert largest(made.params, other.base) < 1e-12
-        assert "the fine-tune equals its base: there is no change to carry" in made.notes
+        assert "the fine-tune equals its base: there is no change to transfer" in made.notes
 
 
 def test_a_scale_at_which_outputs_overflow_is_not_chosen() -> None:
@@ -300,7 +300,7 @@ NARROW = {**NETS.tuned, "4.bias": torch.zeros(2, dtype=torch.float64)}
         ({"base_b": BROKEN}, "'0.weight' of base B holds NaN or Inf in 108 of"),
         ({"tuned_a": NARROW}, "'4.bias' has shape (3,) in the first network and (2,) in the second"),
         ({"base_b": {"0.weight": NETS.base["0.weight"]}}, "the two networks have different parameters"),
-        ({"inputs": NETS.x}, "inputs are run through a model: give `module`, or a task, which has one"),
+        ({"inputs": NETS.x}, "inputs need a model: give `module`, or a task, which has one"),
         ({"inputs": [], "module": NETS.module}, "there are no batches of inputs"),
         ({"inputs": NETS.x[:0], "module": NETS.module}, "the batches hold no examples"),
         ({"inputs": NETS.x * torch.nan, "module": NETS.module}, "the loss of base B on the examples is nan"),

@@ -362,7 +362,7 @@ def test_tokens_in_another_order_are_brought_to_the_first(
         monkeypatch.setattr("regauge.checkpoints.job.FileJob.is_streamed", True)
     main(["align", "a", "b", "-o", "out"])
     count = int((order != torch.arange(len(order))).sum())
-    assert f"tokens that have other numbers than in a are brought to them: {count} of b" in capsys.readouterr().err
+    assert f"tokens were reordered to their ids in a: {count} of b" in capsys.readouterr().err
     one, two = load("a"), load("out")
     assert one.keys() == two.keys()
     assert all(float((two[name] - tensor).abs().max()) < 2e-2 for name, tensor in one.items())
@@ -385,7 +385,7 @@ def test_a_new_order_of_tokens_has_a_place(capsys: pytest.CaptureFixture[str]) -
     write_model("a", 0, WORDS)
     write_model("b", 1, [*WORDS[:3], *reversed(WORDS[3:])])
     said = refused(["align", "a", "b", "-o", "out.safetensors"], capsys)
-    assert "the tokenizer of the result needs a place: give a folder" in said
+    assert "the tokenizer of the result is written to a folder: give a folder" in said
 
 
 @pytest.mark.parametrize(("is_tied", "is_streamed"), [(False, True), (True, False)])
@@ -421,5 +421,5 @@ def test_networks_with_other_tokens_are_compared_by_those_that_both_have(capsys:
     found = json.loads(out)
     assert found["verdict"] == "identical", found["reason"]
     assert {row["tensor"]: row["size"] for row in found["tensors"]}["lm_head.weight"] == 8 * (len(words) - 1)
-    assert "only tokens that all have are compared" in told
+    assert "only tokens that all networks have are compared" in told
     assert any("<new>" in note for note in found["notes"])

@@ -381,7 +381,7 @@ def test_shards_never_change(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="has a shard 'x', and shards never change"):
         store.append(networks(SMALL, 3, 1), numbered(3), name="x")
     # Another writer may be first after that was looked at.
-    with pytest.raises(FileExistsError, match="by somebody else"):
+    with pytest.raises(FileExistsError, match="by another process in the meantime"):
         shard_file.write(path, {}, {}, 0)
     assert path.read_bytes() == before
     assert store.verify().leftovers == ()
@@ -398,7 +398,7 @@ def test_two_writers_of_one_name_do_not_disturb_each_other(tmp_path: Path) -> No
                 other.write_text("other, whole")
             mine.write_text("mine, whole")
 
-    with pytest.raises(FileExistsError, match="by somebody else"):
+    with pytest.raises(FileExistsError, match="by another process in the meantime"):
         write_meanwhile()
     assert path.read_text() == "other, whole"
     assert os.listdir(tmp_path) == ["x.txt"]
@@ -411,7 +411,7 @@ def test_a_folder_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(os, "link", refuse)
     store = Store.create(tmp_path / "zoo", SMALL)
     path = store.append(networks(SMALL, 2), numbered(2), name="x")
-    with pytest.raises(FileExistsError, match="by somebody else"):
+    with pytest.raises(FileExistsError, match="by another process in the meantime"):
         shard_file.write(path, {}, {}, 0)
     assert store.verify().networks == 2
 

@@ -629,7 +629,7 @@ def test_without_an_experiment_all_are_listed(capsys: pytest.CaptureFixture[str]
         (["001", "table1", "--columns", "AUC"], r"--columns and --by-group are for a table that --draw reads"),
         (["000", "uci", "--device", "cuda"], r"000 uci runs on the CPU only; --device cuda is for 001 table1; "),
         (["001", "table1", "--device", "there"], r"device 'there' cannot be used here"),
-        (["001", "table1", "--scale", "cpu"], r"MNIST does not ship with regauge: set REGAUGE_DATA"),
+        (["001", "table1", "--scale", "cpu"], r"MNIST is not part of regauge: set REGAUGE_DATA"),
     ],
 )
 def test_what_cannot_run_is_one_sentence(

@@ -199,7 +199,7 @@ class FileJob:
         if not job.fits:
             raise ValueError(
                 f"{needed}. This is more than the {size_text(self.limit.nbytes)} that are allowed: allow more "
-                "`memory=`, make batches smaller, or choose a method that looks at weights only, such as WeightMatching"
+                "`memory=`, make batches smaller, or choose a method that needs no data, such as WeightMatching"
             )
         LOG.info(needed)
         return job
@@ -272,7 +272,7 @@ class FileJob:
         whole = next((one for one in self.checkpoints if not one.is_lazy), None)
         if whole is not None:
             raise ValueError(
-                f"{whole.label!r} is read as a whole, and processes share tensors; save it as "
+                f"{whole.label!r} can only be read as a whole, so processes cannot share its tensors; save it as "
                 ".safetensors, or with torch.distributed.checkpoint"
             )
 
@@ -418,8 +418,8 @@ def open_job(
     if adapters:
         if len(adapters) < len(checkpoints):
             raise ValueError(
-                f"{adapters[0].label!r} is an adapter, and others are networks; name a network with its adapter as "
-                "BASE+ADAPTER, or give adapters of one base alone"
+                f"{adapters[0].label!r} is an adapter, but others are networks; name a network with its adapter as "
+                "BASE+ADAPTER, or give only adapters of one base"
             )
         from regauge.checkpoints.padded import match_adapters
 
@@ -427,7 +427,7 @@ def open_job(
     source = checkpoints[number]
     if ADAPTER_CONFIG in source.replaced and output is not None and output.is_file:
         raise ValueError(
-            f"{source.label!r} gets other ranks, which its {ADAPTER_CONFIG} has to say: give a folder as the output"
+            f"the ranks of {source.label!r} change, and with them its {ADAPTER_CONFIG}: give a folder as the output"
         )
     return FileJob(checkpoints, number, output, MemoryLimit.of(memory), work)
 
@@ -436,8 +436,8 @@ def _add_adapter(base: Checkpoint, adapter: Checkpoint, output: Output | None) -
     """Return a base with an adapter. If an adapter is added, the result of the job is also an adapter."""
     if output is not None and (output.is_file or output.shard_size is not None):
         raise ValueError(
-            f"{adapter.label!r} is an adapter, and what is made of it is one, in a folder with one file of weights: "
-            "give a folder as the output, without a shard size"
+            f"{adapter.label!r} is an adapter, so the output is a folder with one file of weights: give a folder, "
+            "without a shard size"
         )
     made = base.changed_by(adapter.path.parent)
     made.adapter = adapter

@@ -93,18 +93,18 @@ def shards_of(index: Path) -> dict[str, str]:
             "to files; fetch it again"
         ) from error
     if not shards:
-        raise ValueError(f"{str(index)!r} names no tensors; it was cut off, or is of an empty network: fetch it again")
+        raise ValueError(f"{str(index)!r} names no tensors; it was cut off, or its network is empty: fetch it again")
     strange = [shard for shard in shards if not _is_name(shard)]
     if strange:
         raise ValueError(
-            f"{str(index)!r} names shards outside its own folder ({shorten(strange)}); they are not read: move them "
+            f"{str(index)!r} names shards outside of its folder ({shorten(strange)}), which are not read: move them "
             "into it"
         )
     absent = [shard for shard in shards if (index.parent / shard).is_dir() or not (index.parent / shard).exists()]
     if absent:
         raise FileNotFoundError(
-            f"{str(index)!r} names shards that are not there: {shorten(absent)} "
-            f"({len(absent)} of {len(shards)}); put them next to it"
+            f"{str(index)!r} names shards that do not exist: {shorten(absent)} ({len(absent)} of {len(shards)}); put "
+            "them next to it"
         )
     return files
 
@@ -196,8 +196,8 @@ def _in_folder(folder: Path) -> Path:
 
     if (folder / MANIFEST).exists():
         raise FileNotFoundError(
-            f"the folder {str(folder)!r} is a store of networks, not a checkpoint; `regauge zoo info {folder}` says "
-            f"what it holds, and `regauge zoo export {folder} -o FOLDER` writes files"
+            f"the folder {str(folder)!r} is a store of networks, not a checkpoint; `regauge zoo info {folder}` shows "
+            f"its contents, and `regauge zoo export {folder} -o FOLDER` writes files"
         )
     raise FileNotFoundError(
         f"the folder {str(folder)!r} holds no checkpoint ({', '.join(folder_files())} or one other .safetensors file); "

@@ -88,7 +88,7 @@ class Output:
     def require_alone(self, work: str) -> None:
         """Raise a ValueError if the output is shared, because this work is done by a single process."""
         if self.shared:
-            raise ValueError(f"{work} is not shared by processes; leave `shared=True` out, and start one alone")
+            raise ValueError(f"{work} cannot be shared by processes; leave `shared=True` out, and start one process")
 
     @property
     def form(self) -> Form:

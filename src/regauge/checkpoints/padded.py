@@ -92,7 +92,7 @@ def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpo
         only = sorted(first.keys() ^ factors.keys())
         if only:
             raise ValueError(
-                f"the adapters {adapters[0].label!r} and {one.label!r} are of different modules: only one of them has "
+                f"the adapters {adapters[0].label!r} and {one.label!r} change different modules: only one of them has "
                 f"{shorten(only)}; merge each into its base (BASE+ADAPTER) and combine the networks"
             )
     wanted = {}
@@ -100,8 +100,8 @@ def match_adapters(adapters: Sequence[Checkpoint], number: int) -> tuple[Checkpo
         rank, scales = max(one[module].rank for one in every), {one[module].scale for one in every}
         if own.scale == 0 and len(scales) > 1:
             raise ValueError(
-                f"{module!r} has scale 0 in {adapters[number].label!r}, which other adapters cannot be brought to; "
-                "merge each into its base (BASE+ADAPTER) and combine the networks"
+                f"{module!r} has scale 0 in {adapters[number].label!r}, so other adapters cannot get its scale; merge "
+                "each into its base (BASE+ADAPTER) and combine the networks"
             )
         wanted[module] = own._replace(rank=rank)
     return tuple(

@@ -34,7 +34,7 @@ def require_plain(path: str | Path) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"the name {text!r} is not UTF-8, so it cannot be written into texts; rename it") from error
+        raise ValueError(f"the name {text!r} is not UTF-8, so it cannot be printed or recorded; rename it") from error
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # for a missing file, the caller raises an error

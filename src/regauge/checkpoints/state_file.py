@@ -109,7 +109,7 @@ class StateFile:
         if before != wanted:
             changed = sorted(k for k in before.keys() | wanted.keys() if before.get(k) != wanted.get(k))
             raise StateError(
-                f"{self._label} had other settings or networks ({', '.join(changed)}); give the same to go on with it, "
+                f"{self._label} had other settings or networks ({', '.join(changed)}); give the same to continue it, "
                 "or delete it"
             )
         with self.continuing():
@@ -159,11 +159,11 @@ class StateFile:
             raise StateError(f"{self._label} is damaged ({error}); delete it") from error
         if header.get("kind") != self._kind:
             raise StateError(
-                f"{str(self.path)!r} is no state of a {self.work}; give another name, or move it away",
+                f"{str(self.path)!r} is not the state of a {self.work}; give another name, or move it away",
                 can_be_deleted=False,
             )
         if header.get("version") != VERSION:
-            raise StateError(f"{self._label} is of another version of regauge; delete it")
+            raise StateError(f"{self._label} was written by another version of regauge; delete it")
         if header.get("checksum") != _checksum(header, tensors):
             raise StateError(f"{self._label} is damaged: its checksum is wrong; delete it")
         return header, tensors

@@ -87,12 +87,12 @@ def _link(temporary: Path, path: Path) -> None:
         os.link(temporary, path)
     except FileExistsError:
         raise FileExistsError(
-            f"{str(path)!r} was written by somebody else meanwhile, and stays as it is; choose another name"
+            f"{str(path)!r} was written by another process in the meantime, and is kept; choose another name"
         ) from None
     except OSError:  # a file system without hard links, on which two writers at the same instant are not detected
         if path.exists():
             raise FileExistsError(
-                f"{str(path)!r} was written by somebody else meanwhile, and stays; choose another name"
+                f"{str(path)!r} was written by another process in the meantime, and is kept; choose another name"
             ) from None
         os.replace(temporary, path)
 
@@ -161,7 +161,7 @@ def encode_values(spec: TensorSpec, pieces: Pieces) -> Iterator[memoryview]:
     count = 0
     for piece in pieces(spec.name):
         if piece.dtype != spec.dtype and not (piece.is_floating_point() and spec.dtype.is_floating_point):
-            raise ValueError(f"{spec.name!r} is {spec.dtype} in the layout, but {piece.dtype} was to be written")
+            raise ValueError(f"{spec.name!r} is {spec.dtype} in the layout, but the written values are {piece.dtype}")
         piece = round_to(piece, spec.dtype, spec.name)
         count += piece.nbytes
         yield bytes_of(piece)

@@ -31,12 +31,12 @@ def compose_yaml(path: Path) -> yaml.Node | None:
     try:
         if node is not None and _count(node, {}) > MOST_ENTRIES:
             raise ValueError(
-                f"{str(path)!r} has more than {MOST_ENTRIES:,} entries with those that it repeats; shorten it"
+                f"{str(path)!r} has more than {MOST_ENTRIES:,} entries, including repeated ones; shorten it"
             )
     except UnicodeEncodeError as error:
-        raise ValueError(f"{str(path)!r} holds half of a character, {error.object!r}; write the whole one") from error
+        raise ValueError(f"{str(path)!r} contains an incomplete character, {error.object!r}; correct it") from error
     except RecursionError as error:
-        raise ValueError(f"{str(path)!r} refers to itself without end; write it out") from error
+        raise ValueError(f"{str(path)!r} refers to itself without end; write the values instead") from error
     return node
 
 

@@ -120,8 +120,8 @@ def covered(group: Group, placement: Placement, shape: tuple[int, ...]) -> tuple
     shape = axes_of(shape)
     if placement.axis >= len(shape):
         raise ValueError(
-            f"group {group.name!r} acts on axis {placement.axis} of {placement.parameter!r}, "
-            f"which has only {len(shape)} axes (shape {shape}); the symmetry is of another architecture: discover that "
+            f"group {group.name!r} acts on axis {placement.axis} of {placement.parameter!r}, which has only "
+            f"{len(shape)} axes (shape {shape}); the symmetry belongs to another architecture: discover the symmetry "
             "of this model"
         )
     factors = [(group.size, placement.stride), *placement.repeats]
@@ -320,7 +320,7 @@ def act(
         if lead not in (0, len(element.batch)) and element.batch:
             raise ValueError(
                 f"{name!r} has {lead} leading model axes (shape {tuple(tensor.shape)}), but the element has batch "
-                f"shape {element.batch}; batch both alike or neither"
+                f"shape {element.batch}; give both the same batch shape, or none"
             )
         moved[name] = _act_one(local, read, tensor, ndims[name])
     return moved

@@ -61,14 +61,14 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
             kwargs[RENAMED[old]] = kwargs.pop(old)
         if len(args) > len(positional) > 1 and _takes_several(parameters[positional[0]].annotation):
             raise TypeError(
-                f"{len(args)} positional arguments were given, but all networks are one of them: write them as a list, "
-                "[params_a, params_b], and then the symmetry"
+                f"{len(args)} positional arguments were given, but all networks together are one argument: write them "
+                "as a list, [params_a, params_b], and then the symmetry"
             )
         if args and isinstance(args[0], nn.Module) and "module" in positional[1:]:
             behind = args[positional.index("module") :][:1]
             if not any(isinstance(one, nn.Module) for one in behind):
                 raise TypeError(
-                    f"the module stands first, but networks come before it: write "
+                    "the module is the first argument, but networks come before it: write "
                     f"{function.__name__}({', '.join(positional)})"
                 )
         try:

@@ -408,8 +408,8 @@ def require_shapes(symmetry: Charted, element: Element) -> None:
     for name in element.rotation:
         if name not in rotatable(symmetry):
             raise ValueError(
-                f"the element rotates {name!r}, which the symmetry does not; it belongs to another symmetry: draw it "
-                "from this one"
+                f"the element rotates {name!r}, which this symmetry does not rotate; it belongs to another symmetry: "
+                "draw it from this one"
             )
         shapes["rotation", name] = (symmetry[name].size,) * 2
     for (part, name), shape in shapes.items():

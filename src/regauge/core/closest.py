@@ -173,7 +173,7 @@ def _single(group: Group, matrix: Tensor) -> Cost:
     if group.signs + group.shifts > 1 and not (group.signs == 1 and group.shifts == 1):
         raise ValueError(
             f"group {group.name!r} has {group.signs} families of signs and {group.shifts} of shifts, which act "
-            "differently at different placements; give a Cost with one matrix for each character"
+            "differently at different placements; give a Cost with one matrix for each combination of signs and shifts"
         )
     key = (1,) * group.signs + (0,) * group.shifts
     return Cost({key: matrix if group.is_permuted or group.matrix != "none" else diagonal(matrix).unsqueeze(-1)})

@@ -40,8 +40,8 @@ class CompiledElement:
         tensors = [params[name] for name in self.names]
         if len({(t.dtype, t.device) for t in tensors}) > 1:
             raise ValueError(
-                "a compiled element needs all parameters that it moves in one dtype and on one device; "
-                "convert them, or use `symmetry.act`"
+                "a compiled element needs all parameters that it changes in one dtype and on one device; convert them, "
+                "or use `symmetry.act`"
             )
         if tensors[0].dtype not in VALUES:
             raise ValueError(

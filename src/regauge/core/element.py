@@ -149,7 +149,7 @@ class Element(Mapping[str, Value]):
             raise KeyError(f"there is no group {group!r}; the groups are {list(self)[:20]}; name one of them")
         perm = self[group].perm
         if perm is None:
-            raise ValueError(f"group {group!r} does not reorder its units; `element[{group!r}].matrix` is what it does")
+            raise ValueError(f"group {group!r} does not reorder its units; `element[{group!r}].matrix` is its matrix")
         return perm
 
     def order_matrix(self, group: str) -> Float[Tensor, "*lead size size"]:
@@ -545,8 +545,8 @@ class DeferredElement(Element):
     @staticmethod
     def _unknown() -> ValueError:
         return ValueError(
-            "this element belongs to a symmetry whose sizes are not known yet, or which structure it has to keep: it "
-            "has met no parameters; act with it on parameters, or take elements from `symmetry.bind(params)`"
+            "the sizes or the structure tensors of this element's symmetry are not known yet; call `symmetry.act` with "
+            "parameters, or take elements from `symmetry.bind(params)`"
         )
 
 

@@ -98,8 +98,8 @@ class Expression:
 
     def _refuse(self) -> ValueError:
         return ValueError(
-            f"the pattern {self._text!r} is not understood at character {self._place + 1}; write it with characters, "
-            "classes, groups, alternatives and repetitions alone"
+            f"the pattern {self._text!r} cannot be read at character {self._place + 1}; use only characters, classes, "
+            "groups, alternatives and repetitions"
         )
 
     def _next(self, count: int = 1) -> str:

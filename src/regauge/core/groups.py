@@ -131,8 +131,8 @@ class Group:
                 )
         if self.keeps_ones and self.matrix != "orthogonal":
             raise ValueError(
-                f"group {self.name!r} keeps the vector of all ones, which only a choice among rotations can mean, but "
-                f"its matrix is {self.matrix!r}; write matrix='orthogonal'"
+                f"group {self.name!r} keeps the vector of all ones, which is only possible for rotations, but its "
+                f"matrix is {self.matrix!r}; write matrix='orthogonal'"
             )
         if self.is_proper and (self.matrix != "orthogonal" or self.keeps_ones):
             raise ValueError(
@@ -141,8 +141,8 @@ class Group:
             )
         if self.matrix != "none" and (self.is_permuted or self.scales or self.signs or self.shifts):
             raise ValueError(
-                f"group {self.name!r} is {self.matrix}: it contains permutations, scales and signs, so it cannot "
-                "carry families of them as well; make two groups"
+                f"group {self.name!r} is {self.matrix}: it contains permutations, scales and signs, so it cannot have "
+                "families of them as well; make two groups"
             )
 
     def __repr__(self) -> str:

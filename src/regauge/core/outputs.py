@@ -48,8 +48,8 @@ def named_outputs(output: Any, outputs: Outputs = None) -> dict[str, list[Tensor
     found = {name: own for name, own in tensors.items() if own}
     if not found:
         raise OutputsError(
-            f"the model's output ({type(output).__name__}) holds no tensors that count; "
-            "say which do with `outputs=`, a field name or a function of the output"
+            f"the model's output ({type(output).__name__}) contains no floating-point tensors; select tensors with "
+            "`outputs=`, a field name or a function of the output"
         )
     return found
 

@@ -289,5 +289,5 @@ def _remedy(dtype: torch.dtype) -> str:
     if dtype.is_complex:
         return "hold real and imaginary parts in parameters of their own"
     if dtype in (torch.bool, torch.int64):
-        return "if it is an index or a mask, register it as a buffer, equal in all networks"
+        return "if it is an index or a mask, register it as a buffer that is equal in all networks"
     return "quantized weights must be dequantized first: load the network, dequantize it and save it in bfloat16"

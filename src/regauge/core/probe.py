@@ -363,8 +363,8 @@ class Check:
             )
         if not self.failed:
             return (
-                f"NOT a symmetry: each group alone leaves the outputs unchanged, but all together change them by "
-                f"{self.max_error:.1e} (tolerance {self.tolerance:.0e}); two groups claim the same axis"
+                "NOT a symmetry: each group alone leaves the outputs unchanged, but all groups together change them by "
+                f"{self.max_error:.1e} (tolerance {self.tolerance:.0e}); two groups have the same axis"
             )
         worst = sorted(self.failed, key=lambda name: -self.per_group[name])[:5]
         listed = ", ".join(f"{name} ({self.per_group[name]:.1e})" for name in worst)

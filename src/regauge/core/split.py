@@ -31,17 +31,15 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
         ValueError: The share is not between 0 and 1, or there are too few examples to split.
     """
     if not 0 < share < 1:
-        raise ValueError(
-            f"share is {share}, but a part of the examples has a share between 0 and 1; choose such a share"
-        )
+        raise ValueError(f"share is {share}, but must be between 0 and 1")
     given = [as_pair(batch) for batch in batches]
     sizes = example_counts(given)
     total = sum(sizes)
     if total < 2:
         what = "that stays whole" if None in map(_count_examples, given) else "of one example"
         raise ValueError(
-            f"the data have {count(given, 'batch', 'batches')} {what}, which cannot be split into examples that choose "
-            "and examples that judge; give other data to judge by"
+            f"the data have {count(given, 'batch', 'batches')} {what}, which cannot be split into examples for "
+            "choosing and examples for measuring; give other data for measuring"
         )
     order = torch.randperm(total, generator=generator, device=generator.device).cpu()
     is_first = torch.zeros(total, dtype=torch.bool)

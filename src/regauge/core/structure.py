@@ -80,9 +80,9 @@ def without_structure(symmetry: Symmetry) -> Symmetry:
 
 def _difference(name: str) -> str:
     return (
-        f"the networks differ in {name!r}, which is structure that no training changes, such as a mask or a "
-        "permutation. No order of units carries one into the other. Give networks of one structure, or discover the "
-        f"symmetry with move=[{name!r}] if these are values like any others"
+        f"the networks differ in {name!r}, a structure tensor that training does not change, such as a mask. No order "
+        "of units maps one to the other. Give networks with equal structure tensors, or discover the symmetry with "
+        f"move=[{name!r}] if these are ordinary values"
     )
 
 

@@ -437,14 +437,14 @@ class Symmetry:
         """
         if element.translation or element.rotation:
             raise ValueError(
-                "the element translates or rotates: it adds products of weights, which no gather can do; use "
-                "`symmetry.act`, or compile the element without: `element.translated({}).rotated({})`"
+                "the element translates or rotates, which a compiled element cannot do; use `symmetry.act`, or compile "
+                "the element without: `element.translated({}).rotated({})`"
             )
         rotated = [group.name for group in self.groups if group.matrix != "none"]
         if rotated:
             raise ValueError(
-                f"groups {rotated[:3]} act by matrices, which no gather can do; use `symmetry.act`, or compile the "
-                "symmetry without them"
+                f"groups {rotated[:3]} act by matrices, which a compiled element cannot do; use `symmetry.act`, or "
+                "compile the symmetry without them"
             )
         from regauge.core.compiled import compile_element
 
@@ -467,8 +467,8 @@ class Symmetry:
         """Return, for each parameter, its placements resolved to axis indices."""
         if not self.is_sized:
             raise ValueError(
-                "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first "
-                "and use what it returns"
+                "the sizes of this hand-written symmetry are not known yet; call `symmetry.bind(params)` first and use "
+                "its result"
             )
         touched = dict.fromkeys(p.parameter for group in self.groups for p in group.placements)
         return {name: _act.resolve(self.groups, name, self.shapes[name], self._constant(name)) for name in touched}
@@ -568,7 +568,7 @@ class Symmetry:
             shapes[name] = here
         require_movable(self.groups, params, self.buffers)
         if len(leads) > 1:
-            raise ValueError("some parameters have a leading model axis and others have not; stack all or none")
+            raise ValueError("some parameters have a leading model axis and others do not; stack all or none")
         if shapes == dict(self.shapes) and self.is_sized:
             return self
         return self._with_shapes(tuple((name, tuple(shape)) for name, shape in shapes.items()))

@@ -38,7 +38,7 @@ def render(
         rows.append((escape(group.name), group.kind, size, name_families(group), _shorten(list(axes))))
     lines = text_table(("group", "kind", "size", "families", "acts on"), rows)
     order = sum(g.log10_order * math.prod(sizes[b] for b in g.within) for g in groups)
-    known = f"10^{order:.1f} discrete elements" if all(sizes.values()) else "sizes as of the first parameters it meets"
+    known = f"10^{order:.1f} discrete elements" if all(sizes.values()) else "sizes are not known yet"
     lines += ["", f"{count(groups, 'group')}, {known}"]
     if any(group.within for group in groups):
         lines.append("xN: one independent copy for each of the N blocks that it is repeated within")
@@ -50,12 +50,12 @@ def render(
             reasons.setdefault(row.reason, []).append(f"{row.parameter}[{row.axis}]")
         lines += [f"  {escape(reason)}: {_shorten(where)}" for reason, where in reasons.items()]
     if unknown:
-        title = "operators without a rule (they freeze what they touch; see `regauge.discovery.register_rule`):"
+        title = "operators without a rule (they freeze the axes that they read; see `regauge.discovery.register_rule`):"
         lines += ["", title, *(f"  {escape(name)}" for name in unknown)]
     if unused:
         lines += ["", f"parameters that do not influence the outputs: {_shorten(list(unused))}"]
     if structure:
-        told = "structure, which stays as it is (no normalization computes it, or `keep` names it)"
+        told = "structure tensors, which are not changed (no normalization computes them, or `keep` names them)"
         lines += ["", f"{told}: {_shorten(list(structure), 12)}"]
     return "\n".join([*lines, *(line for note in notes for line in ("", escape_lines(note)))])
 
@@ -138,7 +138,7 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
         raise ValueError(f"group {group.name!r} acts on {place.parameter!r}, of which 'shapes' has no shape")
     shape = axes_of(shapes[place.parameter])
     if not 0 <= place.axis < len(shape):
-        raise ValueError(f"group {group.name!r} acts on axis {place.axis} of {place.parameter!r}, which it has not")
+        raise ValueError(f"group {group.name!r} acts on axis {place.axis} of {place.parameter!r}, which does not exist")
     is_apart = place.stride > 0 or (place.stride == 0 and group.size == 1)
     if place.start < 0 or group.size < 0 or not is_apart or any(size < 1 for size, _ in place.repeats):
         raise ValueError(f"group {group.name!r} has a negative size, or no place for its units on {place.parameter!r}")
@@ -148,7 +148,7 @@ def _require_place(group: Group, place: Placement, shapes: Mapping[str, tuple[in
         )
     exponents = (*place.scale, *place.sign, *place.parity, *place.shift)
     if any(not abs(one) <= LARGEST_EXPONENT for one in exponents):
-        raise ValueError(f"group {group.name!r} has an exponent on {place.parameter!r} that is no reasonable number")
+        raise ValueError(f"group {group.name!r} has an exponent on {place.parameter!r} that is infinite or too large")
 
 
 def _require_nested(groups: Sequence[Group]) -> None:

@@ -84,11 +84,11 @@ def require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[in
         require_fields(vars(entries), Entries, what)
         is_array = len(entries.sizes) == len(entries.strides) and min((*entries.sizes, 1)) > 0
         if not is_array or min((*entries.strides, entries.start)) < 0:
-            raise ValueError(f"{what} has entries that are no array: {entries}")
+            raise ValueError(f"{what} has entries that are not an array: {entries}")
         if entries.parameter and (
             entries.parameter not in shapes or entries.last >= math.prod(shapes[entries.parameter])
         ):
-            raise ValueError(f"{what} has entries that {entries.parameter!r} has not")
+            raise ValueError(f"{what} has entries that {entries.parameter!r} does not have")
     for entries in family.placements:
         if not entries.is_apart:
             raise ValueError(f"{what} would add to an entry of {entries.parameter!r} more than once")
@@ -99,17 +99,17 @@ def require_translation(family: TranslationFamily, shapes: Mapping[str, tuple[in
         raise ValueError(f"{what} divides by a gain of another length")
     for axes, entries in ((family.constant, family.entries), *((i.constant, i.entries) for i in family.images)):
         if not all(0 <= axis < len(entries.sizes) for axis in axes):
-            raise ValueError(f"{what} names an axis that {entries.parameter!r} has not")
+            raise ValueError(f"{what} names an axis that {entries.parameter!r} does not have")
     if family.gain and [family.entries.sizes[axis] for axis in family.constant] != [math.prod(family.gain.sizes)]:
         raise ValueError(f"{what} has a gain of another length than that of its one constant axis")
     if not all(0 <= axis < len(family.vector_shape) for axis in family.centered):
-        raise ValueError(f"{what} is centered along an axis that its vector has not")
+        raise ValueError(f"{what} is centered along an axis that its vector does not have")
     for image in family.images:
         size = math.prod(family.vector_shape)
         for step in image.steps:
             size = step.size_of(size)
         if size != math.prod(n for k, n in enumerate(image.entries.sizes) if k not in image.constant):
-            raise ValueError(f"{what} adds {size} values to other than that many of {image.entries.parameter!r}")
+            raise ValueError(f"{what} adds {size} values to another number of entries of {image.entries.parameter!r}")
 
 
 def _without(values: Mapping[str, Any], *names: str) -> dict[str, Any]:

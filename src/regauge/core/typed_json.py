@@ -30,7 +30,7 @@ def parse_json(text: str | bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"it is no text in UTF-8: {error.reason} at byte {error.start}") from error
     except UnicodeEncodeError as error:
-        raise ValueError("it holds half of a character") from error
+        raise ValueError("it contains an incomplete character") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error}") from error
     except RecursionError as error:
@@ -42,7 +42,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"it holds {twice!r} twice")
+        raise ValueError(f"it contains {twice!r} twice")
     return found
 
 

@@ -50,7 +50,7 @@ def locate(file: DataFile) -> Path:
     if not file.addresses:
         raise FileNotFoundError(_absent(file, "it has no public address"))
     if os.environ.get(OFFLINE_VARIABLE, "0") not in ("", "0"):
-        raise FileNotFoundError(_absent(file, f"{OFFLINE_VARIABLE} forbids to download it"))
+        raise FileNotFoundError(_absent(file, f"{OFFLINE_VARIABLE} forbids downloads"))
     return _downloaded(file)
 
 
@@ -94,7 +94,7 @@ def read(file: DataFile, folder: str | Path | None = None) -> bytes:
     """
     path = locate(file) if folder is None else Path(folder) / file.name
     if not path.is_file():
-        raise FileNotFoundError(f"{str(path)!r} is not there; check the path")
+        raise FileNotFoundError(f"{str(path)!r} does not exist; check the path")
     content = path.read_bytes()
     check(path, content, file.sha256, file.data)
     return content
@@ -114,11 +114,11 @@ def _downloaded(file: DataFile) -> Path:
             failures.append(f"{address} sent another file: {error}")
         except OSError as error:
             failures.append(f"{address}: {error}")
-    raise FileNotFoundError(_absent(file, f"no address sends it: {'; '.join(failures)}"))
+    raise FileNotFoundError(_absent(file, f"it could not be downloaded: {'; '.join(failures)}"))
 
 
 def _absent(file: DataFile, reason: str) -> str:
     return (
-        f"{file.data} does not ship with regauge: set {FOLDER_VARIABLE} to a folder with {file.name!r} in "
-        f"{file.folder}/ ({reason})"
+        f"{file.data} is not part of regauge: set {FOLDER_VARIABLE} to a folder with {file.name!r} in {file.folder}/ "
+        f"({reason})"
     )

@@ -311,7 +311,7 @@ def _idx_images(
         if path is None:
             place = str(Path(str(folder)) / file.others[0])
             raise FileNotFoundError(
-                f"{place!r} is not there (with or without .gz); {name} has four such files; put all of them there"
+                f"{place!r} does not exist (with or without .gz); {name} has four such files; put all of them there"
             )
         arrays.append(torch.from_numpy(_read_idx(path, digest, name)))
     images, labels, *test = (t.long() if t.ndim == 1 else t.float().unsqueeze(1) / 255 for t in arrays)

@@ -83,7 +83,7 @@ class _Part:
             return failed
         tried: list[int] = []
         for k, group in enumerate(self.groups):
-            reason = None if failed.keys().isdisjoint(group.within) else "what it is repeated within cannot act"
+            reason = None if failed.keys().isdisjoint(group.within) else "the group around it cannot act"
             reason = reason or self._try([*tried, k])
             if reason is None:
                 tried.append(k)

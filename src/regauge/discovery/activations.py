@@ -271,7 +271,7 @@ def activations(
         return result
     kept = {name: shape for name, shape in placed.shapes.items() if name not in failed}
     listed = ", ".join(sorted(failed)[:5])
-    notes = (*notes, f"{len(failed)} values do not move as discovery predicts and are left out: {listed}")
+    notes = (*notes, f"{len(failed)} values do not change as discovery predicts and are left out: {listed}")
     smaller = _place(groups, kept)
     return Activations(smaller, _read(program, smaller), notes, values)
 

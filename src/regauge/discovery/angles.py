@@ -125,7 +125,7 @@ class _Trial:
                 reasons.append(str(error))
         if reasons:
             name = self.places[slots[0]].name
-            sentence = f"whether pairs of units of {name!r} can be turned was not decided: {reasons[0]}"
+            sentence = f"it is not known whether pairs of units of {name!r} can be rotated: {reasons[0]}"
             self.undecided[sentence] = None
         return None, ()
 

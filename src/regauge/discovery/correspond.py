@@ -46,8 +46,8 @@ def carry_over(
                 break
         else:
             notes.append(
-                f"group {group.name!r} is none of the groups that discovery finds in this module, so it is not known "
-                "how it acts on intermediate values; use the symmetry that `regauge.discover` returns, or a part of it"
+                f"discovery does not find group {group.name!r} in this module, so its action on intermediate values is "
+                "unknown; use the symmetry that `regauge.discover` returns, or a part of it"
             )
         groups.append(bare)
     return tuple(groups), tuple(notes)

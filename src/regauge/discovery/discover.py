@@ -38,12 +38,12 @@ MAX_PASSES = 16
 Each pass may find fused axes (query, key, value) that the next pass splits.
 """
 SINGLE_BATCH = (
-    "an example input has a first axis of length one, which broadcasts: the symmetry holds for that shape; "
-    "give a batch of two or more to learn what holds for batches"
+    "an example input has a first axis of length one, so the symmetry is valid for this shape; give a batch of two or "
+    "more examples to find the symmetry for batches"
 )
 KNOWN_SIZES = (
-    "sizes in the model follow from whole numbers among the example inputs, such as a grid of patches: the symmetry is "
-    "found for those numbers"
+    "sizes in the model depend on integers in the example inputs, such as a grid of patches: the symmetry is valid for "
+    "these integers"
 )
 REFUSED = (
     "stays, because what should make up for it did not on these inputs (a token that attends to nothing, for example)."

@@ -136,8 +136,8 @@ class _Run:
                     values[node] = self._call(node, values)
                 except GuardOnDataDependentSymNode as error:
                     raise TraceError(
-                        f"the shape of what {operator_name(node)} returns depends on values, and discovery needs it; "
-                        "trace the part of the model before it, or write the symmetry by hand with "
+                        f"the shape of the result of {operator_name(node)} depends on values, but discovery needs this "
+                        "shape; trace the part of the model before it, or write the symmetry by hand with "
                         "`regauge.Symmetry.from_axes`"
                     ) from error
         if graph is self.program.graph:

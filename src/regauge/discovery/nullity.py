@@ -43,7 +43,7 @@ STRENGTHS = (0.3, 0.3, 3.0)
 The result describes the first point. The other points show which directions are in the null space only at the first
 point.
 """
-LOCAL = "at this point alone, not at others: units are always on, or inside of a clamp"
+LOCAL = "only at this point: units are always on, or always inside of a clamp"
 RANK = "of a rank: the weights of a layer, or the values that it reads, span fewer dimensions than the layer has inputs"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
 OTHER_EPS = 1e-2
@@ -88,8 +88,8 @@ class Nullity:
 
     def __str__(self) -> str:
         text = (
-            f"the outputs are blind to {self.null} of {self.parameters} directions; "
-            f"the discovered groups span {self.found} of them"
+            f"the outputs do not change along {self.null} of {self.parameters} directions; the discovered groups span "
+            f"{self.found} of them"
         )
         if self.inert:
             text += f" ({self.inert} values have no influence at this point)"

@@ -40,12 +40,12 @@ def require_traceable(module: nn.Module) -> None:
         if is_quantized or any(t.is_quantized for t in own if isinstance(t, Tensor)):
             raise TraceError(
                 f"{where} is quantized: its weights are integers, which no scale, sign or rotation moves; discover the "
-                "symmetry of the module as it was before, move that one's weights, and quantize it again"
+                "symmetry of the module as it was before, transform its weights, and quantize it again"
             )
         if any(is_lazy(tensor) for tensor in own):
             raise TraceError(
-                f"{where} has no weights yet: it learns their shapes from its first input; call the module once on "
-                "the example inputs, and discover then"
+                f"{where} has no weights yet: it learns their shapes from its first input; call the module once on the "
+                "example inputs, and discover afterwards"
             )
 
 
@@ -64,17 +64,16 @@ def trace_error(error: BaseException, module: nn.Module, inputs: object) -> Trac
     start += _place_of(error)
     if _packs(error, inputs):
         return TraceError(
-            f"{start}: sequences of several lengths are packed there, which needs the lengths as numbers; trace the "
-            "model with padded sequences, without `pack_padded_sequence`: its parameters have the same symmetry"
+            f"{start}: it packs sequences of several lengths, which depends on values; trace the model with padded "
+            "sequences, without `pack_padded_sequence`: its parameters have the same symmetry"
         )
     if depends_on_values(error):
         return TraceError(
-            f"{start}: what runs there depends on the values of a tensor. Remove control flow that depends on tensor "
-            f"values, {OTHERWISE}"
+            f"{start}: its control flow depends on the values of a tensor. Remove this control flow, {OTHERWISE}"
         )
     first = str(error).strip().splitlines()
     return TraceError(
-        f"{start}: {type(error).__name__}: {first[0].rstrip('.') if first else ''}. To go on, {OTHERWISE}"
+        f"{start}: {type(error).__name__}: {first[0].rstrip('.') if first else ''}. To continue, {OTHERWISE}"
     )
 
 

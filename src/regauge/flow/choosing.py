@@ -41,7 +41,7 @@ def finite_losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
     """
     losses = _losses(task, params)
     if bool((losses == LARGEST).all()):
-        raise ValueError("no drawn network has a finite loss on the task; look for NaN or Inf in its examples")
+        raise ValueError("no sampled network has a finite loss on the task; look for NaN or Inf in the examples")
     return losses
 
 

@@ -97,7 +97,7 @@ def fit(
     """
     config, collection = config or FlowConfig(), Collection(population, symmetry)
     if count := max(collection.layouts):
-        raise ValueError(f"the networks have {count + 1} architectures, but a flow makes networks of one; fit one each")
+        raise ValueError(f"the networks have {count + 1} architectures, but a flow is for one; fit a flow for each")
     usable = find_usable(collection, **arguments, reads_memory=True)
     division = Division.of(collection, generator, usable, **arguments)
     return FlowFitting.prepare(division, config, starts, task).fit(arguments)

@@ -134,8 +134,8 @@ class Flow:
         net = self.velocity.net
         if self.design.is_aligned or not isinstance(net, OverNetworks) or isinstance(self.space, Components):
             raise ValueError(
-                "this flow was fitted to aligned networks and knows units by their places; fit one without "
-                "alignment to draw networks with other numbers of units"
+                "this flow was fitted to aligned networks, so the numbers of units are fixed; fit a flow without "
+                "alignment to sample networks of other widths"
             )
         space = self.space.resize(symmetry)
         places = find_places(self.space, space)
@@ -196,7 +196,7 @@ class Flow:
         """
         generator = given_or_seed(generator)
         if count < 1:
-            raise ValueError(f"count={count}: draw one network at least")
+            raise ValueError(f"count={count}, but must be at least 1")
         if not 0 < keep <= 1 or moves < 0 or (task is not None and start is not None):
             raise ValueError(
                 f"keep={keep} is a share of drawn networks, above 0 and at most 1, and none of given starts; "
@@ -204,12 +204,12 @@ class Flow:
             )
         if solver == "thesis" and (self.design.predicts != "end" or guidance is not None):
             raise ValueError(
-                "the thesis' sampler is for flows that predict ends, without guidance; choose another solver"
+                "the solver 'thesis' is only for flows with predicts='end', without guidance; choose another solver"
             )
         if noise and solver != "thesis" and not self.design.coupling.is_independent:
             raise ValueError(
-                "the noise of a sampler needs the gradient of the log density, which this flow does not know, because "
-                "its starts and ends were coupled; choose noise=0, or fit a flow with independent ones"
+                "noise needs the gradient of the log density, which this flow does not have, because its starts and "
+                "ends were coupled; choose noise=0, or fit a flow without coupling"
             )
         number = self._number(label)
 
@@ -303,7 +303,7 @@ class Flow:
 
     def _number(self, label: Any) -> int | None:
         if (label is None) != (not self.classes) or (self.classes and label not in self.classes):
-            raise ValueError(f"there is no label {label!r}; this flow knows {list(self.classes) or 'no labels'}")
+            raise ValueError(f"there is no label {label!r}; this flow has {list(self.classes) or 'no labels'}")
         return None if label is None else self.classes.index(label)
 
     def _carry(

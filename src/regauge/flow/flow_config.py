@@ -52,10 +52,10 @@ class Design:
         if self.prior is None:
             object.__setattr__(self, "prior", FullGaussian() if self.is_aligned else MatchedGaussian())
         if self.predicts not in ("velocity", "end"):
-            raise ValueError(f"predicts={self.predicts!r}: a net predicts the 'velocity' or the 'end'; choose one")
+            raise ValueError(f"predicts={self.predicts!r}, but a net predicts the 'velocity' or the 'end'; choose one")
         if isinstance(self.prior, FullGaussian) and not self.is_aligned:
             raise ValueError(
-                "a prior with all covariances is for networks that are aligned; give is_aligned=True, or another prior"
+                "the prior FullGaussian is only for aligned networks; give is_aligned=True, or another prior"
             )
         if self.representation.components is not None and not (
             self.is_aligned
@@ -64,9 +64,8 @@ class Design:
             and not self.coupling.alignment
         ):
             raise ValueError(
-                "a flow of principal components is for networks that are aligned (is_aligned=True), with a Perceptron, "
-                "a FullGaussian or MatchedGaussian prior and no alignment in its coupling, since components know no "
-                "units"
+                "a flow of principal components needs aligned networks (is_aligned=True), a Perceptron, a FullGaussian "
+                "or MatchedGaussian prior and no alignment in its coupling, because components mix units"
             )
 
 
@@ -96,4 +95,4 @@ class FlowConfig(Design, NetTrainingConfig):
         Design.__post_init__(self)
         NetTrainingConfig.__post_init__(self)
         if not 0 <= self.balance <= 1:
-            raise ValueError(f"balance={self.balance} is no power from 0 to 1; choose one")
+            raise ValueError(f"balance={self.balance}, but must be from 0 to 1")

@@ -172,13 +172,13 @@ class Judgement:
         else:
             numbers = f"{own.accuracy:.1%} accuracy against {known.accuracy:.1%} of held-out networks, and {loss}"
         if (kept := self._kept) is None:
-            return f"Whether the drawn networks work cannot be said, since held-out networks do nothing: {numbers}."
+            return f"Whether the sampled networks work is unknown, because held-out networks do not work: {numbers}."
         if kept >= WORKING:
-            return f"The drawn networks work: {numbers}."
+            return f"The sampled networks work: {numbers}."
         if kept >= HALF:
-            return f"The drawn networks work worse than trained ones: {numbers}."
-        answer = "" if self.one_answer is None else f"; one answer for all has {self.one_answer:.1%}"
-        return f"The drawn networks do not work: {numbers}{answer}."
+            return f"The sampled networks work worse than trained ones: {numbers}."
+        answer = "" if self.one_answer is None else f"; a constant answer has {self.one_answer:.1%}"
+        return f"The sampled networks do not work: {numbers}{answer}."
 
     def _novelty(self) -> Iterator[str]:
         """Yield sentences about copies of training networks, and about copies among the generated networks."""
@@ -188,13 +188,13 @@ class Judgement:
         if self._is_copied:
             yield f"They are copies of training networks: {numbers}."
         elif self.is_collapsed:
-            yield f"They are no copies of training networks: {numbers}."
+            yield f"They are not copies of training networks: {numbers}."
         else:
-            yield f"They are new, no copies of training networks: {numbers}."
+            yield f"They are new, not copies of training networks: {numbers}."
         if self.is_collapsed:
-            yield f"They are copies of one another: {own.repeated:.0%} of them are repeated by another drawn network."
+            yield (f"They are copies of one another: {own.repeated:.0%} of them are repeated by another sample.")
         elif self._kept is not None and self._kept < HALF and not self.is_copier:
-            yield "Networks that do not work are easily new."
+            yield "But networks that do not work are new in any case."
 
 
 def find_kept(

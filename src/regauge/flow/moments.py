@@ -71,7 +71,7 @@ class Moments:
             values = block.double().cpu()
             count, total, squares = count + len(values), total + values.sum(0), squares + values.square().sum(0)
         if not count:
-            raise ValueError("there are no networks to take statistics of; give some")
+            raise ValueError("there are no networks for statistics; give some")
         mean, square = total / count, squares / count
         if is_pooled:
             assert isinstance(space, Space)

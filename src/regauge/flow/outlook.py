@@ -8,7 +8,7 @@ from regauge.flow.manifold import Points
 
 WIDE = 1.1
 """A limit on `Outlook.spread`. Above this limit, sampled networks are not expected to solve the task."""
-HELP = "networks from one start, more of them, or a task that chooses or pulls (sample(task=...), Guidance) help"
+HELP = "one initialization, more networks, or a task that selects or guides samples (sample(task=...), Guidance) help"
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Outlook:
         """Warn if sampled networks are not expected to solve the task, by `kept` or, without a task, by `spread`."""
         if self.kept is not None and self.kept < WORKING:
             warnings.warn(
-                "networks that are drawn from the normal distribution of aligned ones, at which the flow begins, "
-                f"{'work worse than trained ones' if self.kept >= HALF else 'do not work'}: on the task they keep "
-                f"{max(0, self.kept):.0%} of what validation networks can do; {HELP}",
+                "samples from the normal distribution of aligned networks, from which the flow starts, "
+                f"{'work worse than trained ones' if self.kept >= HALF else 'do not work'}: on the task they have "
+                f"{max(0, self.kept):.0%} of the performance of validation networks; {HELP}",
                 stacklevel=2,
             )
         elif self.kept is None and self.spread > WIDE:
             warnings.warn(
                 f"aligned networks have little in common: their distance to their mean is {self.spread:.2f} times its "
-                f"norm. Networks that are drawn will work worse than trained ones; {HELP}. With a task, fit measures "
-                "what they do before it trains",
+                f"norm. Sampled networks will work worse than trained ones; {HELP}. With a task, fit measures this "
+                "before it trains",
                 stacklevel=2,
             )

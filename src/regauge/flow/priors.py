@@ -84,9 +84,7 @@ class FullGaussian:
 
     def __post_init__(self) -> None:
         if not 0 < self.shrink <= 1:
-            raise ValueError(
-                f"shrink={self.shrink} is a share of independent values, above 0 and at most 1; choose such a share"
-            )
+            raise ValueError(f"shrink={self.shrink}, but must be above 0 and at most 1")
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
         """Return the prior for a space and the moments of its networks."""

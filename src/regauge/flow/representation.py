@@ -44,8 +44,8 @@ class Representation:
             )
         if (self.head is None) != (self.head_form == "keep"):
             raise ValueError(
-                f"head={self.head!r} does not go with head_form={self.head_form!r}; name the last layer's weight and "
-                "say 'direction' or 'unit', or leave out both"
+                f"head={self.head!r} cannot be combined with head_form={self.head_form!r}; name the last layer's "
+                "weight and give 'direction' or 'unit', or leave out both"
             )
         if self.components is not None and (self.components < 1 or self.scales == "sphere" or self.head is not None):
             raise ValueError(

@@ -28,8 +28,8 @@ def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
         axes = [_matches(before.symmetry, after.symmetry, name, axis) for axis in range(len(new))]
         if len(old) != len(new):
             raise ValueError(
-                f"{name!r} has {len(new)} axes in these networks, but had {len(old)}; give networks that differ in "
-                "widths alone"
+                f"{name!r} has {len(new)} axes in these networks, but had {len(old)}; give networks that differ only "
+                "in widths"
             )
         there = torch.cartesian_prod(*(one[0] for one in axes)).reshape(-1, len(new))
         here = torch.cartesian_prod(*(one[1] for one in axes)).reshape(-1, len(new))
@@ -40,8 +40,8 @@ def find_places(before: Space, after: Space) -> Int[Tensor, " values"]:
     known[after.exchanged[places >= 0]] = found[places >= 0]
     if bool((known < 0).any()):
         raise ValueError(
-            "these networks have values that no value of the former ones stands for; give networks that differ in "
-            "widths alone"
+            "these networks have values that correspond to no value of the earlier networks; give networks that differ "
+            "only in widths"
         )
     return known[after.exchanged]
 
@@ -65,7 +65,7 @@ def _matches(before: Symmetry, after: Symmetry, name: str, axis: int) -> tuple[T
         if after.shapes[name][axis] != size:
             raise ValueError(
                 f"axis {axis} of {name!r} has {after.shapes[name][axis]} values, but had {size}; give networks that "
-                "differ in widths alone"
+                "differ only in widths"
             )
         return torch.arange(size), torch.arange(size)
     sides: tuple[list[Tensor], list[Tensor]] = ([], [])

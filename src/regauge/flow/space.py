@@ -77,7 +77,7 @@ class Space(Manifold):
         count_models(population)
         symmetry = symmetry.bind({name: tensor[0] for name, tensor in population.items()})
         if missing := [name for name in population if name not in symmetry.shapes]:
-            raise ValueError(f"the symmetry does not know {missing[0]!r}; discover it from a module that has it")
+            raise ValueError(f"the symmetry lacks {missing[0]!r}; discover it from a module with this parameter")
         again = {name for names in symmetry.tied for name in names[1:]}
         fixed = {n for n, tensor in population.items() if not tensor.is_floating_point() or n in symmetry.structure}
         names = tuple(n for n in population if n not in again | fixed)
@@ -132,15 +132,14 @@ class Space(Manifold):
         """
         if missing := [name for name in self.names if name not in {*symmetry.shapes, LOG_NORM}]:
             raise ValueError(
-                f"networks of that symmetry have no {missing[0]!r}; only numbers of units may differ: give such "
-                "networks"
+                f"networks of this symmetry have no {missing[0]!r}; give networks that differ only in widths"
             )
         symmetry = without_structure(symmetry) if symmetry.structure else symmetry
         wrong = [n for n, t in self.constants.items() if tuple(t.shape) != tuple(symmetry.shapes.get(n, t.shape))]
         if wrong:
             raise ValueError(
-                f"{wrong[0]!r} is the same in all networks and cannot have another shape; give networks that differ in "
-                "widths alone"
+                f"{wrong[0]!r} is the same in all networks and cannot have another shape; give networks that differ "
+                "only in widths"
             )
         names = [name for name in self.names if name != LOG_NORM]
         return self.build(symmetry, self.representation, names, self.positive, self.constants)
@@ -178,7 +177,7 @@ class Space(Manifold):
         found = {name: params[name] for name in self.names}
         for name in self.positive:
             if bool((found[name] <= 0).any()):
-                raise ValueError(f"{name!r} is positive by nature, but here it has {float(found[name].min())}")
+                raise ValueError(f"{name!r} must be positive, but has the value {float(found[name].min())}")
             found[name] = found[name].log()
         how = self.representation
         if how.head is not None:
@@ -194,8 +193,8 @@ class Space(Manifold):
             if bool(bad.any()):
                 network, unit = bad.nonzero()[0].tolist()
                 raise ValueError(
-                    f"network {network} has a unit ({unit} of {one.count}) without incoming weights, which has no "
-                    "place on a sphere; leave that network out, or choose scales='keep'"
+                    f"network {network} has a unit ({unit} of {one.count}) without incoming weights, which cannot be "
+                    "normalized; leave this network out, or choose scales='keep'"
                 )
         return self.project(x.to(dtype))
 

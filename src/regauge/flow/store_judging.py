@@ -47,8 +47,8 @@ def judge_store(
     counts = {name: len(part) for name, part in parts.items()}
     if counts != flow.about["networks"]:
         raise ValueError(
-            f"the flow was fitted to {flow.about['networks']['train']} networks, but in these stores there are "
-            f"{counts['train']} for training; name the stores that it was fitted to"
+            f"the flow was fitted to {flow.about['networks']['train']} networks, but these stores have "
+            f"{counts['train']} training networks; name the stores that it was fitted to"
         )
     return judge(
         samples.read(spread(np.arange(len(samples)), most)),

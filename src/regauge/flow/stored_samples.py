@@ -172,12 +172,12 @@ def draw_initial(store: Store, *, seed: int = 0, count: int = STARTS) -> Params:
     made = store.about.get("training", {}).get("initialization")
     if made is None:
         raise ValueError(
-            f"the store {str(store.folder)!r} does not record how its networks began; choose another prior"
+            f"the store {str(store.folder)!r} does not record the initialization of its networks; choose another prior"
         )
     if not isinstance(made["scale"], int | float):
-        raise ValueError("the networks began with weights of many scales; choose another prior")
+        raise ValueError("the networks were initialized at different scales; choose another prior")
     if made.get("is_common"):
-        raise ValueError("all networks began with the same weights, which are no prior; choose another prior")
+        raise ValueError("all networks have the same initial weights, which are no distribution; choose another prior")
     start = Initialization(tuple(made["kinds"]), float(made["scale"]))
     return _draw(store.architecture, start, seed, count, store.architecture.layout[0].dtype)
 
@@ -189,9 +189,7 @@ def require_architecture(flow: Flow) -> Architecture:
         ValueError: The flow was not fitted to networks of a store.
     """
     if flow.architecture is None:
-        raise ValueError(
-            "the flow was fitted to networks of no store, and their architecture has no name; call `Flow.sample`"
-        )
+        raise ValueError("the flow was not fitted to a store, so it does not know the architecture; call `Flow.sample`")
     return flow.architecture
 
 

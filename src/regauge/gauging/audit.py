@@ -260,8 +260,8 @@ class _Audit:
         if best is None:
             frozen = next((one.reason for one in self.symmetry.frozen if one.parameter == name), "")
             why = f": {frozen}" if frozen else ""
-            return (), (), f"no positive scale of its channels leaves the function as it is{why}"
-        return *best, "" if any(best) else "the scales of the symmetry differ from these"
+            return (), (), f"no positive scale of its channels keeps the function{why}"
+        return *best, "" if any(best) else "the scales of the symmetry are different"
 
     def _named(self, wide: Params) -> Params:
         """Return the model's parameters; tied parameters are included under all of their names."""

@@ -44,7 +44,7 @@ class Certificate:
         verdict = "the same function" if self.ok else "NOT the same function"
         rounded = "" if self.stored is None else f"; as written in {self.dtype} they change by {self.stored:.1e}"
         exact = f"outputs change by {self.exact:.1e} in float64, where {self.tolerance:.0e} is allowed"
-        each = f", and no more by any of {count(self.per_group, 'group')} alone" if self.per_group and self.ok else ""
+        each = f", and not more by any one of {count(self.per_group, 'group')}" if self.per_group and self.ok else ""
         return f"{verdict}: {exact}{each}{rounded}"
 
 

@@ -58,7 +58,7 @@ def choose_streamed(
     methods = (Hadamard(method.scheme),) if method.methods is None else method.methods
     rotation = next((one for one in methods if isinstance(one, Rotation)), None)
     if rotation is None or method.by == "loss":
-        raise ValueError("of a checkpoint that is moved tensor by tensor only rotations are drawn, and no loss decides")
+        raise ValueError("tensor by tensor, only rotations are possible, and the loss is not measured")
     uncovered = Uncovered(None, rotating(symmetry), {})
     if task is not None and not symmetry.ones:
         inputs, kwargs = arguments(next(iter(task.batches))[0])
@@ -76,7 +76,7 @@ def choose_streamed(
     kept = rotation.label if is_better or method.is_kept_always else AS_IT_IS
     values = {AS_IT_IS: rows[0]["before"], rotation.label: rows[0]["after"]} if rows else {}
     trials = Trials(f"mean relative squared error of weights rounded to {method.scheme}", values, kept)
-    notes = ["only rotations were tried, all of them or none: the checkpoint is moved tensor by tensor"]
+    notes = ["only all rotations together were tried, because the checkpoint is transformed tensor by tensor"]
     if kept == AS_IT_IS:
         moves = (Move(symmetry, symmetry.identity()),)
         notes.append(NOTHING_BETTER)

@@ -81,7 +81,7 @@ class GaugeMethod(ABC):
 def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, str], ...]:
     """Return the groups that cannot rotate, and the gains that prevent rotations, each with the reason."""
     rotated = {(p.parameter, p.axis) for g in uncovered.symmetry.groups if g.matrix != "none" for p in g.placements}
-    found = [(name, f"the gain stays: {reason}") for name, reason in uncovered.reasons.items()]
+    found = [(name, f"the gain is kept: {reason}") for name, reason in uncovered.reasons.items()]
     for group in symmetry.groups:
         if group.matrix == "none" and not any((p.parameter, p.axis) in rotated for p in group.placements):
             found.append((group.name, REASONS[group.kind]))
@@ -89,11 +89,11 @@ def fixed_reasons(symmetry: Symmetry, uncovered: Uncovered) -> tuple[tuple[str, 
 
 
 REASONS: Mapping[str, str] = {
-    "permutation": "only its order is free, which changes no range",
-    "signed": "only its order and its signs are free, which change no range",
-    "dihedral": "only order, signs and half periods are free, which change no range of weights",
+    "permutation": "only its order can change, which changes no range",
+    "signed": "only its order and its signs can change, which changes no range",
+    "dihedral": "only order, signs and half periods can change, which changes no range of weights",
     "scaled": "its units can be scaled but not mixed: a nonlinearity or a gain acts on each alone",
-    "nested": "its blocks can only change places, which changes no range",
+    "nested": "its blocks can only be reordered, which changes no range",
 }
 """The reason why groups of each kind do not rotate."""
 

@@ -142,7 +142,7 @@ def _draw(
     if isinstance(method, Rotation):
         method = BestGauge(method.scheme, (method,), "weights", is_kept_always=method.is_kept_always)
     if not isinstance(method, BestGauge):
-        raise ValueError(f"{type(method).__name__} looks at all values at once: allow more memory, or use Hadamard()")
+        raise ValueError(f"{type(method).__name__} needs all values in memory: allow more memory, or use Hadamard()")
     generator = given_or_seed(generator)
     return _result(choose_streamed(checkpoint, symmetry, method, task=task, generator=generator), symmetry)
 
@@ -168,7 +168,7 @@ def _choose(
         if params[name].ndim != len(bound.shapes[name]):
             raise ValueError(f"{name!r} has a leading model axis; choose the gauges of a population one by one")
     if method.needs_task and task is None:
-        raise ValueError(f"{type(method).__name__} looks at what layers read: give a task with a module and batches")
+        raise ValueError(f"{type(method).__name__} needs the inputs of layers: give a task with a module and batches")
     require_finite(params, label, bound.structure)
     dtypes = {name: tensor.dtype for name, tensor in params.items()}
     problem = GaugeProblem(to_work(params), bound, task, generator, test, dtypes, can_learn)

@@ -16,7 +16,7 @@ from regauge.gauging.named_methods import name_of
 from regauge.gauging.result import GaugeResult
 from regauge.gauging.rounding import FOUR_BITS, REPORTED
 
-NOT_RUN = "the model has no values here: it is larger than what is run, or is not known"
+NOT_RUN = "the model has no values here, because it is unknown or too large to be run"
 """The reason that is reported if there is no certificate."""
 
 
@@ -47,7 +47,7 @@ def write_gauge(
     if certificate is not None and not certificate.ok:
         worst = max(certificate.per_group, key=lambda name: certificate.per_group[name], default="")
         raise ValueError(
-            f"the moved network would be {certificate}{f' (group {worst!r} most)' if worst else ''}; nothing was "
+            f"the transformed network would be {certificate}{f' (group {worst!r} most)' if worst else ''}; nothing was "
             "written: please report this model"
         )
     measures = LayerMeasures(symmetry, [*dict.fromkeys((getattr(method, "scheme", FOUR_BITS), *REPORTED))])

@@ -63,22 +63,22 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
     reading = {place.name for place in direction.places if (place.name, place.axes[-1]) in symmetry.readers}
     sides = [side for side in names if side and side <= reading and all(len(symmetry.shapes[n]) == 2 for n in side)]
     if len(sides) != 1:
-        return "not all that it multiplies are inputs of layers with a weight each"
+        return "some values that it multiplies are not inputs of layers with one weight"
     (readers,) = sides
     writers = names[0] if readers is names[1] else names[1]
     modules = {name.rpartition(".")[0] for name in writers}
     if len(modules) != 1 or not all(name.rpartition(".")[2] in ("weight", "bias") for name in writers | readers):
-        return "what it divides is not the weight, and the bias, of one module"
+        return "the values that it divides are not the weight and bias of one module"
     if {abs(place.exponent) for place in direction.places} != {2.0}:
         return "its exponents are not all one"
     if any(place.axes != ((1,) if place.name in readers else (0,)) for place in direction.places):
-        return "its layers do not have what they read along the second axis of their weights, where tools scale"
+        return "its layers do not have their inputs along the second axis of the weights, which tools scale"
     orders = {_last_units(place, symmetry.shapes[place.name][place.axes[-1]]) for place in direction.places}
     lengths = {symmetry.shapes[name][1] for name in readers}
     if len(orders) > 1 or lengths != {len(next(iter(orders)))}:
-        return "the layers behind it have other numbers of channels, as with grouped queries"
+        return "the following layers have other numbers of channels, as with grouped queries"
     if writers & symmetry.added.keys():
-        return "the model adds a number to its gain, which tools do not know"
+        return "the model adds a number to its gain, which tools do not support"
     order = [name for name in symmetry.shapes if name in readers]
     return ScalePair(modules.pop(), tuple(name.rpartition(".")[0] for name in order))
 
@@ -119,8 +119,8 @@ def save_mappings(
     pairs, others = scale_pairs(symmetry)
     if not pairs:
         raise ValueError(
-            "no scale pair of the model can be written as modules with a weight each; move the network with `rg.gauge` "
-            "instead"
+            "no scale pair of the model can be written as modules with one weight; transform the network with "
+            "`rg.gauge` instead"
         )
     rows = write_table(pairs, tool)
     save_text(json.dumps(rows, indent=1) + "\n" if path.suffix == ".json" else yaml_text(rows), path)
@@ -187,8 +187,8 @@ def _read_row(row: Any) -> ScalePair:
         balance, smooth = row
     else:
         raise ValueError(
-            f"the row {shorten(row)} is no mapping; write {{smooth_layer, balance_layers}} or [balance layers, smooth "
-            "layer]"
+            f"the row {shorten(row)} is not a mapping; write {{smooth_layer, balance_layers}} or [balance layers, "
+            "smooth layer]"
         )
     smooth = smooth[0] if isinstance(smooth, list) and len(smooth) == 1 else smooth
     balance = [balance] if isinstance(balance, str) else balance

@@ -33,7 +33,7 @@ class Trials:
 
     def __str__(self) -> str:
         whole = "" if self.whole is None else f" ({self.whole:.4g} before rounding)"
-        judged = f"; on data that chose nothing: {_list_values(self.judged)}" if self.judged else ""
+        judged = f"; on data that were not used for this choice: {_list_values(self.judged)}" if self.judged else ""
         return f"{self.measure}: {_list_values(self.values)}{whole}; kept: {self.kept}{judged}"
 
 
@@ -125,6 +125,6 @@ def describe_fixed(fixed: Sequence[tuple[str, str]]) -> list[str]:
     for name, reason in fixed:
         by_reason.setdefault(reason, []).append(name)
     return [
-        f"left as they are: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {reason}"
+        f"not changed: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}: {reason}"
         for reason, names in by_reason.items()
     ]

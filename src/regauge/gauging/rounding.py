@@ -42,7 +42,7 @@ class RoundToNearest:
             raise ValueError(f"bits is {self.bits}, but values are rounded to 2 to 16 bits: choose one of these")
         if self.group is not None and (self.group < 1 or self.is_per_tensor):
             raise ValueError(
-                f"group is {self.group}: it counts the values that share a scale, at least one, and goes without "
+                f"group is {self.group}: it counts the values that share a scale, at least one, and excludes "
                 "is_per_tensor"
             )
 

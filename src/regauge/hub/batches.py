@@ -36,7 +36,7 @@ def open_batches(name: str | Path, batch: int = 512) -> list[Batch]:
             )
         batches = [_as_batch(item, name) for item in found]
         if not batches:
-            raise ValueError(f"the factory {name!r} returned no batches; return one at least")
+            raise ValueError(f"the factory {name!r} returned no batches; return at least one")
         _require_values(batches, name)
         return batches
     arrays = read_arrays(name)

@@ -110,7 +110,7 @@ def described_networks(checkpoint: Checkpoint) -> Any:
     kind = checkpoint.header.get("kind", "")
     if kind not in DESCRIBED:
         raise ValueError(
-            f"{checkpoint.label!r} does not record which network it holds; name the model as package.module:factory or "
+            f"the model of {checkpoint.label!r} is unknown; name the model as package.module:factory or "
             "file.py:factory, or as a folder with config.json"
         )
     return importlib.import_module(DESCRIBED[kind])

@@ -94,7 +94,7 @@ class Configuration:
                 return count, place
         raise ValueError(
             f"no single setting of {str(self.folder / CONFIG)!r} gives the number of layers of "
-            f"{layers.prefix.removesuffix('.')}, and another one cannot be written; take as many layers as it has"
+            f"{layers.prefix.removesuffix('.')}, so another number cannot be written; keep the number of layers"
         )
 
     def count_tokens(self, count: int) -> None:

@@ -62,7 +62,7 @@ class EveryExpert(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if error[0] is None and (self._chosen or self._counts):
             raise ValueError(
-                "the model uses in another way which tokens chose an expert; call its set_experts_implementation with "
+                "the model uses the choice of experts in an unknown way; call its set_experts_implementation with "
                 "'batched_mm'"
             )
 

@@ -146,7 +146,7 @@ class Model:
                 )
                 continue
             if unreached:
-                stay = "cannot be traced with the rest, and stay as they are, as do the embeddings"
+                stay = "cannot be traced with the other parts, so they and the embeddings are not changed"
                 notes.append(f"{shorten(unreached)} {stay}")
             return Traced(found, built.module.state_dict(), built.is_meta, kwargs=kwargs, notes=tuple(notes))
         assert first is not None

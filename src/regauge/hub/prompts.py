@@ -16,7 +16,7 @@ def open_tokens(folder: str | Path) -> Callable[[str], Tensor]:
     Raises:
         ValueError: The folder has no tokenizer. The returned function raises the error if a text has no tokens.
     """
-    tokenizer = load_tokenizer(Path(folder), "prompts are read by it: add tokenizer.json")
+    tokenizer = load_tokenizer(Path(folder), "it reads the prompts: add tokenizer.json")
 
     def read(text: str) -> Tensor:
         found: Tensor = tokenizer([(tokenizer.bos_token or "") + text], return_tensors="pt", add_special_tokens=False)[

@@ -126,7 +126,7 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
         )
     chosen = targets.long()
     if targets.is_floating_point() and not torch.equal(chosen.to(targets), targets):
-        raise ValueError("the targets are no numbers of classes; for values give `loss=mse`")
+        raise ValueError("the targets are not numbers of classes; for values, give `loss=mse`")
     strange = chosen[((chosen < 0) & (chosen != IGNORED)) | (chosen >= classes)]
     if len(strange):
         raise ValueError(

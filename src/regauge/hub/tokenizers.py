@@ -19,7 +19,7 @@ from regauge.core.counted import shorten
 TOKENIZER = ("tokenizer", "vocab", "merges", "spiece", "sentencepiece", "special_tokens_map", "added_tokens")
 """Prefixes of the names of files that define tokens."""
 CONFIG = "config.json"
-OTHER_FILES = "the folders have other tokenizer files: correct it, or make the files equal"
+OTHER_FILES = "the folders have different tokenizer files: correct it, or make the files equal"
 WITHOUT_TOKENS = ("tokenizer_config.json", "special_tokens_map.json")
 """Tokenizer files whose differences do not change the rows of tokens, unless the files add tokens."""
 READ_AS_PATHS = ("vocab", "merges", "init_inputs", "gguf_file")
@@ -72,7 +72,7 @@ class Difference:
         if self.moved:
             examples = ", ".join(f"{token!r} is {a} and {b}" for token, a, b in self.moved[:3])
             more = f" and {len(self.moved) - 3} more" if len(self.moved) > 3 else ""
-            parts.append(f"{len(self.moved)} tokens have other numbers ({examples}{more})")
+            parts.append(f"{len(self.moved)} tokens have other ids ({examples}{more})")
         return ", and ".join(parts)
 
 

@@ -41,7 +41,7 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
         raise ValueError("`untie=True` changes config.json of a folder in Hugging Face style: give such a folder")
     tied = _tied(build_folder(folder, "never")[0])
     if not tied:
-        raise ValueError(f"nothing is tied in the model of {name!r}: leave `untie=True` out")
+        raise ValueError(f"the model of {name!r} has no tied tensors: leave `untie=True` out")
     with tempfile.TemporaryDirectory(prefix="regauge-untied-") as place:
         for path in folder.glob("*.py"):
             shutil.copy(path, place)
@@ -49,7 +49,8 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
         left = _tied(build_folder(Path(place), "never")[0])
         if left == tied:
             raise ValueError(
-                f"{_named(tied)} are one tensor whatever config.json says, and cannot be untied; leave `untie=True` out"
+                f"{_named(tied)} are one tensor for every setting of config.json, and cannot be untied; leave "
+                "`untie=True` out"
             )
         lost = [names for names in tied if names not in left]
         homes = [one.home if (Path(one.home) / CONFIG).is_file() else folder for one in checkpoints]
@@ -74,7 +75,7 @@ def untie_job(job: FileJob | None) -> FileJob:
             "the symmetry of a module in which nothing is tied"
         )
     if job.output is not None and job.output.is_file:
-        raise ValueError("`untie=True` changes config.json, and the output must be a folder")
+        raise ValueError("`untie=True` changes config.json, so the output must be a folder; give one")
     with untie(None, *job.checkpoints) as (_, *checkpoints):
         return job.of(*checkpoints)
 
@@ -104,7 +105,7 @@ def _with_copies(checkpoint: Checkpoint, tied: list[tuple[str, ...]]) -> Checkpo
         known = next((name for name in names if name in stored), None)
         if known is None:
             raise ValueError(
-                f"the checkpoint names tied tensors otherwise than its model ({_named([names])}); save it again with "
+                f"the checkpoint names tied tensors differently than its model ({_named([names])}); save it again with "
                 "transformers"
             )
         stored |= {name: stored[known]._replace(name=name) for name in names if name not in stored}

@@ -53,8 +53,8 @@ class United:
         """Raise a ValueError if tokenizer files must be written but the output is a single file."""
         if self.files and out.suffix == SUFFIX:
             raise ValueError(
-                "the tokenizer of the result needs a place: give a folder as the output, or with `tokenizer=FOLDER` "
-                "the tokens of the network whose files it takes over"
+                "the tokenizer of the result is written to a folder: give a folder as the output, or with "
+                "`tokenizer=FOLDER` the tokens of the network whose files are copied"
             )
 
 
@@ -106,10 +106,10 @@ def bring_together(
         return United(networks)
     if is_shared:
         clauses = (f"{one.explain(first, label)}" for label, one in differences.items())
-        found = replace(found, note=f"only tokens that all have are compared: {'; '.join(clauses)}")
+        found = replace(found, note=f"only tokens that all networks have are compared: {'; '.join(clauses)}")
     elif differences:
         moved = ", ".join(f"{len(one.moved)} of {label}" for label, one in differences.items())
-        found = replace(found, note=f"tokens that have other numbers than in {first} are brought to them: {moved}")
+        found = replace(found, note=f"tokens were reordered to their ids in {first}: {moved}")
     LOG.info(found.note)
     return found
 
@@ -182,7 +182,7 @@ def unite(
         vocabulary = {token: k for k, token in enumerate(shared)}
         if not shared:
             raise ValueError(
-                f"{' and '.join(map(str, folders))} have no token in common; give networks of one language"
+                f"{' and '.join(map(str, folders))} have no token in common; give networks with common tokens"
             )
     elif wanted.source != "union":
         vocabulary = {token: k for token, k in vocabulary.items() if k < rows[giver] or token in wanted.tokens}

@@ -36,7 +36,7 @@ def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task
     assert model.checkpoint is not None
     inr = read_inr(model.checkpoint)
     if inr.signal == "image" and loss != "mse":
-        raise ValueError("networks that are images are judged by squared errors: give `loss=mse`")
+        raise ValueError("networks of images are compared by squared errors: give `loss=mse`")
     samples = signal_samples(read_signal(text), inr, EVALUATION, generator=torch.Generator().manual_seed(0)).to(dtype)
     return Task(model.module, [(samples.points, samples.labels)], _criterion(inr, loss))
 

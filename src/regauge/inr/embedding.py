@@ -107,7 +107,8 @@ class Embedding:
         rows = weight_rows(params, "hidden")
         if rows.shape[-1] != self.encoder.columns:
             raise ValueError(
-                f"the encoder reads networks {self.encoder.columns} wide, not {rows.shape[-1]}; train one for these"
+                f"the encoder reads networks of width {self.encoder.columns}, not {rows.shape[-1]}; train an "
+                "encoder for these"
             )
         with torch.no_grad():
             many = rows.reshape(-1, *rows.shape[-2:]).to(self.encoder.last.weight)
@@ -168,7 +169,7 @@ def train_embedding(
             "at least two networks, and the samples of each"
         )
     if len({tuple(one.points.shape) for one in samples}) != 1:
-        raise ValueError("the networks have different numbers of samples; give as many for each")
+        raise ValueError("the networks have different numbers of samples; give the same number for each")
     points, labels = (torch.stack([getattr(one, field) for one in samples]).to(rows) for field in ("points", "labels"))
     encoder = RowEncoder(rows.shape[-1], config.code, config.widths)
     decoder = CodeDecoder(inr.in_features, inr.out_features, config.code, config.width, config.octaves)

@@ -106,7 +106,7 @@ def fit(
     if (samples.points.shape[1], samples.labels.shape[1]) != (inr.in_features, inr.out_features):
         raise ValueError(
             f"the samples go from {samples.points.shape[1]} coordinates to {samples.labels.shape[1]} values, but the "
-            f"network from {inr.in_features} to {inr.out_features}; make the network of these sizes"
+            f"network from {inr.in_features} to {inr.out_features}; give a network with the sizes of the samples"
         )
     start = match(start, blank(inr), "the start", "the network")
     like = next(iter(start.values()))
@@ -243,7 +243,7 @@ def fit_images(
     if inr.pixels != (height, width) or inr.out_features != channels:
         raise ValueError(
             f"the images have {channels} channels of {height} x {width} pixels, but the network {inr.out_features} of "
-            f"{inr.pixels}; make them alike"
+            f"{inr.pixels}; give the same sizes"
         )
     if config.loss not in (None, "mse"):
         raise ValueError(f"a population of images is fitted by the squared error, not by {config.loss!r}")

@@ -67,7 +67,7 @@ class ShapeSignal:
         is_to_mesh = self.to == "mesh" or (self.to is None and inr.signal != "unsigned")
         if self.faces is None:
             if self.to == "mesh":
-                raise ValueError("there are only points, to which distances can be; leave out :mesh, or give a mesh")
+                raise ValueError("the file has only points, without faces; leave out :mesh, or give a mesh")
             return CloudField(self.vertices)
         count = SURFACE if is_to_mesh else MESH_POINTS
         surface = sample_surface(self.vertices, self.faces, count, generator=generator)
@@ -106,8 +106,8 @@ def read_signal(text: str) -> Signal:
         return GridSignal(grids[int(tail)])
     if not is_signal(text):
         raise ValueError(
-            f"{text!r} is no signal: give a shape ({', '.join(sorted(SHAPES_SHA256))}), a grid (chair:0, monitor:0), "
-            "or a file of an image, a mesh or points"
+            f"{text!r} is not a signal: give a shape ({', '.join(sorted(SHAPES_SHA256))}), a grid (chair:0, "
+            "monitor:0), or a file of an image, a mesh or points"
         )
     if name.lower().endswith(IMAGE_FORMATS):
         return ImageSignal(read_image(name))
@@ -137,7 +137,7 @@ def read_image(path: str | Path) -> Tensor:
                 is_gray = image.mode in ("1", "L", "LA")
                 pixels = np.array(image.convert("L" if is_gray else "RGB"))
     except (*UNREADABLE, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"{str(path)!r} is damaged or no image ({error}); save it again as PNG") from error
+        raise ValueError(f"{str(path)!r} is damaged or not an image ({error}); save it again as PNG") from error
     values = torch.from_numpy(pixels).float() / 255
     return values.unsqueeze(0) if is_gray else values.permute(2, 0, 1).contiguous()
 
@@ -195,6 +195,7 @@ def _fit_unit_ball(found: ShapeSignal, name: str) -> ShapeSignal:
     radius = (vertices - center).norm(dim=1).max()
     if not radius > 0 or not bool(center.isfinite().all()):
         raise ValueError(
-            f"the shape in {name!r} has no extent: all its points are one, or its faces have no area; give another file"
+            f"the shape in {name!r} has no extent: all its points are equal, or its faces have no area; give "
+            "another file"
         )
     return replace(found, vertices=((vertices - center) / radius).float())

@@ -101,8 +101,7 @@ def orbit(
     lacking = [part for part in parts or () if part not in there]
     if lacking:
         raise ValueError(
-            f"the symmetry of this network has no {', '.join(lacking)}, so no copy would move by it; leave that part "
-            "out"
+            f"the symmetry of this network has no {', '.join(lacking)}, so it would change no copy; leave that part out"
         )
     if reach > 1 and (parts is None or "shift" in parts):
         element = _draw_shifts(element, reach, generator)

@@ -97,7 +97,7 @@ def _network(
     width, depth = (own if given is None else given for given, own in zip((width, depth), sizes, strict=True))
     if isinstance(known, ImageSignal):
         if signal is not None:
-            raise ValueError(f"{target!r} is an image, which has no `signal={signal}`; leave it out")
+            raise ValueError(f"{target!r} is an image, for which `signal={signal}` is not possible; leave it out")
         channels, *pixels = known.values.shape
         return Inr(kind, 2, channels, width, depth, "image", pixels=(pixels[0], pixels[1]))
     return Inr(kind, 3, 1, width, depth, signal or ("occupancy" if isinstance(known, GridSignal) else "unsigned"))

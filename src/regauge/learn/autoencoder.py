@@ -98,7 +98,7 @@ class Autoencoder:
             raise ValueError("there are no networks to encode; give some")
         if not bool(latents.isfinite().all()):
             bad = int((~latents.isfinite().all(1)).nonzero()[0])
-            raise ValueError(f"network {bad} has values too large to be encoded; leave it out")
+            raise ValueError(f"network {bad} has values that are too large to be encoded; leave it out")
         return latents
 
     @torch.no_grad()
@@ -152,8 +152,8 @@ class Autoencoder:
         """
         if not isinstance(self.encoder, Metanet):
             raise ValueError(
-                f"the encoder is a {type(self.encoder).__name__}, which no file describes; save its `state_dict()`, or "
-                "have `fit_autoencoder` make the encoder"
+                f"the encoder is a {type(self.encoder).__name__}, which cannot be described in a file; save its "
+                "`state_dict()`, or let `fit_autoencoder` make the encoder"
             )
         modules = {"encoder": self.encoder, "decoder": self.decoder}
         tensors = {

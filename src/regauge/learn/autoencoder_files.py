@@ -116,7 +116,7 @@ def decode_store(autoencoder: Autoencoder, source: str | Path, output: str | Pat
     if source.suffix == ".csv":
         if autoencoder.architecture is None or not isinstance(autoencoder.encoder, Metanet):
             raise ValueError(
-                "the autoencoder was trained on networks of no store, and their architecture has no name; call "
+                "the autoencoder was not trained on a store, so it does not know the architecture; call "
                 "`Autoencoder.decode`"
             )
         latents, rows = _read_latents(source)
@@ -190,7 +190,7 @@ def _read_latents(path: Path) -> tuple[Tensor, list[dict[str, Any]]]:
         values = torch.tensor([[float(row[name] or "") for name in names] for row in rows])
     except ValueError as error:
         raise ValueError(
-            f"{str(path)!r} has a latent vector that is no row of numbers ({error}); write the table again"
+            f"{str(path)!r} has a row that is not a latent vector ({error}); write the table again"
         ) from error
     return values, [{"id": k, "step": 0} for k in range(len(rows))]
 

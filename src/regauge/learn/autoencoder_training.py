@@ -83,8 +83,8 @@ def fit_autoencoder(
     config, collection = config or AutoencoderConfig(), Collection(population, symmetry)
     if len(set(collection.layouts)) > 1:
         raise ValueError(
-            f"the networks have {len(set(collection.layouts))} architectures, but a decoder makes networks of one; "
-            "train an autoencoder for each"
+            f"the networks have {len(set(collection.layouts))} architectures, but a decoder is for one; train an "
+            "autoencoder for each"
         )
     division = Division.of(collection, generator, **arguments)
     return AutoencoderFitting.prepare(division, config, module, inputs, task, encoder).fit(arguments)
@@ -227,10 +227,10 @@ def _judge(own: Mapping[str, float], constant: Mapping[str, float]) -> dict[str,
     )
     is_near = own[name] <= most * constant[name]
     numbers = f"{name} {own[name]:.3g} against {constant[name]:.3g} of {whose}, on the test networks"
-    verdict = f"Decoded networks do nearly what the encoded ones do: {numbers}."
+    verdict = f"Decoded networks have nearly the same outputs as the encoded ones: {numbers}."
     if not is_near:
         verdict = (
-            f"The budget was too small, for at most {share} is near: {numbers}. More epochs or seconds, more networks, "
-            "or a longer latent vector help."
+            f"Decoded networks differ too much from the encoded ones ({share} of the second error is the limit): "
+            f"{numbers}. More epochs or seconds, more networks, or a longer latent vector help."
         )
     return {"verdict": verdict, "is_near": is_near}

@@ -105,8 +105,8 @@ class Division:
         there, layouts = self.collection.layout_of(train), range(max(self.collection.layouts) + 1)
         if missing := [k for k in layouts if not (there == k).any()]:
             raise ValueError(
-                f"none of the networks for training has the architecture of store or population "
-                f"{self.collection.first(missing[0]) + 1}; take more of its networks, or leave it out"
+                "no training network has the architecture of store or population "
+                f"{self.collection.first(missing[0]) + 1}; give more of its networks, or leave it out"
             )
         return [self.collection.read(spread(train[there == k], count)) for k in layouts]
 

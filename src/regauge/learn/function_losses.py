@@ -44,14 +44,14 @@ class Distillation:
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature={self.temperature} softens nothing; it must be positive and finite")
+            raise ValueError(f"temperature={self.temperature}, but must be positive and finite")
 
     def __call__(self, made: Tensor, wanted: Tensor, targets: Any) -> Tensor:
         """Return the loss of each network, `[models]` in nats, from logits `[models, examples, ..., classes]`."""
         if wanted.ndim < 3 or wanted.shape[-1] < 2:
             raise ValueError(
-                f"the networks give {tuple(wanted.shape[1:])} numbers for the inputs, which are no logits of two "
-                "classes or more; distillation is for classifiers, use the squared error"
+                f"the networks give {tuple(wanted.shape[1:])} numbers for the inputs, which cannot be logits of two or "
+                "more classes; distillation is for classifiers, use the squared error"
             )
         logs, known = ((x / self.temperature).log_softmax(-1) for x in (made, wanted))
         divergence = (known.exp() * (known - logs)).sum(-1)

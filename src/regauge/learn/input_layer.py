@@ -50,9 +50,9 @@ class InputLayer:
         right = [layer for layer in found if layer._moves(module)]
         if len(right) != 1:
             raise ValueError(
-                f"{len(found)} layers could read the inputs of these networks, and for {len(right)} of them motions of "
-                "the inputs are changes of weights; leave out translations, rotations and scalings of the input, which "
-                "are for networks of coordinates such as SIRENs"
+                f"{len(found)} layers may read the inputs of these networks, and {len(right)} of them can represent "
+                "changes of the inputs; leave out translations, rotations and scalings of the input, which are for "
+                "networks of coordinates such as SIRENs"
             )
         return right[0]
 

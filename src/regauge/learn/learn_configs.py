@@ -100,13 +100,13 @@ class PredictorConfig(PooledConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.render < math.inf:
-            raise ValueError(f"render={self.render} is no weight of a loss; it is at least 0, and 0 means none")
+            raise ValueError(f"render={self.render} is not a weight of a loss; give 0 (none) or a positive number")
         if not isinstance(self.probes, int):
             object.__setattr__(self, "probes", tuple(self.probes))  # a list never equals a tuple
         if (self.probes if isinstance(self.probes, int) else min(self.probes, default=-1) - 1) < 0:
-            raise ValueError(f"probes={self.probes} is no number of inputs; it is at least 0, and 0 means none")
+            raise ValueError(f"probes={self.probes} is not a number of inputs; give 0 (none) or a positive number")
         if not self.layers and not self.probes:
-            raise ValueError("depth=0 reads nothing but what networks compute at probes; give `probes`, or a depth")
+            raise ValueError("with depth=0, the net reads only outputs at probes; give `probes`, or a positive depth")
         self._try()
 
     @property
@@ -234,4 +234,4 @@ class MatchingConfig(ReaderConfig):
                 f"checked={self.checked}: all are positive, and probes may be 0 for none"
             )
         if moving := [change for change in self.changes if change.moves_inputs]:
-            raise ValueError(f"{moving[0]} changes what units compute, and copies are to be recognized; leave it out")
+            raise ValueError(f"{moving[0]} changes the functions of units, which hides copies; leave it out")

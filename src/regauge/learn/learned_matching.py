@@ -95,8 +95,8 @@ class LearnedMatching(Method):
         super().__post_init__()
         if not isinstance(self.net.settings.head, UnitFeatures):
             raise ValueError(
-                f"the net has the head {self.net.settings.head}, but units are matched by vectors of their own; give a "
-                "net with the head UnitFeatures, as `fit_matching` makes it"
+                f"the net has the head {self.net.settings.head}, but matching needs a vector for each unit; give a net "
+                "with the head UnitFeatures, as `fit_matching` makes it"
             )
         if not 0 <= self.share < 1 or self.sweeps < 0 or self.steps < 0:
             raise ValueError(
@@ -239,7 +239,7 @@ def load_matching(
     """
     net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:
-        raise ValueError(f"{str(path)!r} is a net over networks but no matcher; `regauge learn matching` makes one")
+        raise ValueError(f"{str(path)!r} is a net over networks but not a matcher; `regauge learn matching` writes one")
     known = {name: value for name, value in about.items() if name not in ("kind", "matching")}
     try:
         require_fields(about["matching"], LearnedMatching, "the matcher")

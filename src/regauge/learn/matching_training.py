@@ -104,7 +104,7 @@ def fit_matching(
     usable = find_usable(collection, **arguments)
     if len(usable) < 3:
         raise ValueError(
-            f"{len(usable)} networks cannot train a matcher, which needs some to learn from, for validation and for "
+            f"{len(usable)} networks are too few for a matcher, which needs networks for training, validation and "
             "tests: at least one of each, and hundreds to be useful"
         )
     division = Division.of(collection, generator, usable, by=pair_by, **arguments)
@@ -230,13 +230,13 @@ class MatchingFitting(Fitting[LearnedMatching]):
                 "order of the stores"
             )
         if not tasks and not (config.supervised or config.distance):
-            raise ValueError("the loss on the line needs a `task`, and other losses have no weight; give one")
+            raise ValueError("the loss on the line needs a `task`, and the other losses have no weight; give a task")
         partners = Partners.of(collection, pair_by, division.parts)
         train = partners.with_partner(division.parts["train"])
         samples = division.samples(SAMPLE, train)
         modules: Sequence[nn.Module] = modules_of(collection, module) if config.probes else ()
         if config.probes and inputs is None:
-            raise ValueError("`probes` begin as some inputs of the networks; give `inputs`")
+            raise ValueError("`probes` are initialized with inputs of the networks; give `inputs`")
         symmetries = [collection.symmetry(k).bind(sample) for k, sample in zip(layouts, samples, strict=True)]
         net = Metanet(
             symmetries[0],
@@ -254,8 +254,8 @@ class MatchingFitting(Fitting[LearnedMatching]):
         net.standardize(samples[0])
         if not any(units.is_permuted for units in net.layout.units.values()):
             raise ValueError(
-                "no group of this symmetry permutes units, and there is no order to learn; "
-                "align these networks by WeightMatching"
+                "no group of this symmetry permutes units, so there is no order to learn; align these networks by "
+                "WeightMatching"
             )
         siamese = Siamese(net).to(config.device)
         weights = LossWeights(config.supervised, config.line, config.distance)
@@ -372,7 +372,7 @@ def _judge(key: str, own: float, weights: float, gain: PairedGain) -> str:
     if gain.is_clear:
         return f"The matcher is better than weight matching by more than the standard error: {numbers}."
     return (
-        "The matcher is not better than weight matching by more than the standard error, and therefore leaves its net "
-        f"out (share=0): {numbers}. More networks, a longer training or probes help; on ReLU networks, so does a task "
-        "when networks are aligned: a descent on scales follows then."
+        "The matcher is not better than weight matching by more than the standard error, so its net is not used "
+        f"(share=0): {numbers}. More networks, a longer training or probes help. For ReLU networks, a task in the "
+        "alignment also helps, because gradient descent on scales follows."
     )

@@ -56,7 +56,7 @@ class Objective:
         if task is None:
             assert module is not None
             if inputs is None:
-                raise ValueError("decoded networks are compared by what they compute; give `inputs`, or a `task`")
+                raise ValueError("decoded networks are compared by their outputs; give `inputs`, or a `task`")
             task, batches = Task(module, ()), [(inputs, None)]
         else:
             batches = list(task.batches)
@@ -140,7 +140,7 @@ class Objective:
         except (RuntimeError, TypeError, IndexError) as error:
             reason = str(error).split("\n")[0]
             raise ValueError(
-                f"the networks cannot be run on the inputs ({reason}); give inputs that their module takes"
+                f"the networks cannot be run on the inputs ({reason}); give inputs for their module"
             ) from error
         mean = tuple(made.mean(0) for made in outputs)
         result = replace(self, mean=mean)
@@ -148,7 +148,7 @@ class Objective:
         spread = float(scores["squared error"].mean())
         if not 0 < spread < float("inf"):
             raise ValueError(
-                f"what these networks compute at the inputs has the variance {spread}; give inputs at which they "
+                f"the outputs of these networks at the inputs have the variance {spread}; give inputs at which outputs "
                 "differ, and networks whose outputs are finite"
             )
         right = [self._accuracies(made, targets) for made, (_, targets) in zip(outputs, self.batches, strict=True)]

@@ -61,7 +61,7 @@ def modules_of(collection: Collection, given: nn.Module | Sequence[nn.Module] | 
     for layout in range(count):
         member = collection.members[collection.first(layout)]
         if not isinstance(member, Store):
-            raise ValueError("the networks are run, but a population has no module; give `module`")
+            raise ValueError("the networks must be run, but a population has no module; give `module`")
         modules.append(member.architecture.module())
     return modules
 
@@ -128,7 +128,7 @@ def values_of(
         usable = usable & np.isfinite(values)
     usable &= are_finite(collection)
     if not usable.any():
-        raise ValueError(f"none of these networks is finite and has a value of {name!r}; there is nothing to learn")
+        raise ValueError(f"no network is finite and has a value of {name!r}, so there is nothing to learn")
     return name, values, np.flatnonzero(usable)
 
 
@@ -163,7 +163,7 @@ def find_usable(
     chosen = collection.choose(indices, kept_unless(split, checkpoints))
     found = np.intersect1d(np.flatnonzero(are_finite(collection, reads_memory=reads_memory)), chosen)
     if not len(found):
-        raise ValueError("none of these networks is finite; there is nothing to learn from: give others")
+        raise ValueError("none of these networks is finite; give others")
     return found
 
 
@@ -213,8 +213,8 @@ def split_networks(
     empty = [name for name, part in parts.items() if not len(part)]
     if empty:
         raise ValueError(
-            f"of {len(usable)} networks that can be used, none is left for {' and '.join(empty)}; take more networks, "
-            "or give `split`"
+            f"{len(usable)} networks can be used, and none is left for {' and '.join(empty)}; give more networks, or "
+            "`split`"
         )
     return parts
 

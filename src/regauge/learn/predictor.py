@@ -78,15 +78,15 @@ class Predictor:
         text = "{:.1%}" if name == "accuracy" else "{:.3g}"
         numbers = f"{name} {text.format(own)} against {text.format(constant)} on the test networks"
         if self.is_informed and self.is_best:
-            return f"The predictor is better than one answer for all networks: {numbers}."
+            return f"The predictor is better than a constant answer: {numbers}."
         if self.is_informed:
             plain, label = self._best_plain
             return (
-                f"The predictor is better than one answer for all networks: {numbers}. But a plain reader is better "
-                f"still ({label}: {text.format(plain)}). More networks, a longer training, or probes help."
+                f"The predictor is better than a constant answer: {numbers}. But a simple baseline is even better "
+                f"({label}: {text.format(plain)}). More networks, a longer training, or probes help."
             )
         how = "worse" if own < constant else "no better"
-        return f"The predictor is {how} than one answer for all networks, so do not use it: {numbers}."
+        return f"The predictor is {how} than a constant answer, so do not use it: {numbers}."
 
     @property
     def _best_plain(self) -> tuple[float, str]:
@@ -172,7 +172,7 @@ class Predictor:
             outputs = made.new_empty(len(collection), made.shape[1]) if outputs is None else outputs
             outputs[torch.from_numpy(places)] = made
         if outputs is None:
-            raise ValueError("there are no networks to predict anything about; give some")
+            raise ValueError("there are no networks for a prediction; give some")
         return outputs
 
     def _adapt(self, collection: Collection, layout: int, params: Params) -> Symmetry | None:
@@ -209,7 +209,7 @@ def load_predictor(
     """
     net, about = load_net(path, module=module, make_module=make_module)
     if about.get("kind") != KIND:
-        raise ValueError(f"{str(path)!r} is a net over networks but no predictor; `regauge learn predictor` makes one")
+        raise ValueError(f"{str(path)!r} is a net but not a predictor; `regauge learn predictor` writes one")
     try:
         target = Target.from_json(about["target"])
         rest = {name: value for name, value in about.items() if name not in ("kind", "target")}

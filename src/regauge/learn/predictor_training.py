@@ -143,7 +143,7 @@ class PredictorFitting(Fitting[Predictor]):
         if is_moved or config.render or config.probes:
             modules = modules_of(collection, module)
         if inputs is None and (config.render or config.probes):
-            raise ValueError("`render` and `probes` need to know what the networks are run on; give `inputs`")
+            raise ValueError("`render` and `probes` need inputs of the networks; give `inputs`")
         renderings = (
             tuple(_rendering(*pair, inputs, config) for pair in zip(modules, samples, strict=True))
             if config.render
@@ -152,8 +152,8 @@ class PredictorFitting(Fitting[Predictor]):
         outputs = {_count_outputs(rendering) for rendering in renderings}
         if len(outputs) > 1:
             raise ValueError(
-                f"networks of different architectures give {sorted(outputs)} numbers at the inputs, and one net cannot "
-                "render all; leave `render` out"
+                f"networks of different architectures give {sorted(outputs)} numbers at the inputs, so one net cannot "
+                "predict them; leave `render` out"
             )
         net = Metanet(
             symmetries,

@@ -54,14 +54,14 @@ class Rendering:
         except (RuntimeError, TypeError, IndexError) as error:
             reason = str(error).split("\n")[0]
             raise ValueError(
-                f"the networks cannot be run on the inputs for `render` ({reason}); give inputs that the module takes"
+                f"the networks cannot be run on the inputs for `render` ({reason}); give inputs for the module"
             ) from error
         mean = made.mean(0)
         deviation = float((made - mean).square().mean().sqrt())
         if not 0 < deviation < float("inf"):
             raise ValueError(
-                f"what the networks compute at these inputs has the standard deviation {deviation}; they teach "
-                "nothing; give inputs at which the networks differ, or no rendering"
+                f"the outputs of the networks at these inputs have the standard deviation {deviation}; give inputs at "
+                "which outputs differ, or leave `render` out"
             )
         return replace(self, mean=mean, deviation=deviation)
 

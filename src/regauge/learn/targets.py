@@ -61,15 +61,16 @@ class Target:
             classes = tuple(sorted(set(values.tolist()), key=lambda one: (str(type(one)), one)))
             if len(classes) < 2:
                 raise ValueError(
-                    f"all networks have {name!r} = {classes[0]!r}; there is nothing to predict: choose another target"
+                    f"all networks have {name!r} = {classes[0]!r}, so there is nothing to predict: choose another "
+                    "target"
                 )
             return cls(name, kind, classes)
         if values.dtype.kind not in "iuf":
-            raise ValueError(f"{name!r} has values such as {values[0]!r}, which are no numbers; predict classes")
+            raise ValueError(f"{name!r} has values such as {values[0]!r}, which are not numbers; predict classes")
         known = train.astype(np.float64)
         if not known.std() > 1e-12 * abs(known).max():
             raise ValueError(
-                f"all networks for training have {name!r} = {known[0]:g}; there is nothing to predict: choose another "
+                f"all training networks have {name!r} = {known[0]:g}, so there is nothing to predict: choose another "
                 "target"
             )
         if kind == "fractions" and not (values.min() >= 0 and values.max() <= 1):
@@ -88,7 +89,7 @@ class Target:
         """
         classes, rest = document["classes"], {name: value for name, value in document.items() if name != "classes"}
         if not isinstance(classes, list):
-            raise ValueError(f"the classes are {shorten(classes)}, which is no list; give a list")
+            raise ValueError(f"the classes are {shorten(classes)}, which is not a list; give a list")
         require_fields(rest, cls, "the target")
         found = cls(**rest, classes=tuple(classes))
         if any(isinstance(one, list | dict) for one in found.classes) or (found.kind == "classes") != bool(

@@ -125,11 +125,11 @@ class AssembledMixture:
     def __str__(self) -> str:
         alike = sum(not one <= ALIKE for one in self.conditions)
         said = (
-            f"; in {alike} of {len(self.conditions)} layers some are hardly used: their prompts are much alike"
+            f"; in {alike} of {len(self.conditions)} layers, some are hardly used, because their prompts are similar"
             if alike
             else ""
         )
-        shared = "" if self.shared is None else " and one that all share"
+        shared = "" if self.shared is None else " and one shared expert"
         return f"{self.experts} experts in every layer, {self.chosen} for every token{shared}{said}"
 
 
@@ -192,9 +192,9 @@ def assemble_mixture(
         raise ValueError(f"{str(place.path)!r} is one file, but a mixture is a folder; give a folder as the output")
     family = _family(base, config, has_shared=shared is not None)
     if any(one.noise_scale for one in rows) and generator is None:
-        raise ValueError("noise on experts is drawn; give a torch.Generator as `generator`")
+        raise ValueError("noise on experts needs random numbers; give a torch.Generator as `generator`")
     if not 1 <= chosen <= len(experts):
-        raise ValueError(f"every token takes {chosen} of {len(experts)} experts; give between one and all of them")
+        raise ValueError(f"every token chooses {chosen} of {len(experts)} experts; give a number from one to all")
     first, others = Checkpoint.open(base), [Checkpoint.open(one.path) for one in rows]
     for other, row in zip(others, rows, strict=True):
         _require_alike(first, other, config, read_object(Path(row.path) / "config.json"))
@@ -253,7 +253,7 @@ def _family(base: str | Path, config: Mapping[str, Any], *, has_shared: bool) ->
         kind = "mixtures with a shared expert" if has_shared else "mixtures"
         found = config.get("model_type")
         raise ValueError(
-            f"{str(base)!r} is of type {found!r}; {kind} are made of {', '.join(known)}; give such networks"
+            f"{str(base)!r} is of type {found!r}; {kind} can be made of {', '.join(known)}; give such networks"
         )
     lacking = [key for key in NOT_IN_MIXTURES if config.get(key)]
     if lacking:
@@ -274,7 +274,7 @@ def _require_alike(base: Checkpoint, expert: Checkpoint, config: Mapping[str, An
         if config.get(key) != other.get(key):
             raise ValueError(
                 f"{expert.label!r} has {key} {other.get(key)!r}, but {base.label!r} has {config.get(key)!r}; all "
-                "experts share it: give networks of one shape"
+                "experts must have the same value: give networks of one shape"
             )
 
 
@@ -315,7 +315,7 @@ def _make_routers(
     shape = int(config["num_hidden_layers"]), len(experts), int(config["hidden_size"])
     if router in ("random", "uniform_random"):
         if generator is None:
-            raise ValueError(f"the router {router!r} is drawn; give a torch.Generator as `generator`")
+            raise ValueError(f"the router {router!r} needs random numbers; give a torch.Generator as `generator`")
         if router == "random":
             return torch.randn(shape, generator=generator)
         drawn: Tensor = (2 * torch.rand(shape, generator=generator) - 1) / shape[2] ** 0.5
@@ -327,7 +327,7 @@ def _make_routers(
             "or a random router"
         )
     if len(experts) > 1 and len({(one.prompts, one.against) for one in experts}) == 1:
-        raise ValueError("all experts have the same prompts, and no router can choose; give each its own")
+        raise ValueError("all experts have the same prompts, so a router cannot choose; give each expert other prompts")
     measure = _measure(base, router)
     rows = []
     for one in experts:

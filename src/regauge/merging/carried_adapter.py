@@ -37,7 +37,7 @@ LOST = 1e-12
 """The largest share of a change's squared norm that the factors may leave out."""
 UNTOUCHED = 1e-10
 """A share of a tensor's norm. Smaller changes of the tensor are rounding errors in float64."""
-REMEDY = "give the fine-tune as BASE+ADAPTER, and the change of a whole network is carried"
+REMEDY = "give the fine-tune as BASE+ADAPTER to transfer the change of the whole network"
 
 Pieces = Callable[[str], Iterable[Tensor]]
 """A function that yields the change of a tensor in float64, in ranges of the first axis."""
@@ -163,7 +163,7 @@ class GivenAdapter:
             offsets[name] = scale / biases[name].scale * torch.cat(kept)
         if homeless:
             raise ValueError(
-                f"carrying the adapter {self.label!r} also changes {shorten(homeless)}, for which it has no place; "
+                f"transferring the adapter {self.label!r} also changes {shorten(homeless)}, which it cannot store; "
                 f"{REMEDY}"
             )
         if offsets or any(own.offsets for own in self.factors.values()):
@@ -180,9 +180,8 @@ class GivenAdapter:
         up, down, left = probe(pieces, own.rank)
         if left > LOST:
             raise ValueError(
-                f"the change of {name!r} has rank {own.rank} in base A and a larger one in base B: rotations, or what "
-                f"the adapter {self.label!r} stores as a whole, change its coordinates; {REMEDY}, or set "
-                "`rotate='never'`"
+                f"the change of {name!r} has rank {own.rank} in base A and a larger one in base B: rotations, or whole "
+                f"tensors in the adapter {self.label!r}, change its coordinates; {REMEDY}, or set `rotate='never'`"
             )
         up = up * (scale / own.scale if own.scale else 0.0)
         up, down = (down.T, up.T) if name in self.turned else (up, down)

@@ -95,7 +95,7 @@ def expectation(products: Tensor) -> tuple[str, ...]:
         return ()
     return (
         f"the aligned base A has a cosine of {cosine:.2f} with base B, as networks from different seeds have: expect "
-        "that most of the gain is lost, or that the result is worse than base B; give inputs or labels to judge it",
+        "that most of the gain is lost, or that the result is worse than base B; give inputs or labels to test it",
     )
 
 

@@ -69,8 +69,8 @@ class ExtractedAdapter:
         ranks = sorted({one.rank for one in self.modules})
         span = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}" if ranks else "no rank"
         return (
-            f"{len(self.modules)} matrices in {span}, which leave out {self.left:.2%} of a change at most; "
-            f"{len(self.whole)} tensors as a whole"
+            f"{len(self.modules)} matrices in {span}, which lose at most {self.left:.2%} of a change; "
+            f"{len(self.whole)} whole tensors"
         )
 
 

@@ -127,7 +127,7 @@ def _require(rule: Rule, count: int, rank: int | None) -> None:
     if rank is not None and rank < 1:
         raise ValueError(f"rank is {rank}; give a positive one, or none for the sum of the ranks")
     if rule.needs_task:
-        raise ValueError(f"{rule} runs the model: merge the networks BASE+ADAPTER by it")
+        raise ValueError(f"{rule} runs the model: merge the networks BASE+ADAPTER instead")
     if count < 2 or (rule.most is not None and count > rule.most):
         wanted = "two or more" if rule.most is None else f"two to {rule.most}"
         raise ValueError(f"there are {count} adapters, but {rule} merges {wanted}")
@@ -195,8 +195,8 @@ def _merge_whole(
         lacking = [one.label for one, own in zip(adapters, others, strict=True) if name not in own]
         if lacking:
             raise ValueError(
-                f"{lacking[0]!r} does not store {name!r}, which another adapter stores as a whole: what it is there is "
-                f"known with the base only; {APART}"
+                f"{lacking[0]!r} does not store {name!r}, which another adapter stores as a whole, so its value "
+                f"depends on the base; {APART}"
             )
         values, target = [one.read(name, dtype=torch.float64) for one in adapters], Target(name)
         if any(not torch.equal(values[0], one) for one in values[1:]):
@@ -204,7 +204,7 @@ def _merge_whole(
             shares = rule.factors(given, len(adapters))
             if not isinstance(rule, SUMS) or abs(sum(shares) - 1) > 1e-9 or getattr(rule, "scale", 1.0) != 1.0:
                 raise ValueError(
-                    f"the adapters store {name!r} as a whole, and {rule} needs its base; merge each adapter into its "
+                    f"the adapters store {name!r} as a whole, but {rule} needs its base; merge each adapter into its "
                     "base (BASE+ADAPTER) and combine the networks, or average the adapters"
                 )
             values[0] = rule.combine(iter(values), shares, target)

@@ -145,7 +145,7 @@ def merge(
         labels = [*paths[start:], *paths[:start]] if labels is None else labels
         given = job.checkpoints
     if task is None and test is not None:
-        raise ValueError("test judges what is chosen by a task: give task, too")
+        raise ValueError("test measures the result of a choice by a task: give task, too")
     chosen_by, judged_by = (None, None) if task is None else choose_and_judge(task, test)
     names = require_labels(labels, len(params), has_base)
     networks = [network for network in given if isinstance(network, Mapping)]

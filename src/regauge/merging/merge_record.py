@@ -126,7 +126,7 @@ class Need:
         numbers = f"{self.moved} of {self.units} units move, distance {self.before:.4g} -> {self.after:.4g}"
         if self.is_there:
             return f"{label} is aligned to {reference}: {numbers}"
-        return f"alignment is not needed for {label}: it has the coordinates of {reference} ({numbers})"
+        return f"{label} needs no alignment, because its units correspond to those of {reference} ({numbers})"
 
 
 @dataclass(frozen=True)
@@ -169,11 +169,11 @@ class Needs:
             return ()
         least = min(told, key=lambda need: need.stored or 0.0)
         if not there:
-            return (f"one base, {least.stored:.0%} of the weights explained: aligning changes nothing",)
+            return (f"one base, {least.stored:.0%} of the weights are explained: aligning changes nothing",)
         which = f"{len(there)} of {count(self.each, 'network')}" if len(self.each) > 1 else "the other network"
         return (
-            f"aligning helps {which}: {least.stored:.0%} of the weights explained as stored, {least.aligned:.0%} "
-            "aligned",
+            f"aligning helps {which}: {least.stored:.0%} of the weights are explained as stored, {least.aligned:.0%} "
+            "after alignment",
         )
 
 

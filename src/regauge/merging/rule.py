@@ -171,13 +171,11 @@ def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
     """
     if has_base and rule.base == "none":
         raise ValueError(
-            f"{rule} takes no base: it combines the networks themselves; leave the base out, put it among the "
-            "networks, or use a rule for task vectors"
+            f"{rule} combines the networks themselves, without a base; leave the base out, put it among the networks, "
+            "or use a rule for task vectors"
         )
     if not has_base and rule.base == "needed":
-        raise ValueError(
-            f"{rule} combines what networks differ by from a base network and needs a base; give it as `base`"
-        )
+        raise ValueError(f"{rule} combines the differences of networks from a base; give it as `base`")
     if count < rule.least:
         wanted = "two networks" if rule.most == 2 else f"{rule.least} networks or more"
         given = "there is no network" if count == 0 else "there is only one network"

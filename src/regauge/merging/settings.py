@@ -43,7 +43,8 @@ class Setting:
                 raise ValueError(f"the values of a setting are {list(values)}; give one finite number at least")
         if not all(pattern for pattern, _ in self.where):
             raise ValueError(
-                "a piece of a name in a setting is empty; what holds for all tensors comes last, alone; write the piece"
+                "a part of a name in a setting is empty; give a part of a name, and the value for all other "
+                "tensors last"
             )
 
     @classmethod
@@ -155,8 +156,8 @@ def _read_values(text: str, whole: str) -> tuple[float, ...]:
 
 def _unreadable(text: str) -> str:
     return (
-        f"the setting {text!r} cannot be read; write a number (0.5), a gradient over the depth (0,0.5,1), or pieces of "
-        "names with their values and what holds for all other tensors last (mlp=0.5/attn=0,1/0.3)"
+        f"the setting {text!r} cannot be read; write a number (0.5), values to interpolate over the depth (0,0.5,1), "
+        "or parts of names with their values, and the value for all other tensors last (mlp=0.5/attn=0,1/0.3)"
     )
 
 

@@ -42,8 +42,8 @@ ENOUGH = 24
 """The smallest number of examples of which some are held out. With fewer examples, the change is chosen and evaluated
 on the same examples.
 """
-NOTHING = "nothing that could be carried lowers the loss on the examples that judge: base B is returned unchanged"
-FEW = f"fewer than {ENOUGH} examples: all of them both choose the scale of the change and judge the change"
+NOTHING = "no transferred change lowers the loss on held-out examples: base B is returned unchanged"
+FEW = f"fewer than {ENOUGH} examples: the same examples choose the scale of the change and test the change"
 KEPT = 1 / 3
 """The share of the examples that is held out to evaluate the change and to choose the number of training steps."""
 LOOKS = 20
@@ -86,15 +86,13 @@ class TransportResult:
     def __str__(self) -> str:
         data = {"weights": "no data", "inputs": "inputs without labels", "task": "labels"}[self.mode]
         carrier = "linear maps between activations" if self.element is None else "an element of the symmetry"
-        told = [f"carried {f'by {carrier}, times {self.scale:.3g}' if self.scale else 'nothing'}; seen: {data}"]
+        told = [f"transferred {f'by {carrier}, times {self.scale:.3g}' if self.scale else 'nothing'}, with {data}"]
         if self.cosine is not None:
             told.append(f"cosine of the change of the outputs with that of the fine-tune: {self.cosine:.4f}")
         if self.steps:
             told.append(f"then trained for {self.steps} steps")
         if self.losses is not None:
-            told.append(
-                "loss on the examples that judge: {:.4g} for base B, {:.4g} for the result".format(*self.losses)
-            )
+            told.append("loss on held-out examples: {:.4g} for base B, {:.4g} for the result".format(*self.losses))
         if self.adapter is not None:
             told.append(f"kept as an adapter of {count(self.adapter, 'tensor')}")
         return "\n".join([*told, *self.notes])
@@ -272,7 +270,7 @@ class _Data:
             return cls()
         module = task.module if module is None and task is not None else module
         if module is None:
-            raise ValueError("inputs are run through a model: give `module`, or a task, which has one")
+            raise ValueError("inputs need a model: give `module`, or a task, which has one")
         is_apart = inputs is not None and task is not None
         if inputs is None:
             assert task is not None
@@ -303,7 +301,8 @@ class _Data:
             pairs = [(batch, teacher.run(tuned, batch).detach()) for batch in self.batches]
         if self.logits and any(not wanted.ndim or wanted.shape[-1] < 2 for _, wanted in pairs):
             raise ValueError(
-                f"outputs of shape {tuple(pairs[0][1].shape)} are no logits of two classes or more; give `logits=False`"
+                f"outputs of shape {tuple(pairs[0][1].shape)} are not logits of two or more classes; give "
+                "`logits=False`"
             )
         return replace(learner, batches=pairs)
 
@@ -348,11 +347,11 @@ def _carry(
     is_wider = any(tensor.shape != base_b[name].shape for name, tensor in base_a.items())
     if is_wider and not data.is_other:
         raise ValueError(
-            "the bases have different widths, and no element moves one to the other: give `inputs` or a task, and "
+            "the bases have different widths, so no element maps one to the other: give `inputs` or a task, and "
             "`module_a`, the model of base A"
         )
     same = all(torch.equal(tensor, tuned_a[name]) for name, tensor in base_a.items())
-    told: tuple[str, ...] = ("the fine-tune equals its base: there is no change to carry",) if same else ()
+    told: tuple[str, ...] = ("the fine-tune equals its base: there is no change to transfer",) if same else ()
     ways = [] if is_wider else [_by_element(networks, symmetry, data, method, rotate, generator)]
 
     def result(way: CarriedChange, factor: float, mode: Mode, alike: float | None = None) -> TransportResult:
@@ -372,10 +371,10 @@ def _carry(
     seen = data.batches if data.is_apart else [batch for batch, _ in choosing.batches]
     maps, left = carry_by_maps(networks, data.modules, seen, symmetry)
     if left and is_wider:
-        maps = replace(maps, notes=(f"no map carries the change of {shorten(left)}: it stays in base A",))
+        maps = replace(maps, notes=(f"there is no map for the change of {shorten(left)}: it is not transferred",))
     elif left:  # Both changes are in the coordinates of B.
         rest = {name: ways[0].change[name] for name in left if name in ways[0].change}
-        told_left = f"an element carries the change of {shorten(left)}, for which there is no map"
+        told_left = f"the change of {shorten(left)} is transferred by an element, because there is no map"
         shrunk = {name: one for name, one in ways[0].shrunk.items() if name in rest}
         maps = CarriedChange({**maps.change, **rest}, None, {**maps.shrunk, **shrunk}, (told_left,))
     ways.append(maps)

@@ -15,9 +15,9 @@ from regauge.checkpoints.names.conversion import Conversion
 from regauge.checkpoints.names.converted import Converted, ranges_of
 from regauge.core.counted import shorten
 
-ALONE = "its model has no {names}, which {are} taken over as {they} {are} and may not fit what is moved"
-SAME = "the model has no {names}, which {are} the same in all networks and taken over as {they} {are}"
-FIRST = "the model has no {names}, which {are} taken over from {first} as {they} {are}"
+ALONE = "the model has no {names}, which {are} copied without changes and may not match the transformed tensors"
+SAME = "the model has no {names}, which {are} the same in all networks and copied without changes"
+FIRST = "the model has no {names}, which {are} copied from {first} without changes"
 LEFT = "left out: {names} of {label}, which neither the model nor {first} has"
 
 

@@ -36,8 +36,8 @@ def unwrap(checkpoint: Checkpoint, wanted: Collection[str]) -> Checkpoint:
     from regauge.checkpoints.names.converted import Converted
 
     result = Converted(checkpoint, Conversion(renamed)).written_as(checkpoint.form)
-    note = f"{checkpoint.label}: names such as {name!r} are read as {first!r}, as the model has them"
-    LOG.info(f"{note}; what is written has the names of the file")
+    note = f"{checkpoint.label}: names such as {name!r} are read as {first!r}, the name in the model"
+    LOG.info(f"{note}; the output keeps the names of the file")
     return result
 
 

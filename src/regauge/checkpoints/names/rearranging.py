@@ -49,9 +49,7 @@ class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         rule = RULES.get(func.overloadpacket)
         if rule is None or len(followed) < sum(isinstance(t, Tensor) for t in flat):
-            raise RearrangementError(
-                f"it is computed by {func.overloadpacket}, which does more than re-arrange entries"
-            )
+            raise RearrangementError(f"it is computed by {func.overloadpacket}, which does not only rearrange entries")
         results = list(result) if isinstance(result, list | tuple) else [result]
         for tensor, boxes in zip(results, rule(self, results, *args, **(kwargs or {})), strict=True):
             self._boxes[tensor] = boxes
@@ -91,7 +89,7 @@ def _slice(
     step: int = 1,
 ) -> list[Boxes]:
     if step != 1:
-        raise RearrangementError("it is sliced with steps, which is not followed")
+        raise RearrangementError("it is sliced with steps, which is not supported")
     first = range(x.shape[dim])[start:end].start
     return [select(mode.boxes(x), x.shape, dim % x.ndim, first, first + results[0].shape[dim])]
 

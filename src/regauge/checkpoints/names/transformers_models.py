@@ -24,7 +24,7 @@ from regauge.checkpoints.plain_files import read_json, require_plain
 from regauge.core.counted import shorten
 
 CONFIG = "config.json"
-REMOTE, CODE = "trust_remote_code", "it needs code of its own folder, which is never run"
+REMOTE, CODE = "trust_remote_code", "it needs code from its own folder, which is never run"
 """The words by which the error of transformers about a folder with code is recognized, and the sentence that replaces
 this error."""
 LAYERS, EXPERTS = re.compile(r"(^|_)(layers?|depths?|blocks)$"), re.compile(r"(^|_)experts$")
@@ -94,7 +94,7 @@ def _find_class(transformers: Any, names: Any) -> Any:
         return None
     found = getattr(transformers, str(names[0]), None)
     if found is not None and not (inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)):
-        raise ValueError(f"{names[0]!r} is something else; give the files of the model")
+        raise ValueError(f"{names[0]!r} is not a model class of transformers; give the files of the model")
     return found
 
 
@@ -155,7 +155,7 @@ def find_conversion(stored: Mapping[str, Blank], module: nn.Module) -> Conversio
         if target in collected:
             made |= _run(collected[target], target, names, model, mode)
         elif len(names) > 1:
-            raise ValueError(f"{shorten(names)} are all {target!r} of the model; leave one of them")
+            raise ValueError(f"{shorten(names)} all stand for {target!r} of the model; keep one of them")
         else:
             made[target] = (stored[names[0]].shape, whole(names[0], stored[names[0]].numel))
     ignored = _ignored(model)

@@ -57,13 +57,13 @@ def require_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
         if entry.is_symlink():
             raise _refuse(folder, f"holds the symbolic link {entry.name!r}")
         if not (known.fullmatch(entry.name) or TEMPORARY.fullmatch(entry.name)):
-            raise _refuse(folder, f"holds {entry.name!r}, which is not of regauge")
+            raise _refuse(folder, f"contains {entry.name!r}, which regauge did not write")
     names = {entry.name for entry in entries}
     require_lock(folder / LOCK)
     if LEDGER not in names:
         filled = [n for n in sorted(names) if n != LOCK and not TEMPORARY.fullmatch(n) and not _is_empty(folder / n)]
         if filled:
-            raise _refuse(folder, f"holds {filled[0]!r}, and no ledger {LEDGER!r} that says who made it")
+            raise _refuse(folder, f"contains {filled[0]!r}, but no ledger {LEDGER!r} that says who made it")
     read_ledger(folder)
 
 
@@ -122,7 +122,7 @@ def require_lock(path: Path) -> None:
         FileExistsError: The path exists and is not an empty file.
     """
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file() or not _is_empty(path)):
-        raise FileExistsError(f"{str(path)!r} is where regauge puts its lock, but is no lock; move it away")
+        raise FileExistsError(f"{str(path)!r} has the name of a lock of regauge, but is no lock; move it away")
 
 
 def _is_empty(path: Path) -> bool:
@@ -135,6 +135,6 @@ def _is_empty(path: Path) -> bool:
 
 def _refuse(folder: Path, what: str) -> FileExistsError:
     return FileExistsError(
-        f"{str(folder)!r} {what}; regauge makes the output there and deletes only what it has made: move it away, or "
+        f"{str(folder)!r} {what}; regauge writes the output there and deletes only its own files: move it away, or "
         "choose another name for the output"
     )

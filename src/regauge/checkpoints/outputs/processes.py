@@ -20,8 +20,7 @@ PLACES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 PATIENCE = timedelta(days=30)
 """The time for which a process waits for the other processes. The end of another process is noticed immediately."""
 ENDED = (
-    "another process that works on this output ended, and what is done is kept; start all of them again with "
-    "`resume=True`"
+    "another process that writes this output ended; finished work is kept: start all processes again with `resume=True`"
 )
 
 
@@ -77,7 +76,7 @@ class Ranks(Crew):
             raise error
         texts = [text for _, text in told if text is not None]
         if texts:
-            raise ValueError(f"another process that works on this output refuses: {texts[0]}")
+            raise ValueError(f"another process that writes this output reports: {texts[0]}")
         return [made for made, _ in told]
 
     def _talk(self, send: Callable[[], object]) -> None:
@@ -118,7 +117,7 @@ def join() -> Crew:
         absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if absent:
             raise ValueError(
-                f"the processes do not know where to meet: set {' and '.join(absent)}, for example "
+                f"the processes cannot find one another: set {' and '.join(absent)}, for example "
                 "MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1) MASTER_PORT=29500"
             )
         dist.init_process_group("gloo", rank=rank, world_size=size, timeout=PATIENCE)

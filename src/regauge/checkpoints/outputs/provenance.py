@@ -177,7 +177,7 @@ def read_provenance(path: str | Path) -> dict[str, Any] | None:
     if not isinstance(found, dict) or "command" not in found:
         return None
     if not all(map(_is_whole, (found, *_ancestors(found)))):
-        LOG.info(f"what {str(path)!r} says about where it comes from is malformed, and is ignored")
+        LOG.info(f"the provenance in {str(path)!r} is malformed and is ignored")
         return None
     return found
 

@@ -115,7 +115,7 @@ class Staging:
             if is_left and not (resume or overwrite):
                 raise FileExistsError(
                     f"an interrupted run left {str(self.folder)!r}; add `resume=True` to continue it, or "
-                    "`overwrite=True` to begin anew"
+                    "`overwrite=True` to start again"
                 )
             self._begin(resume=resume and is_left)
             require_space(self.out, self._needed())
@@ -140,7 +140,7 @@ class Staging:
             needed = self._needed() or None
             if not is_kept:
                 raise FullDiskError(self.out, needed) from error
-            kept = f"what is done is kept in {str(self.folder)!r}: make room and add `resume=True`"
+            kept = f"finished work is kept in {str(self.folder)!r}: free space, and add `resume=True`"
             raise FullDiskError(self.out, needed, kept) from error
 
     def write(
@@ -266,7 +266,7 @@ class Staging:
                 changed = sorted(k for k in self._inputs if document["inputs"].get(k) != self._inputs[k])
                 raise ValueError(
                     f"the interrupted run in {str(self.folder)!r} had other inputs or settings ({', '.join(changed)}); "
-                    "give the same, or begin anew with `overwrite=True` and without `resume=True`"
+                    "give the same, or start again with `overwrite=True` and without `resume=True`"
                 )
             self._shards = document["shards"]
             for path in self.folder.glob(OWN_LEDGER.format("*")):
@@ -294,7 +294,7 @@ class Staging:
 def partial_of(out: Path) -> Path:
     """Return the staging folder of an output, `OUT.partial`; raise a ValueError if the output has no name."""
     if out.name in ("", ".."):
-        raise ValueError(f"the output {str(out)!r} is no name of a new file or folder; give one")
+        raise ValueError(f"the output {str(out)!r} is not the name of a new file or folder; give one")
     return out.with_name(out.name + PARTIAL)
 
 
@@ -322,7 +322,7 @@ def _finish(out: Path) -> None:
     finish_replacing(out, folder / REPLACED)
     if _is_complete(folder):
         replace_files(folder / CONTENT, out)
-        LOG.info(f"{str(out)!r} is what an interrupted run had made, which is in its place now")
+        LOG.info(f"{str(out)!r} is the output of an interrupted run, which has been completed")
         shutil.rmtree(folder / CONTENT)
         (folder / LEDGER).unlink()
 

@@ -104,8 +104,8 @@ def fold(
         raise ValueError("the module is on the meta device, where nothing can be checked; give it real parameters")
     if symmetry is not None and symmetry.ones:
         raise ValueError(
-            "this symmetry was discovered with `ones` and no longer moves the gains that are to be folded; give what "
-            "`regauge.discover` finds without `ones`, or leave it out"
+            "this symmetry was discovered with `ones` and no longer scales the gains that are to be folded; give the "
+            "symmetry that `regauge.discover` finds without `ones`, or leave it out"
         )
     is_known = symmetry is not None and (symmetry.gains or symmetry.translations)
     found = symmetry if symmetry is not None and is_known else discover(module, inputs, kwargs, outputs=outputs)
@@ -174,8 +174,8 @@ class _Folding:
             params, self.ones, zeros, centered, notes = before
             self.params, self.zeros, self.centered, self.notes = dict(params), [*zeros], [*centered], [*notes]
         self.notes.append(
-            f"The {subject} stay as they were, for rewriting them changed the outputs by {error:.1e} "
-            f"(tolerance {self.tolerance:.0e}): please report this model."
+            f"The {subject} were not changed, because rewriting them changed the outputs by {error:.1e} (tolerance "
+            f"{self.tolerance:.0e}): please report this model."
         )
 
     def _take(self, name: str, changed: Mapping[str, Tensor]) -> bool:
@@ -228,7 +228,7 @@ class _Folding:
         self.params, self.ones, kept = fold_gains(self.params, self.symmetry.on_sums, self.symmetry.gains)
         tied = [names for names in self.symmetry.tied if any(len(self.symmetry.shapes[name]) > 1 for name in names)]
         for name, reason in kept.items():
-            note = f"The gain {name!r} stays, because {reason}"
+            note = f"The gain {name!r} was kept, because {reason}"
             costs = [g for g in self.symmetry.groups if any(p.parameter == name for p in g.placements)]
             if costs:
                 note += (

@@ -79,7 +79,7 @@ def fold_gains(
     return current, tuple(name for name in names if name in ones), kept
 
 
-GAIN_IS_ZERO = "it is zero somewhere, which no scale makes one"
+GAIN_IS_ZERO = "it has zeros, which no scale can make one"
 
 
 def unit_gains(

@@ -26,7 +26,7 @@ MOST_LEARNED = 20_000_000
 learned only if the caller requests it."""
 
 NOTHING_BETTER = (
-    "the network stays as it is, since nothing that was tried loses less; is_kept_always (--always) moves it anyway"
+    "the network was not changed, because no method loses less; is_kept_always (--always) changes it anyway"
 )
 """The note if no method improves the given network."""
 OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
@@ -123,7 +123,7 @@ class BestGauge(GaugeMethod):
         methods = default_methods(
             self.scheme, self.steps, is_loss=is_loss, is_learned=is_learned, is_by_function=problem.can_learn
         )
-        note = f"rotations were not learned: layers have {size:,} values; ask for LearnedRotation to wait"
+        note = f"rotations were not learned, because layers have {size:,} values; LearnedRotation learns them"
         return methods, () if is_learned else (note,)
 
     def _judge(self, problem: GaugeProblem, compared: Mapping[str, Chosen]) -> tuple[float, dict[str, float]]:

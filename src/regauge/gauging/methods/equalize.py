@@ -72,8 +72,8 @@ class Equalize(GaugeMethod):
                 is_settled = True
                 break
         fixed = [(group.name, NO_SCALES) for group in diagonal(symmetry).groups if not group.scales]
-        fixed += [(name, "one side of its units has no values whose range could agree") for name in ranges.alone]
-        notes = () if is_settled else (f"still moving after {self.sweeps} sweeps: allow more",)
+        fixed += [(name, "the values on one side of its units have no range to equalize") for name in ranges.alone]
+        notes = () if is_settled else (f"not converged after {self.sweeps} sweeps: allow more",)
         moves = (Move(symmetry, scaled_element(symmetry.identity(), best)),)
         return Chosen(moves, history[-1], history[0], tuple(history), "octaves of imbalance", tuple(fixed), notes)
 

@@ -94,7 +94,7 @@ class LearnedRotation(GaugeMethod):
             loss = OfFunction(problem.params, self.scheme, problem.task)
         initial = loss.score(problem.params, problem.symmetry)
         if not reach.layers:
-            return Chosen((), initial, initial, (initial,), loss.unit, reach.fixed, ("there is nothing to move",))
+            return Chosen((), initial, initial, (initial,), loss.unit, reach.fixed, ("there is nothing to rotate",))
         if isinstance(loss, OfWeights):
             symmetry = reach.found.symmetry
             ways = [symmetry.identity(), Hadamard(self.scheme).rotate(symmetry, problem.generator)]
@@ -107,7 +107,7 @@ class LearnedRotation(GaugeMethod):
             scores += more
         history = (initial, *(max(score, initial) for score in scores))
         if history[-1] == initial:
-            notes = ("the network stays as it is: nothing that was met on the way makes rounding better",)
+            notes = ("the network was not changed, because no learned rotation makes rounding better",)
             return Chosen((), initial, initial, history, loss.unit, reach.fixed, notes)
         return Chosen(reach.moves(best), history[-1], initial, history, loss.unit, reach.fixed)
 

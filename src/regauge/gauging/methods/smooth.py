@@ -92,7 +92,7 @@ class Smooth(GaugeMethod):
                 steps.append((direction, logs))
                 work.move(direction, logs)
             else:
-                fixed.append((direction.group, "no exponent that was tried makes its layers less noisy"))
+                fixed.append((direction.group, "no tried exponent reduces the rounding error of its layers"))
         fixed += [(group.name, NO_SCALES) for group in diagonal(problem.symmetry).groups if not group.scales]
         moves = (Move(problem.symmetry, scaled_element(problem.symmetry.identity(), steps)),)
         count = max(len(gains), 1)

@@ -95,7 +95,7 @@ class Rotation(GaugeMethod):
                 fixed.append((group.name, "this rotation would make the rounding of weights worse"))
         reached, moves = weights.decibels, (*([] if before is None else [before]), Move(symmetry, element))
         if reached < initial and not self.is_kept_always:
-            notes = ("the network stays as it is: no rotation that was tried makes rounding better",)
+            notes = ("the network was not changed, because no tried rotation makes rounding better",)
             return Chosen((), initial, initial, (initial,), "dB", tuple(fixed), notes)
         return Chosen(moves, reached, initial, tuple(history), "dB", tuple(fixed))
 

@@ -161,7 +161,7 @@ def labels_of(inr: Inr) -> DistanceLabels:
         ValueError: The network does not represent a distance.
     """
     if inr.limit is None:
-        raise ValueError(f"an INR of {inr.signal!r} has no distances; this needs one of 'unsigned' or 'signed'")
+        raise ValueError(f"an INR of {inr.signal!r} has no distances; give an INR of 'unsigned' or 'signed'")
     return DistanceLabels(inr.limit, is_signed=inr.signal == "signed")
 
 
@@ -184,7 +184,7 @@ def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.
     """
     generator = given_or_seed(generator)
     if inr.signal == "image":
-        raise ValueError("an INR of an image learns from pixels, not from the field of a shape; use `image_samples`")
+        raise ValueError("an INR of an image learns from pixels, not from a shape; use `image_samples`")
     points = draw_queries(field.surface, queries, generator=generator)
     if inr.signal == "occupancy":
         labels = (field.signed_distances(points) <= 0).to(points.dtype)

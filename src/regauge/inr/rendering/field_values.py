@@ -45,7 +45,7 @@ def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height:
         ValueError: The image has no pixels, or the parameters do not fit the network.
     """
     if height < 1 or width < 1:
-        raise ValueError(f"an image of {height} x {width} pixels has none; both must be at least 1")
+        raise ValueError(f"an image of {height} x {width} pixels is empty; both numbers must be at least 1")
     values = evaluate(network, params, pixel_centers(height, width))
     return values.reshape(*values.shape[:-2], height, width, values.shape[-1]).clamp(0, 1)
 
@@ -83,7 +83,7 @@ def is_population(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
     different = sorted(expected.keys() ^ params.keys())
     if different:
         raise ValueError(
-            f"the parameters are not those of this network: only one of the two has {different[:5]}; give those of "
+            f"the parameters do not belong to this network: only one of both has {different[:5]}; give parameters of "
             "this architecture"
         )
     extra = {params[name].ndim - tensor.ndim for name, tensor in expected.items()}

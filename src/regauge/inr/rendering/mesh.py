@@ -69,7 +69,7 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
             + ("draw it as an image" if inr.signal == "image" else "extract points from unsigned distances")
         )
     if resolution < 2:
-        raise ValueError(f"a grid of {resolution} points along each axis has no cell; take at least 2")
+        raise ValueError(f"a grid of {resolution} points along each axis has no cell; give at least 2")
     try:
         measure: Any = import_module("skimage.measure")
     except ImportError as error:
@@ -119,11 +119,9 @@ def load_mesh(path: str | Path) -> Mesh:
     try:
         mesh = trimesh.load_mesh(io.BytesIO(path.read_bytes()), file_type=path.suffix[1:], process=False)
     except UNREADABLE as error:
-        raise ValueError(f"{str(path)!r} is damaged or no mesh ({error}); write it again") from error
+        raise ValueError(f"{str(path)!r} is damaged or not a mesh ({error}); write it again") from error
     if not isinstance(mesh, trimesh.Trimesh) or not len(mesh.faces):
-        raise ValueError(
-            f"{str(path)!r} is damaged or holds no mesh; give a file with faces, since a point cloud has none"
-        )
+        raise ValueError(f"{str(path)!r} is damaged or contains no mesh; give a file with faces, not a point cloud")
     if path.suffix == ".stl":
         with np.errstate(invalid="ignore"):  # callers check that vertices are finite
             mesh.merge_vertices()
@@ -137,8 +135,8 @@ def require_mesh(mesh: Mesh, path: Path) -> Mesh:
     is_mesh = vertices.ndim == faces.ndim == 2 and vertices.shape[1] == faces.shape[1] == 3 and len(faces)
     if not is_mesh or not 0 <= int(faces.min()) <= int(faces.max()) < len(vertices):
         raise ValueError(
-            f"{str(path)!r} holds no mesh of vertices {list(vertices.shape)} and faces {list(faces.shape)}; write it "
-            "again"
+            f"{str(path)!r} has vertices of shape {list(vertices.shape)} and faces of shape {list(faces.shape)}, which "
+            "form no mesh; write it again"
         )
     return mesh
 
@@ -185,7 +183,7 @@ def load_points(path: str | Path) -> Tensor:
             loaded = _trimesh().load(io.BytesIO(path.read_bytes()), file_type=path.suffix[1:], process=False)
             points = torch.from_numpy(np.array(loaded.vertices, np.float32))
     except UNREADABLE as error:
-        raise ValueError(f"{str(path)!r} is damaged or no point cloud ({error}); write it again") from error
+        raise ValueError(f"{str(path)!r} is damaged or not a point cloud ({error}); write it again") from error
     if points.ndim != 2 or points.shape[1] != 3 or not len(points):
         raise ValueError(f"{str(path)!r} holds an array {list(points.shape)}, not points [points, 3]; write it again")
     return points

@@ -73,8 +73,8 @@ class PointCloud:
         if self.is_complete:
             return f"{self.wanted:,} points from {self.draws:,} random ones"
         return (
-            f"only {len(self.points):,} of {self.wanted:,} points: {self.draws:,} random ones were tried, and no more "
-            "came close to a surface; the network may be broken"
+            f"only {len(self.points):,} of {self.wanted:,} points: {self.draws:,} random ones were tried, and no "
+            "others came close to a surface; the network may be damaged"
         )
 
 

@@ -155,8 +155,8 @@ def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assem
         assembly = Assembly(parts, networks, symmetry, ready.elements, tokens, seed)
         if assembly.held() > job.limit.nbytes:
             raise ValueError(
-                f"combining the largest tensor holds {size_text(assembly.held())}, more than the "
-                f"{size_text(job.limit.nbytes)} that memory allows; allow that much or more"
+                f"combining the largest tensor needs {size_text(assembly.held())} of memory, but only "
+                f"{size_text(job.limit.nbytes)} are allowed; allow more"
             )
         if config is not None:
             if request.layers is not None:
@@ -193,7 +193,7 @@ def _unite(
     beside: dict[str, bytes | None] = dict(request.files)
     tokens: TokenPlan | None = None
     if request.vocabulary is None:
-        found = bring_together(job.checkpoints, remedy=f"say how they are brought together: {UNION}")
+        found = bring_together(job.checkpoints, remedy=f"choose a common vocabulary: {UNION}")
         job, tokens = replace(job, checkpoints=found.networks), found.plan
     else:
         assert config is not None
@@ -276,8 +276,8 @@ def _align(
     if request.layers is not None and isinstance(networks[0], Converted):
         if any(element is not None for element in elements):
             raise ValueError(
-                "slices of models that are aligned cannot be written under the names that these files have; align the "
-                "models first, and write align: false in the recipe"
+                "slices of aligned models cannot be written with the names in these files; align the models first, and "
+                "write align: false in the recipe"
             )
         networks, symmetry = job.checkpoints, Symmetry(())
     told = (tuple(reports), tuple(notes), tuple(distances))
@@ -339,7 +339,7 @@ def _require_model(config: Configuration, parts: Mapping[str, Part], like: Check
     except ValueError as error:
         reason = str(error).partition("; give the checkpoint")[0]
         raise ValueError(
-            f"these slices are no network of one architecture: {reason}; keep layers of a kind in place"
+            f"these slices do not form a network: {reason}; keep layers of one kind in their places"
         ) from error
 
 

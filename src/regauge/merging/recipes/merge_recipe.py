@@ -76,7 +76,7 @@ def plan_recipe(path: str | Path, out: Output | str | Path, **setting: Unpack[As
         ValueError: The recipe describes a mixture.
     """
     if read_mixture(Path(path)) is not None:
-        raise ValueError(f"{str(path)!r} is a recipe of a mixture, of which no plan is shown; merge it without a plan")
+        raise ValueError(f"{str(path)!r} is a recipe of a mixture, for which there is no plan; merge it without a plan")
     return _by_recipe(Path(path), Output.of(out), setting, dry_run=True)
 
 
@@ -136,7 +136,7 @@ def _mix(recipe: MixtureRecipe, out: Output, setting: AssemblySetting) -> Assemb
     if given == ["method"] and setting.get("method") == WeightMatching():
         given = []
     if given:
-        raise ValueError(f"a mixture is made of experts as they are; leave {given[0]} out, and align experts first")
+        raise ValueError(f"a mixture does not change its experts; leave {given[0]} out, and align experts first")
     if recipe.dtype is not None and out.dtype is not None:
         raise ValueError("the recipe sets the dtype of the result; leave `dtype=` out, or dtype in the recipe")
     if recipe.dtype is not None:
@@ -198,7 +198,7 @@ def _by_tokens(
 ) -> Assembled:
     chosen = Average() if rule is None else rule
     if chosen.needs_task:
-        raise ValueError(f"`tokenizer=` is for rules that look at no data; {chosen} does")
+        raise ValueError(f"`tokenizer=` cannot be combined with {chosen}, which needs data; choose another rule")
     paths = [Path(one) for one in ([*folders] if base is None else [base, *folders])]
     plan: Planner = lambda networks, _, statistics, keys: plan_rule(  # noqa: E731
         chosen, as_weights(weights), networks, has_base=base is not None, statistics=statistics, keys=keys

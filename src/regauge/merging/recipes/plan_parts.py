@@ -314,5 +314,5 @@ def _given(found: float | None, default: float | None, key: str, where: str) -> 
     if found is not None:
         return found
     if default is None:
-        raise ValueError(f"{where} there is no {key}: no filter names this tensor; add a value without a filter")
+        raise ValueError(f"{where} there is no {key}: no filter matches this tensor; add a value without a filter")
     return default

@@ -56,7 +56,7 @@ def read_mixture(path: Path) -> MixtureRecipe | None:
     top = whole.mapping(KEYS, ["base_model"])
     mode = top["gate_mode"].text if "gate_mode" in top else "hidden"
     if mode not in MODES:
-        raise top["gate_mode"].refuse(f"'gate_mode' is {mode!r}; there are {', '.join(MODES)}")
+        raise top["gate_mode"].refuse(f"'gate_mode' is {mode!r}; choose from {', '.join(MODES)}")
     shared = [_expert(one) for one in top["shared_experts"].items] if "shared_experts" in top else []
     if len(shared) > 1:
         raise top["shared_experts"].refuse(f"there are {len(shared)} shared experts; a mixture has at most one")
@@ -87,7 +87,7 @@ def _require_architecture(entry: Entry, *, has_shared: bool) -> None:
     """Raise an error if an architecture does not allow a shared expert, or requires one that is missing."""
     name = entry.text
     if name not in ARCHITECTURES:
-        raise entry.refuse(f"the architecture {name!r} is not written; there are {', '.join(ARCHITECTURES)}")
+        raise entry.refuse(f"the architecture {name!r} is not supported; choose from {', '.join(ARCHITECTURES)}")
     families, kind = ARCHITECTURES[name]
     if (families is SHARING) != has_shared:
         needs = "has no shared expert" if has_shared else "needs one shared expert: name it under 'shared_experts'"

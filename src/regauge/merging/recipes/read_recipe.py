@@ -117,9 +117,9 @@ class Entry:
             name = str(key.value) if isinstance(key, yaml.ScalarNode) else _kind(key)
             place = Entry(self.path, name, key)
             if known is not None and name not in known:
-                raise place.refuse(f"{name!r} is not understood in {self.key}; there can be {', '.join(known)}")
+                raise place.refuse(f"{name!r} is unknown in {self.key}; choose from {', '.join(known)}")
             if name in found:
-                raise place.refuse(f"{name!r} is there twice; remove one")
+                raise place.refuse(f"{name!r} occurs twice; remove one")
             found[name] = Entry(self.path, name, value)
         absent = [name for name in needed if name not in found]
         if absent:
@@ -150,12 +150,12 @@ def _recipe(whole: Entry) -> Recipe:
     top = whole.mapping(KEYS, ["merge_method"])
     name = top["merge_method"].text
     if name not in METHODS:
-        raise top["merge_method"].refuse(f"the merge method {name!r} is unknown; there are {', '.join(METHODS)}")
+        raise top["merge_method"].refuse(f"the merge method {name!r} is unknown; choose from {', '.join(METHODS)}")
     method = METHODS[name]
     if sum(key in top for key in ("models", "slices", "modules")) != 1:
         raise whole.refuse("a recipe has one of 'models', 'slices' and 'modules'; write one of them")
     if "tokenizer" in top and "tokenizer_source" in top:
-        raise top["tokenizer_source"].refuse("'tokenizer_source' and 'tokenizer' say the same; leave one of them out")
+        raise top["tokenizer_source"].refuse("'tokenizer_source' and 'tokenizer' mean the same; leave one of them out")
     base = read_folder(top["base_model"]) if "base_model" in top else None
     if "models" in top:
         slices: tuple[Slice, ...] = (
@@ -210,7 +210,7 @@ def _require_models(recipe: Recipe, method: RecipeMethod, whole: Entry) -> None:
         if recipe.method in SINGLE and len(models) == 1 and part.sources[0].layers is not None:
             continue
         if len(set(models)) < len(models) and method.most > 1:
-            raise RecipeError(f"{line}: a model is there twice; name each model once, with the sum of its weights")
+            raise RecipeError(f"{line}: a model occurs twice; name each model once, with the sum of its weights")
         if method.base == "member" and part.base not in models:
             raise RecipeError(f"{line}: the base of {recipe.method} is one of its two models; name it among them")
         if method.base in ("needed", "optional"):
@@ -324,7 +324,7 @@ def _parameters(entry: Entry | None, method: RecipeMethod, name: str, *, is_own:
         if is_misplaced or not any(key in one.parameters for one in METHODS.values()):
             place = "a model's parameters" if is_misplaced else f"the parameters of {name}"
             there = f"; there can be {', '.join(known)}" if known else ", which takes none here"
-            raise value.refuse(f"{key!r} is not understood in {place}{there}")
+            raise value.refuse(f"{key!r} is unknown in {place}{there}")
         choices = [(None, (_norm(value),))] if key == "rescale_norm" else _choices(value)
         found[key] = Parameter(tuple(choices), value.line)
         is_share = key in known and key in SHARES

@@ -73,7 +73,7 @@ SINGLE = ("slerp", "nuslerp", "multislerp", "karcher", "arcee_fusion")
 
 IDLE = {
     "int8_mask": "int8_mask changes nothing here: masks are not kept",
-    "eps": "eps changes nothing here: no length is added to, and a tensor of zeros has no direction",
+    "eps": "eps changes nothing here: it is added to no length, and a tensor of zeros has no direction",
     "residual_weight": "residual_weight changes nothing, as in mergekit 0.1.5, which reads it and does nothing with it",
 }
 """Parameters of mergekit that have no effect in regauge, each with the text of a note."""

@@ -90,7 +90,7 @@ def require_norm(order: float | None) -> None:
 def require_certain(rule: VectorRule) -> None:
     """Raise a ValueError if the combining rule of a random rule is also random."""
     if rule.is_random:
-        raise ValueError(f"{rule} drops entries at random, as the rule does that it is to follow; drop them once")
+        raise ValueError(f"{rule} drops entries at random, and so does its inner rule; drop entries only once")
 
 
 def require_density(density: Numbers) -> None:
