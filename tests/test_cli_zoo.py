@@ -152,7 +152,7 @@ def test_networks_are_imported_exported_and_verified(tmp_path: Path, capsys: pyt
     with pytest.raises(SystemExit) as stopped:
         main(["zoo", "verify", str(tmp_path / "zoo")])
     assert stopped.value.code == 1
-    assert "checksum does not agree" in capsys.readouterr().out
+    assert "checksum does not match" in capsys.readouterr().out
 
 
 PLUGIN = """
@@ -193,9 +193,9 @@ def test_another_package_adds_a_format(tmp_path: Path, monkeypatch: pytest.Monke
     [
         (["train", "CONFIG:wrong", "-o", "OUT"], "returned a int; it must return a regauge.zoo PopulationConfig"),
         (["train", "CONFIG:absent", "-o", "OUT"], "has no function or class 'absent'"),
-        (["train", "CONFIG:small", "-o", "OUT", "--on", "ray"], "is no place to train; choose here, processes"),
-        (["train", "CONFIG:small", "-o", "OUT", "--on", "processes:0"], "is no place to train"),
-        (["train", "CONFIG:small", "-o", "OUT", "--shard", "0"], "give at least 1"),
+        (["train", "CONFIG:small", "-o", "OUT", "--on", "ray"], "is not a place for training; choose here, processes"),
+        (["train", "CONFIG:small", "-o", "OUT", "--on", "processes:0"], "is not a place for training"),
+        (["train", "CONFIG:small", "-o", "OUT", "--shard", "0"], "must be at least 1"),
         (["train", "uci-mlp", "-o", "OUT"], "no preset 'uci-mlp'; did you mean 'uci-mlps'? there are uci-mlps, "),
         (["train", "CONFIG:failing", "-o", "OUT"], "'no such set' is no data set"),
         (["info", "OUT"], "there is no store in"),

@@ -199,7 +199,7 @@ def test_names_in_pages_are_shown_as_they_are(name: str, tmp_path: Path) -> None
 def test_texts_in_place_of_drawn_numbers_are_refused(kind: str, tmp_path: Path) -> None:
     texts = {name: [["1", "\x1b[31m"]] for name in DRAWN[kind]}
     (tmp_path / "numbers.json").write_text(json.dumps(DRAWN | {kind: texts}))
-    with pytest.raises(ValueError, match=r"numbers\.json' does not hold the numbers of this page"):
+    with pytest.raises(ValueError, match=r"numbers\.json' does not contain the numbers of this page"):
         flow_page(tmp_path / "numbers.json")
 
 

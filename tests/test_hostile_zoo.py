@@ -512,15 +512,15 @@ def test_populations_that_claim_too_much_or_make_no_sense(
 
 
 SHARDS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "another kind": (lambda columns: columns["label"].update(kind="text"), "'label' is of no kind that there is"),
-    "no kind": (lambda columns: columns.update(label=3), "'label' is of no kind that there is"),
+    "another kind": (lambda columns: columns["label"].update(kind="text"), "'label' has an unknown kind"),
+    "no kind": (lambda columns: columns.update(label=3), "'label' has an unknown kind"),
     "a text of numbers": (lambda columns: columns["seed"].update(value="3"), "not of kind 'int'"),
     "a large number": (lambda columns: columns["seed"].update(value=2**64), "not of kind 'int'"),
     "a missing text": (
         lambda columns: columns.update(label={"kind": "json", "value": 2, "distinct": []}),
         "of number 2",
     ),
-    "missing texts": (lambda columns: columns["label"].update(distinct=["a"]), "has codes of values that are not"),
+    "missing texts": (lambda columns: columns["label"].update(distinct=["a"]), "has codes without values"),
     "missing values": (lambda columns: columns.update(new={"kind": "float"}), "has no values of kind 'float'"),
     "other values": (lambda columns: columns["accuracy"].update(kind="int"), "has no values of kind 'int'"),
     "no ids": (lambda columns: columns.pop("id"), "'id'"),

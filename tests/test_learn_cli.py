@@ -176,7 +176,7 @@ def test_an_interrupted_training_is_resumed(
             "cannot be run",
         ),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--device", "foo"], "cannot be used here"),
-        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--epochs", "0"], "make no training"),
+        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--epochs", "0"], "are invalid"),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--where", "size=7"], "nothing to learn"),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--probes", "4"], "give `inputs`"),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--probes", "4y4"], "a grid such as 16x16"),

@@ -196,9 +196,9 @@ def test_a_saved_predictor_has_its_start_and_widening_leaves_it_out(tmp_path: Pa
     assert not wide.net.settings.is_linear
     with pytest.raises(ValueError, match="no linear reader"):
         wide.net.read_linear(networks)
-    with pytest.raises(ValueError, match="answers next to an `Invariant` head"):
+    with pytest.raises(ValueError, match="needs an `Invariant` head"):
         ws.Metanet(found, head=ws.Equivariant(), is_linear=True)
-    with pytest.raises(ValueError, match="answers next to an `Invariant` head"):
+    with pytest.raises(ValueError, match="needs an `Invariant` head"):
         ws.Metanet(found, head=ws.Invariant(1), is_linear=True, readers=ws.find_readers(found))
 
 

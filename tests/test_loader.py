@@ -79,7 +79,7 @@ def same(first: list[Batch], second: list[Batch]) -> bool:
 def test_every_network_once_in_an_epoch(batch: int, is_last_dropped: bool) -> None:
     params = population(ARCHITECTURES["relu"][0], 23)
     if is_last_dropped and batch > 23:
-        with pytest.raises(ValueError, match="23 networks make no batch of 50"):
+        with pytest.raises(ValueError, match="23 networks are fewer than a batch of 50"):
             Loader(params, batch=batch, is_last_dropped=True, generator=chance())
         return
     loader = Loader(params, batch=batch, is_last_dropped=is_last_dropped, generator=chance())
@@ -162,12 +162,12 @@ def test_a_resumed_loader_continues(after: int, batch: int, count: int, tmp_path
     other = Loader(pickle.loads(pickle.dumps(store)), **settings, generator=chance(9))
     other.load_state_dict(state)
     assert same(begun + list(islice(other.stream(), 12 - after)), whole)
-    with pytest.raises(ValueError, match="other networks or of batches of another size"):
+    with pytest.raises(ValueError, match="other networks or another batch size"):
         Loader(store, batch=5, generator=chance()).load_state_dict(state)
-    with pytest.raises(ValueError, match="other networks or of batches of another size"):
+    with pytest.raises(ValueError, match="other networks or another batch size"):
         Loader(store, batch=batch, indices=range(21), generator=chance()).load_state_dict(state)
     for absent in ({"number": 10**14}, {"number": -1}, {"epoch": -(10**14)}):
-        with pytest.raises(ValueError, match="and an epoch has"):
+        with pytest.raises(ValueError, match="but an epoch has"):
             other.load_state_dict(state | absent)
 
 
@@ -332,7 +332,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         Loader(params, augment=("turn",), generator=chance())
     with pytest.raises(ValueError, match="ranks count from 0"):
         Loader(params, rank=2, world=2, generator=chance())
-    with pytest.raises(ValueError, match="0 networks make no batch"):
+    with pytest.raises(ValueError, match="0 networks are fewer than a batch"):
         Loader(params, indices=[], generator=chance())
     with pytest.raises(IndexError, match="the population has the networks 0 to 4, but 5 was asked for"):
         Loader(params, indices=[5], generator=chance())

@@ -149,7 +149,7 @@ def test_the_figure_marks_the_networks(found: rg.connect.Plane) -> None:
     assert [text.get_text() for text in axes.texts] == ["A", "B", "C"]
     assert axes.get_xlabel() == "distance along the line from A to B"
     assert axes.get_ylabel() == "distance from that line"
-    assert "brighter is lower" in figure.axes[1].get_ylabel()
+    assert "bright: low" in figure.axes[1].get_ylabel()
     again = plane_figure(found.xs.numpy(), found.ys.numpy(), loss, found.points.numpy())
     assert data_uri(figure, "svg") == data_uri(again, "svg")
     plane_figure(np.arange(2.0), np.arange(2.0), np.ones((2, 2)), found.points.numpy())

@@ -48,10 +48,10 @@ def test_networks_with_the_same_tensors_and_other_functions_are_read_by_their_ow
         moved = symmetry.act(symmetry.random(generator(2), batch=(40,)), params)
         before, after = (made.predict(Collection(one, symmetry)) for one in (params, moved))
         np.testing.assert_allclose(after, before, rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match="say which one it is"):
+    with pytest.raises(ValueError, match="choose one with"):
         made.predict(both[0])
     alone = learn.fit_predictor(both[0], values[:40], found[0], config, generator=generator())
-    with pytest.raises(ValueError, match="differ in more than the numbers of units"):
+    with pytest.raises(ValueError, match="differ not only in the numbers of units"):
         alone.predict(Collection(both[1], found[1]))
 
 
@@ -468,12 +468,12 @@ REFUSED: dict[str, tuple[Callable[[Store], Any], str]] = {
     "texts as numbers": (lambda store: fit(store, "kind", kind="numbers"), "no numbers"),
     "shape": (lambda store: fit(store, torch.zeros(3)), "one for each"),
     "no inputs": (lambda store: fit(store, "value", render=1.0), "give `inputs`"),
-    "a column of a population": (lambda _: fit(sirens()[2], "value"), "a population in memory has none"),
+    "a column of a population": (lambda _: fit(sirens()[2], "value"), "a population in memory has no columns"),
     "no symmetry": (lambda _: fit(sirens()[2], sirens()[3][:, 0]), "give `symmetry`"),
     "rotations of numbers": (lambda _: learn.Rotation(10).draw(2, 1, generator()), "no rotations"),
     "no translation": (lambda _: learn.Translation(0), "must be positive"),
     "copies under maxima": (lambda _: learn.PredictorConfig(layer=ws.DWS(), widening=True), "choose means"),
-    "no epochs": (lambda _: learn.PredictorConfig(epochs=0), "make no training"),
+    "no epochs": (lambda _: learn.PredictorConfig(epochs=0), "are invalid"),
     "split": (
         lambda store: learn.fit_predictor(store, "value", generator=generator(), split={"train": [1], "test": [2]}),
         "lacks",

@@ -293,9 +293,9 @@ def test_what_makes_no_sense_gets_a_sentence(tmp_path: Path) -> None:
         ws.Probes(mlp, (example,), inputs=(2, 2, 2, 2))
     with pytest.raises(ValueError, match="there are 4; give as many"):
         ws.Probes(mlp, (example,), inputs=(3, 3)).draw(None)
-    with pytest.raises(ValueError, match="make no MLP"):
+    with pytest.raises(ValueError, match="are invalid"):
         ws.Probes(mlp, (example,), dropout=1.0)
-    with pytest.raises(ValueError, match="give `probes` and that head"):
+    with pytest.raises(ValueError, match="give `probes` and this head"):
         ws.Metanet(symmetry("mlp_relu"), head=ws.Invariant(2), depth=0)
     with pytest.raises(ValueError, match="only a net with probes"):
         ws.Metanet(symmetry("mlp_relu"), head=ws.Invariant(2), width=8).read_probes(population("mlp_relu"))

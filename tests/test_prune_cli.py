@@ -56,7 +56,7 @@ def test_a_llama_loses_hidden_units_and_heads_and_its_config_says_so() -> None:
     assert small.config.num_key_value_heads == 1
     assert logits(small).isfinite().all()
     assert facts["values"]["after"] == sum(p.numel() for p in small.parameters())
-    assert any("config.json has no number for it" in row["reason"] for row in facts["fixed"])
+    assert any("config.json cannot describe it" in row["reason"] for row in facts["fixed"])
     assert facts["certificate"]["cut"] <= 1e-9
 
 
@@ -92,7 +92,7 @@ def test_what_a_config_cannot_say_is_left_with_the_reason(
     main(["prune", "model", "-o", "small", "--share", "0.25"])
     facts = facts_of("small")
     assert set(facts["config"]) == {number}
-    assert "config.json has no number for it" in capsys.readouterr().out
+    assert "config.json cannot describe it" in capsys.readouterr().out
     small = open_clean("small", kind)
     assert sum(p.numel() for p in small.parameters()) < facts["values"]["before"]
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_the_default_needs_data_and_is_that_of_the_function(capsys: pytest.Captu
     assert "differ from those of the given one by" in page
     main(["prune", "model", "-o", "again", "--share", "0.5"])
     assert facts_of("again")["criterion"] == "magnitude"
-    assert "With data, units are removed that others can replace" in " ".join(capsys.readouterr().out.split())
+    assert "With data, those units are removed that others can replace" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_command_and_the_function_prune_alike() -> None:

@@ -250,7 +250,7 @@ def test_by_default_others_take_the_place_of_removed_units(name: str) -> None:
     assert errors["default"] == errors["output"] == min(errors.values())
     alone, by_magnitude = (rg.prune(module.state_dict(), symmetry, share=0.5, criterion=c) for c in (None, Magnitude()))
     assert all(torch.equal(alone.params[key], by_magnitude.params[key]) for key in alone.params)
-    assert "With data, units are removed that others can replace" in str(alone)
+    assert "With data, those units are removed that others can replace" in str(alone)
     assert "with data" not in str(by_magnitude)
 
 
@@ -319,7 +319,7 @@ def test_a_stream_under_norms_is_cut_only_by_name() -> None:
     assert cut.sizes[stream] == (24, 18)
     assert cut.certificate is not None
     assert cut.certificate.cut is None
-    assert "a norm over cut units" in str(cut)
+    assert "a norm reads units that were removed" in str(cut)
     assert cut.module is not None
     assert cut.removed(stream).shape == (6,)
     assert {*cut.removed(stream).tolist(), *cut.kept[stream].tolist()} == set(range(24))
@@ -332,7 +332,7 @@ def test_a_wrong_symmetry_is_not_cut() -> None:
     wrong = replace(symmetry, groups=(broken, *symmetry.groups[1:]))
     result = rg.prune(module.state_dict(), wrong, share=0.5, task=task)
     assert group.name in dict(result.fixed)
-    assert "a norm over its units, or a size that the model keeps" in dict(result.fixed)[group.name]
+    assert "a norm over its units, or a fixed size in the model" in dict(result.fixed)[group.name]
     with pytest.raises(ValueError, match="Sequential does not run with these sizes"):
         rg.prune(module.state_dict(), wrong, share={group.name: 0.5}, task=task)
 
@@ -357,7 +357,7 @@ def test_without_a_task_nothing_is_checked() -> None:
     result = rg.prune(module.state_dict(), symmetry, share=0.5, criterion=RandomUnits(), generator=generator(0))
     assert result.certificate is None
     assert result.module is None
-    assert "nothing was run" in str(result)
+    assert "the model was not run" in str(result)
     assert repr(result) == "Pruned(0 12 -> 6, 2 8 -> 4; 79 values)"
     assert result.params["2.weight"].shape == (4, 6)
     assert torch.equal(result.params["0.weight"], module.state_dict()["0.weight"][result.kept["0"]])
@@ -368,9 +368,9 @@ def test_without_a_task_nothing_is_checked() -> None:
     [
         ({"share": 1.0}, "the share of '0' is 1.0; it is from 0 to below 1"),
         ({"share": {"nothing": 0.5}}, "there is no group 'nothing'"),
-        ({"criterion": Taylor(), "task": None}, "Taylor runs the network: give a task"),
-        ({"criterion": RandomUnits()}, "RandomUnits draws units: give a generator"),
-        ({"alike": [("0", "2")]}, "are to keep equal numbers of units, but have different sizes"),
+        ({"criterion": Taylor(), "task": None}, "Taylor needs data: give a task"),
+        ({"criterion": RandomUnits()}, "RandomUnits chooses units at random: give a generator"),
+        ({"alike": [("0", "2")]}, "must keep equal numbers of units, but have different sizes"),
     ],
 )
 def test_what_is_refused_says_why(options: Mapping[str, object], sentence: str) -> None:
@@ -388,7 +388,7 @@ def test_data_that_judge_choose_nothing() -> None:
     assert all(torch.equal(by_default.params[key], one.params[key]) for key in params for one in (split, alone))
     assert by_default.losses == split.losses != alone.losses
     assert by_default.data == (first.name, last.name)
-    with pytest.raises(ValueError, match="test judges what is chosen by a task"):
+    with pytest.raises(ValueError, match="test measures the result of a choice by a task"):
         rg.prune(params, symmetry, share=0.5, test=task)
 
 
@@ -448,7 +448,7 @@ def test_cut_ranks_do_not_depend_on_the_gauge_and_are_cut_by_name_alone() -> Non
     assert not torch.allclose(first.module(x), module(x), atol=1e-3)
     left = rg.prune(params, symmetry, share=0.5, task=task)
     assert name in dict(left.fixed)
-    assert "cuts its rank" in dict(left.fixed)[name]
+    assert "reduces its rank" in dict(left.fixed)[name]
     assert left.params["first.weight"].shape == (4, 7)
 
 

@@ -133,9 +133,9 @@ def test_what_cannot_be_opened_or_written_is_told(here: Store) -> None:
     with pytest.raises(ValueError, match=r"cannot be written to 'memory://b'.*upload the folder"):
         Store.create("memory://b", MLP)
     store = Store.open(URL)
-    with pytest.raises(ValueError, match="can be read alone"):
+    with pytest.raises(ValueError, match="can only be read"):
         fill(store, 3)
-    with pytest.raises(ValueError, match="can be read alone"):
+    with pytest.raises(ValueError, match="can only be read"):
         store.tell({})
 
 

@@ -117,7 +117,9 @@ def test_residual_networks_of_the_papers_can_be_drawn(norm: NormName) -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ValueError, match=r"response normalization can be drawn, but the module has \['0.weight'\]"):
+    with pytest.raises(
+        ValueError, match=r"response normalization can be initialized, but the module has \['0.weight'\]"
+    ):
         initialize(nn.Sequential(nn.RMSNorm(3)), torch.Generator())
     with pytest.raises(ValueError, match="steps is None and epochs is 0; the one given must be positive"):
         ClassifierConfig(epochs=0)

@@ -295,9 +295,9 @@ def test_architectures_with_the_same_tensors_are_told_apart_by_their_symmetry() 
     assert net.reads(params, found[1])
     sigmoid = rg.discover(MLP((3, 6, 5, 2), torch.sigmoid), (torch.randn(2, 3),))
     assert not net.reads(params, sigmoid)
-    with pytest.raises(ValueError, match="2 architectures that this net reads have the tensors of these networks"):
+    with pytest.raises(ValueError, match="2 architectures of this net have the tensors of these networks"):
         net(params)
-    with pytest.raises(ValueError, match="but another symmetry, because other functions stand between their layers"):
+    with pytest.raises(ValueError, match="but another symmetry, because the functions between layers differ"):
         net(params, symmetry=sigmoid)
 
 
@@ -340,7 +340,7 @@ def test_wrong_inputs_get_a_sentence() -> None:
         net.standardize({name: tensor * float("nan") for name, tensor in networks.items()})
     with pytest.raises(ValueError, match=r"this decoder takes \[models, 3\]"):
         ws.Decoder(symmetry("mlp_relu"), inputs=3)(torch.zeros(2, 4))
-    with pytest.raises(ValueError, match="name them"):
+    with pytest.raises(ValueError, match="must include permutations"):
         ws.Metanet(symmetry("mlp_relu"), head=ws.Invariant(2), parts=("sign",))
     with pytest.raises(ValueError, match="outputs"):
         ws.Invariant(0)

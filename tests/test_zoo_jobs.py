@@ -174,7 +174,7 @@ def test_workers_that_always_die_are_given_up(tmp_path: Path) -> None:
 
     with pytest.raises(JobsError, match="2 of 2 jobs failed, the last with BrokenProcessPool"):
         run_jobs(Deadly(tmp_path, 2), executor=lambda: ThreadPoolExecutor(2), rounds=3)
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         processes(0)
 
 

@@ -160,7 +160,7 @@ def test_settings_are_drawn_from_their_distributions() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Uniform(2, 1), "no interval"),
+        (lambda: Uniform(2, 1), "not an interval"),
         (lambda: LogUniform(0, 1), "no logarithms"),
         (lambda: Choice(()), "nothing to choose from"),
         (lambda: SGD(lr=0.0), r"lr is 0.0, but must lie in \(0, infinity\)"),
@@ -169,9 +169,9 @@ def test_settings_are_drawn_from_their_distributions() -> None:
         (lambda: SGD(lr=0.1, is_nesterov=True), "momentum of Nesterov's method is 0.0"),
         (lambda: Adam(lr=0.1, betas=(0.9, 1.0)), r"betas must lie in \[0, 1\)"),
         (lambda: Cosine(2.0), "final share"),
-        (lambda: OneCycle(rise=0.0), "is no cycle"),
+        (lambda: OneCycle(rise=0.0), "is not a cycle"),
         (lambda: OneCycle(momentum=(0.9, 0.8)), "the smaller one first"),
-        (lambda: StepDecay(0), "is no decay"),
+        (lambda: StepDecay(0), "is not a decay"),
     ],
 )
 def test_settings_that_make_no_sense(make: object, message: str) -> None:

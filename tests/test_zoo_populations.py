@@ -341,7 +341,7 @@ def test_references_that_are_not_there(tmp_path: Path) -> None:
         reference(unknown, "medoid")
     with pytest.raises(ValueError, match="none of the 0 networks"):
         sample(unknown, 3)
-    with pytest.raises(ValueError, match="draw at least one"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         sample(store, 0)
 
 

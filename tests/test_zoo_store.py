@@ -90,7 +90,7 @@ def test_memory_of_a_batch_is_used_again(tmp_path: Path, architecture: Architect
         store.read([1, 2], out=first)
     half = Store.create(tmp_path / "half", architecture, storage="float16")
     half.append(networks(architecture, 3), numbered(3))
-    with pytest.raises(ValueError, match="keeps values as they are"):
+    with pytest.raises(ValueError, match="does not round values"):
         half.read([0, 1, 2], out=half.read([0, 1, 2]))
 
 
@@ -444,7 +444,7 @@ def test_masks_and_what_is_no_number(tmp_path: Path) -> None:
     assert len(store.read([])["layers.0.bias"]) == 0
     with pytest.raises(IndexError, match="a mask of 2 truth values does not fit the store's 3 networks"):
         store.read([True, False])
-    with pytest.raises(IndexError, match="numbered by integers, and float64"):
+    with pytest.raises(IndexError, match="numbered by integers, but float64"):
         store.read([0.0, 1.0])
     for wanted in ([-1, 2], [2, 3, 1]):
         with pytest.raises(IndexError, match=f"the networks 0 to 2, but {'-1' if -1 in wanted else 3} was"):
@@ -590,7 +590,7 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
     store.append(networks(SMALL, 1), numbered(1), name="other")
     wrong = Store.create(tmp_path / "wrong", MIXED)
     os.rename(store.path_of("other"), wrong.path_of("other"))
-    with pytest.raises(ValueError, match="is of another store"):
+    with pytest.raises(ValueError, match="belongs to another store"):
         len(wrong)
     manifest = tmp_path / "zoo" / "store.json"
     manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 99', 1))

@@ -73,7 +73,7 @@ def test_what_was_discarded_is_in_the_store_and_not_final(tmp_path: Path) -> Non
     assert set(store.rows["step"][store.rows.final()]) == {6}
     assert np.intersect1d(sample(store, 20), discarded).tolist() == []
     lost = int(store.rows["id"][discarded[0]])
-    with pytest.raises(ValueError, match=f"the id {lost} and ends in a network that is finite and not discarded"):
+    with pytest.raises(ValueError, match=f"the id {lost} and a last network that is finite and not discarded"):
         reference(store, lost)
 
 

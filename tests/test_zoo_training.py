@@ -561,10 +561,13 @@ def test_populations_that_make_no_sense(changes: dict[str, Any], message: str) -
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Discard(3), "does not define what to give up"),
+        (lambda: Discard(3), "does not define which networks to discard"),
         (lambda: Discard(3, worst=1.0), "worst share is 1.0"),
-        (lambda: next(train(config(discards=(Discard(13, above=1.0),)), data=BLOBS)), "never comes: .* have 12 steps"),
-        (lambda: Checkpoints(0), "never comes"),
+        (
+            lambda: next(train(config(discards=(Discard(13, above=1.0),)), data=BLOBS)),
+            "never happens, .* have 12 steps",
+        ),
+        (lambda: Checkpoints(0), "never happens"),
         (lambda: Fraction(0.0), "share of the examples is 0.0"),
         (lambda: ClassHalves(1.5), r"must lie in \[0, 1\]"),
         (lambda: Initialization(()), "at least one"),
@@ -587,7 +590,7 @@ def test_what_is_refused(make: Any, message: str) -> None:
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_chance_is_refused(how: str, backend: Backend) -> None:
     chosen = config(Architecture("dropping", f"{__name__}:Dropping", {"how": how}))
-    with pytest.raises(ValueError, match="a Dropping draws random numbers in training"):
+    with pytest.raises(ValueError, match="a Dropping uses random numbers in training"):
         next(train(chosen, data=IMAGES if how == "convolution" else BLOBS, backend=backend))
 
 
@@ -598,7 +601,7 @@ def test_modules_without_chance_are_left_as_they_are() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     module[1] = nn.Linear(3, 3)
     module.append(module[1])
-    with pytest.raises(ValueError, match=r"\['2.bias', '2.weight'\] are names of tensors with other names too"):
+    with pytest.raises(ValueError, match=r"\['2.bias', '2.weight'\] are tensors with two names"):
         require_trainable(module, IMAGES)
 
 
@@ -698,7 +701,7 @@ def test_networks_of_one_start_begin_alike_and_end_apart() -> None:
 )
 def test_networks_of_one_start_that_would_be_equal_are_refused(changes: dict[str, Any]) -> None:
     alike = replace(config(initialization=Initialization(is_common=True)), **changes)
-    with pytest.raises(ValueError, match="networks 0 and 1 begin with the same weights and see the same examples"):
+    with pytest.raises(ValueError, match="networks 0 and 1 have the same initial weights and examples"):
         next(train(alike, data=WAVES if "copies" in changes else BLOBS))
 
 

@@ -48,7 +48,7 @@ def named_outputs(output: Any, outputs: Outputs = None) -> dict[str, list[Tensor
     found = {name: own for name, own in tensors.items() if own}
     if not found:
         raise OutputsError(
-            f"the model's output ({type(output).__name__}) contains no floating-point tensors; select tensors with "
+            f"the model's output ({type(output).__name__}) contains no floating-point tensors; name tensors with "
             "`outputs=`, a field name or a function of the output"
         )
     return found

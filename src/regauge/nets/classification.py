@@ -64,7 +64,7 @@ def initialize(module: nn.Module, generator: torch.Generator | None = None) -> P
     if others:
         raise ValueError(
             "only linear and convolutional layers, and batch, layer, group and filter response normalization can be "
-            f"drawn, but the module has {others[:4]}"
+            f"initialized, but the module has {others[:4]}"
         )
     return params | drawn
 

@@ -56,8 +56,8 @@ class SecondMoments:
             lost = next((value for value in by_value if value not in found.symmetry.sites), None)
             if lost is not None:
                 raise ValueError(
-                    f"what {by_value[lost][0][0]!r} reads cannot be followed in a batch of another shape; "
-                    "give batches of one shape, or choose another criterion"
+                    f"what {by_value[lost][0][0]!r} reads is unknown for a batch of another shape; give batches of one "
+                    "shape, or choose another criterion"
                 )
             for value, tensor in values.items():
                 site = next(one for one in found.symmetry.sites[value] if one.group.name == group)

@@ -31,12 +31,14 @@ from regauge.pruning.slices import cut_coordinates, cut_params, cut_symmetry
 
 ROUNDS = 8
 """The largest number of searches for unneeded units. Removing some units can make other units unneeded."""
-MIXED = "a matrix mixes its units, and none of them can be removed alone; a share for a linear group cuts its rank"
-NORMED = "a norm over its units, or a size that the model keeps: the rest would compute something else without some"
+MIXED = "a matrix mixes its units, so single units cannot be removed; a share for a linear group reduces its rank"
+NORMED = (
+    "a norm over its units, or a fixed size in the model: without some units, the others would compute another function"
+)
 
 WITHOUT_DATA = (
-    "units were removed by their magnitude. With data, units are removed that others can replace, and the weights that "
-    "read the others are fitted; this mostly loses far less"
+    "units were removed by their magnitude. With data, those units are removed that others can replace, and the next "
+    "weights are fitted, which usually loses far less"
 )
 
 Build = Callable[[Params, Symmetry, Accept], nn.Module]
@@ -123,11 +125,11 @@ def prune(
         if name in params and params[name].ndim != len(bound.shapes[name]):
             raise ValueError(f"{name!r} has a leading model axis; prune the networks of a population one by one")
     if task is None and criterion.needs_task:
-        raise ValueError(f"{type(criterion).__name__} runs the network: give a task with a module and batches")
+        raise ValueError(f"{type(criterion).__name__} needs data: give a task with a module and batches")
     if generator is None and criterion.needs_generator:
-        raise ValueError(f"{type(criterion).__name__} draws units: give a generator")
+        raise ValueError(f"{type(criterion).__name__} chooses units at random: give a generator")
     if task is None and test is not None:
-        raise ValueError("test judges what is chosen by a task: give task, too")
+        raise ValueError("test measures the result of a choice by a task: give task, too")
     require_finite(params, "the network", bound.structure)
     shares = _shares(share, bound)
     if task is not None and criterion.needs_task and any(shares.values()):
@@ -139,8 +141,8 @@ def prune(
     for names in sets:
         if len({bound[name].size for name in names}) > 1:
             raise ValueError(
-                f"groups {list(names)[:3]} are to keep equal numbers of units, but have different sizes; give each a "
-                "share of its own"
+                f"groups {list(names)[:3]} must keep equal numbers of units, but have different sizes; give each group "
+                "its own share"
             )
     sets += [(group.name,) for group in bound.groups if not any(group.name in names for names in sets)]
     reference = given = network.run(network.params) if task is not None else []
@@ -231,7 +233,7 @@ class _Work:
         if group.matrix != "none" and not (group.matrix == "linear" and group.name in self.named):
             return MIXED
         if group.matrix == "none" and not group.is_permuted:
-            return "its units have an order of their own"
+            return "its units have a fixed order"
         return "" if group.size > 1 else "it has a single unit"
 
     def _pass(self, sets: list[tuple[str, ...]], reasons: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
@@ -403,7 +405,7 @@ class _Work:
             kept = self._kept(self.gone)
             after = cut_symmetry(self.symmetry, {name: units.shape[-1] for name, units in kept.items()})
             small = self._in_coordinates(cut_params(self.network.params, self.symmetry, kept), after, kept)
-            notes = ("nothing was run: without a task no removal is checked, and none is exact",)
+            notes = ("the model was not run: without a task, no removal is checked, and none is exact",)
             params = self._as_given(small)
             return Pruned(params, after.given(params), kept, sizes, (), tuple(self.fixed), notes=notes)
         small, after, kept, module = self._smaller(self.network, self.gone, is_compared=is_compared)

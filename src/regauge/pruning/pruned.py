@@ -39,12 +39,12 @@ class PruneCertificate:
 
     def __str__(self) -> str:
         cut = (
-            "a norm over cut units: the smaller network is not the given one without them"
+            "a norm reads units that were removed, so the smaller network is not the given network without them"
             if self.cut is None
-            else f"with the removed units unread, the given network differs from the smaller one by {self.cut:.1e}"
+            else f"without the removed units, the given network differs from the smaller one by {self.cut:.1e}"
         )
         far = f"outputs differ from those of the given network by {self.given:.2g} of their largest entry"
-        verdict = "" if self.ok else "NOT as it should be: "
+        verdict = "" if self.ok else "NOT correct: "
         exact = f"exact removals change outputs by {self.exact:.1e} in float64 (tolerance {self.tolerance:.0e})"
         return f"{verdict}{far}; {exact}; {cut}"
 
@@ -106,7 +106,7 @@ class Pruned:
         for one in self.exact:
             by_reason[one.why] = by_reason.get(one.why, 0) + 1
         listed = ", ".join(f"{number} {why}" for why, number in by_reason.items())
-        lines += [f"without a change of the function: {listed}"] if listed else []
+        lines += [f"removed without changing the function: {listed}"] if listed else []
         lines += [str(self.certificate)] if self.certificate is not None else []
         for when, metrics in self.losses.items():
             lines.append(f"{when}: " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
@@ -118,4 +118,4 @@ class Pruned:
         for name, reason in self.fixed:
             reasons.setdefault(reason, []).append(name)
         more = {reason: f" and {len(names) - 3} more" if len(names) > 3 else "" for reason, names in reasons.items()}
-        return [f"left as they are: {', '.join(names[:3])}{more[why]}: {why}" for why, names in reasons.items()]
+        return [f"not pruned: {', '.join(names[:3])}{more[why]}: {why}" for why, names in reasons.items()]

@@ -86,7 +86,7 @@ class PrunedConfigs:
             if accept(model):
                 self.found = config
                 return model
-        raise ValueError("a norm over its units: the rest would compute something else without some")
+        raise ValueError("a norm over its units: without some units, the others would compute another function")
 
     def find(self, after: Symmetry) -> Iterator[dict[str, Any]]:
         """Yield configurations with few changed values whose models have the shapes of a symmetry.
@@ -120,7 +120,7 @@ class PrunedConfigs:
         if not is_found:
             listed = sorted(least)[0]
             raise ValueError(
-                f"{CONFIG} has no number for it: no model of this class has {listed!r} of shape {tuple(wanted[listed])}"
+                f"{CONFIG} cannot describe it: no model of this class has {listed!r} of shape {tuple(wanted[listed])}"
             )
 
     def files(self) -> dict[str, bytes | None]:

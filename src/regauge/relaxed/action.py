@@ -282,7 +282,7 @@ def _segments(sites: Sequence[Site], length: int) -> list[_Segment]:
                 raise ValueError(
                     f"groups {[label.name for label in labels]} overlap on an axis of "
                     f"{sites[here[0]].placement.parameter!r} without being factors of it; relaxed elements cannot act "
-                    "there: leave that tensor out or drop one of the groups"
+                    "there: leave this tensor out, or one of the groups"
                 )
             positions = positions[joint.argsort(kind="stable")]
         result.append(_Segment(torch.from_numpy(positions), labels))

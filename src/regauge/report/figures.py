@@ -272,7 +272,7 @@ def _draw_surface(figure: Figure, axes: Axes, surface: Surface) -> None:
     digits = next(n for n in itertools.count(2) if n > 5 or len({f"{edge:.{n}g}" for edge in edges[::3]}) == 5)
     bar = figure.colorbar(drawn, ax=axes, ticks=edges[::3], format=lambda value, _: f"{value:.{digits}g}")
     bar.outline.set_visible(False)
-    bar.set_label("brighter is lower; darkest: beyond the scale", fontsize=8.5)
+    bar.set_label("bright: low; darkest: beyond the scale", fontsize=8.5)
     axes.set(aspect="equal", title=surface.title)
     if len(surface.labels) > 1:
         first, second, *_ = surface.labels

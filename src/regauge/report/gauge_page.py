@@ -11,12 +11,12 @@ from regauge.report.figures import COLORS, data_uris, draw_figure
 from regauge.report.pages import of_results, page_template
 
 ABOUT = {
-    "best": "Several ways to move the network were tried, and the one that loses least by rounding was kept.",
-    "equalize": "Scales of every unit were chosen so that ranges agree on both of its sides.",
-    "smooth": "Scales of what layers read were chosen such that layers with rounded weights put out what they did.",
-    "hadamard": "Every direction that only linear maps see was turned by a Hadamard matrix, which spreads outliers.",
-    "random": "Every direction that only linear maps see was turned at random, which spreads outliers.",
-    "learned": "Every direction that only linear maps see was turned to where the rounding error is small.",
+    "best": "Several methods were tried, and the one that loses least by rounding was kept.",
+    "equalize": "The scale of every unit was chosen such that its weights have equal ranges in both layers.",
+    "smooth": "The inputs of layers were scaled such that layers with rounded weights keep their outputs.",
+    "hadamard": "All spaces that only linear maps read were rotated by Hadamard matrices, which spread outliers.",
+    "random": "All spaces that only linear maps read were rotated at random, which spreads outliers.",
+    "learned": "All spaces that only linear maps read were rotated to make the rounding error small.",
 }
 """A sentence that describes each method."""
 PANELS = 4

@@ -28,8 +28,8 @@ def reading(path: Path) -> Iterator[None]:
         UndefinedError,
     ) as error:
         raise ValueError(
-            f"{str(path)!r} does not hold the numbers of this page ({type(error).__name__}: {error}); run the command "
-            "again that writes it"
+            f"{str(path)!r} does not contain the numbers of this page ({type(error).__name__}: {error}); run the "
+            "command that writes it again"
         ) from error
 
 

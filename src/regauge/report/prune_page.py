@@ -11,7 +11,7 @@ from regauge.report.pages import of_results, page_template
 ABOUT = {
     "magnitude": "with the smallest sums of squares over all of their weights, in a balanced network",
     "taylor": "whose removal changes the loss least to first order",
-    "output": "that other units can best stand in for, with the weights behind them fitted",
+    "output": "that other units can best replace, after fitting the next weights",
     "random": "drawn at random",
 }
 """A sentence on the units that each criterion removes."""
@@ -47,7 +47,7 @@ def units_figure(groups: Sequence[Mapping[str, Any]]) -> Figure:
         labels = [f"{abridge(row['group'], 24)}  {row['before']} → {row['after']}" for row in shown]
         axes.set_yticks(range(len(shown)), labels)
         axes.invert_yaxis()
-        axes.set(xlabel="units that stay (%)", xlim=(0, 100))
+        axes.set(xlabel="remaining units (%)", xlim=(0, 100))
         return figure
 
 

@@ -92,7 +92,7 @@ class Architecture:
         """
         if self.factory is None:
             raise ValueError(
-                f"architecture {self.name!r} is known by its tensors only; build one with a factory to run its networks"
+                f"architecture {self.name!r} lists only tensors; build one with a factory to run its networks"
             )
         function = import_object(self.factory)
         if not callable(function):
@@ -191,6 +191,6 @@ def _spec(name: str, shape: list[int], text: str) -> TensorSpec:
         raise ValueError(f"{text!r} is not a dtype of torch, such as 'float32'")
     if not isinstance(name, str) or any(type(size) is not int for size in shape):
         raise ValueError(
-            f"{name!r} of shape {shape} is no tensor; give floating-point or integer tensors of ordinary sizes"
+            f"{name!r} of shape {shape} is not a tensor; give floating-point or integer tensors of ordinary sizes"
         )
     return TensorSpec(name, tuple(torch.empty(shape, dtype=dtype, device="meta").shape), dtype)

@@ -38,7 +38,7 @@ def _parse_conditions(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise ValueError(f"`where={text}` is no condition; write COLUMN=VALUE, for example step=86")
+            raise ValueError(f"`where={text}` is not a condition; write COLUMN=VALUE, for example step=86")
         try:
             conditions[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -222,7 +222,7 @@ class Collection:
         columns = []
         for one in self.members:
             if not isinstance(one, Store):
-                raise ValueError(f"{name!r} names a column, but a population in memory has none; give values")
+                raise ValueError(f"{name!r} names a column, but a population in memory has no columns; give values")
             columns.append(one.rows[name])
         kinds = {column.dtype.kind for column in columns}
         if len(columns) == 1:

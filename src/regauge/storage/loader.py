@@ -137,7 +137,7 @@ class Loader(IterableDataset[Batch]):
                 "from 0, and no fewer than 0 batches are prepared"
             )
         if not len(self):
-            raise ValueError(f"{len(self.indices)} networks make no batch of {batch}; take more networks")
+            raise ValueError(f"{len(self.indices)} networks are fewer than a batch of {batch}; give more networks")
         digest = blake2b(f"{self.collection.key} {batch} {is_last_dropped}".encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.indices).data)
         self._digest = digest.hexdigest()
@@ -175,14 +175,14 @@ class Loader(IterableDataset[Batch]):
         """
         if state["networks"] != self._digest:
             raise ValueError(
-                "the state is of a loader of other networks or of batches of another size, so the rest of its epoch is "
-                "not known here; give the same networks, indices and batch"
+                "the state belongs to a loader with other networks or another batch size; give the same networks, "
+                "indices and batch"
             )
         seed, epoch, number = (int(state[name]) for name in ("seed", "epoch", "number"))
         if epoch < 0 or not 0 <= number <= len(self):
             raise ValueError(
-                f"the state is of batch {number} of epoch {epoch}, and an epoch has {len(self)} batches; give a state "
-                "of this loader"
+                f"the state belongs to batch {number} of epoch {epoch}, but an epoch has {len(self)} batches; give a "
+                "state of this loader"
             )
         self.seed, self.epoch, self.number = seed, epoch, number
 

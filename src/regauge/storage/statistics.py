@@ -62,7 +62,7 @@ class Statistics:
         collection = Collection(networks)
         chosen = collection.resolve(indices)
         if not len(chosen):
-            raise ValueError("no networks have no statistics; take more")
+            raise ValueError("statistics need at least one network; give more")
         is_stored = len(collection.stores) == len(collection.members)
         origin = _origin(collection.stores, chosen, is_centered=is_centered) if is_stored else None
         known = None if origin is None else cache.recall(KIND, origin)

@@ -80,7 +80,7 @@ class OneCycle(Schedule):
 
     def __post_init__(self) -> None:
         if not 0 < self.rise < 1 or not 0 < self.start <= 1 or not 0 <= self.end <= 1:
-            raise ValueError(f"{self} is no cycle; rise must lie in (0, 1), start in (0, 1] and end in [0, 1]")
+            raise ValueError(f"{self} is not a cycle; rise must lie in (0, 1), start in (0, 1] and end in [0, 1]")
         if self.momentum is not None and not 0 <= self.momentum[0] <= self.momentum[1] < 1:
             raise ValueError(f"momentum is {self.momentum}, but must be two numbers in [0, 1), the smaller one first")
 
@@ -114,7 +114,7 @@ class StepDecay(Schedule):
 
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 < self.gamma <= 1:
-            raise ValueError(f"{self} is no decay; every must be at least 1 and gamma lie in (0, 1]")
+            raise ValueError(f"{self} is not a decay; every must be at least 1 and gamma lie in (0, 1]")
 
     def rate(self, step: int, steps: int) -> Rate:
         """Return the factor `gamma ** (step // every)`."""

@@ -18,7 +18,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         if not -math.inf < self.low <= self.high < math.inf:
-            raise ValueError(f"{self} is no interval; give low <= high, both finite")
+            raise ValueError(f"{self} is not an interval; give low <= high, both finite")
 
     def at(self, u: float) -> float:
         """Return the u-quantile of the distribution."""

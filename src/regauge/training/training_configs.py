@@ -103,12 +103,11 @@ class NetTrainingConfig(TrainingConfig):
         if not is_whole or not is_positive or (self.seconds is not None and not self.seconds > 0):
             raise ValueError(
                 f"epochs={self.epochs}, batch={self.batch}, lr={self.lr}, weight_decay={self.weight_decay}, "
-                f"clip={self.clip}, patience={self.patience} and seconds={self.seconds} make no training; all are "
-                "positive, weight_decay may be 0, and patience and seconds None"
+                f"clip={self.clip}, patience={self.patience} and seconds={self.seconds} are invalid; all must be "
+                "positive, but weight_decay may be 0, and patience and seconds None"
             )
         if self.average is not None and not 0 <= self.average < 1:
             raise ValueError(
-                f"average={self.average} is no decay of a moving average; it is 0 or more, and less than 1; choose "
-                "such a number"
+                f"average={self.average} is not the decay of a moving average; give a number from 0 to less than 1"
             )
         find_device(self.device)

@@ -65,18 +65,18 @@ class Settings:
             )
         if "permutation" not in self.parts or self.width < 1 or self.depth < 0:
             raise ValueError(
-                f"parts={self.parts}, width={self.width} and depth={self.depth} make no net over networks; layers "
-                "always respect permutations, so name them, width is at least 1 and depth at least 0"
+                f"parts={self.parts}, width={self.width}, depth={self.depth}: parts must include permutations, which "
+                "layers always respect, width must be at least 1 and depth at least 0"
             )
         if self.readers and (self.reads_moments or not self.layer.traits.weighs_units):
             raise ValueError(
-                f"{'moments of tensors' if self.reads_moments else self.layer} take maxima or sums, in which a unit "
-                "that is split in two counts twice; choose means, or give no `readers`"
+                f"{'moments of tensors' if self.reads_moments else self.layer} take maxima or sums, which count a unit "
+                "that is split in two twice; choose means, or give no `readers`"
             )
         if self.is_linear and (self.readers or self.answers is None):
             raise ValueError(
-                "a linear reader of statistics answers next to an `Invariant` head, and counts a unit that is split in "
-                "two twice; leave `is_linear` out with other heads and with `readers`"
+                "a linear reader of statistics needs an `Invariant` head, and counts a unit that is split in two "
+                "twice; leave `is_linear` out with other heads and with `readers`"
             )
 
     @property
@@ -302,7 +302,7 @@ class Metanet(nn.Module):
                 return
         there = self._reader(symmetry, 0, self.layout.contracted).layout
         raise ValueError(
-            "this net has no parameters for networks of that symmetry, which differ in more than the numbers of units: "
+            "this net has no parameters for networks of that symmetry, which differ not only in the numbers of units: "
             f"{self.layout.difference(there)}; make a net for both symmetries and train it on both"
         )
 
@@ -370,13 +370,13 @@ class Metanet(nn.Module):
             ValueError: The net cannot read the architecture of these networks, or has no layers.
         """
         if self.head is None:
-            raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
+            raise ValueError("a net of depth 0 reads only outputs at probes; give it a depth of at least 1")
         reader = self._find(population, symmetry)
         wanted = self.settings.conditions
         given = 0 if conditions is None else conditions.shape[-1]
         if given != wanted:
             raise ValueError(
-                f"this net takes {wanted} conditions of each network, but {given} were given; `conditions` is "
+                f"this net needs {wanted} conditions for each network, but {given} were given; `conditions` is "
                 "[models, conditions], as many as in `Metanet(conditions=...)`"
             )
         parts = self._groups(reader.layout, population)
@@ -479,7 +479,7 @@ class Metanet(nn.Module):
             ValueError: The net cannot read the architecture of these networks, or has no layers.
         """
         if self.head is None:
-            raise ValueError("a net of depth 0 reads outputs at probes alone; give it a depth of at least 1")
+            raise ValueError("a net of depth 0 reads only outputs at probes; give it a depth of at least 1")
         reader = self._find(population)
         count = len(self.layers) if layers is None else layers
         return self._run(reader, reader.canonicalize(population)[0], count, conditions)
@@ -512,8 +512,8 @@ class Metanet(nn.Module):
         probed = encoder.trace(module, made.layout)
         if probed.key != reader.probed.key:
             raise ValueError(
-                "the activations of that module belong to other sets of units than those of the module that the net "
-                "was made with; make a net for both and train it on both"
+                "the activations of this module belong to other sets of units than those of the net's module; make a "
+                "net for both and train it on both"
             )
         return probed
 
@@ -523,8 +523,8 @@ class Metanet(nn.Module):
             raise ValueError(tell_difference(population, self.layout))
         if len({reader.number for reader in found}) > 1:
             raise ValueError(
-                f"{len(found)} architectures that this net reads have the tensors of these networks, and differ in "
-                "their symmetry; say which one it is: `net(population, symmetry=...)`"
+                f"{len(found)} architectures of this net have the tensors of these networks, but different symmetries; "
+                "choose one with `net(population, symmetry=...)`"
             )
         require_values(population, found[0].layout)
         return found[0]
@@ -541,8 +541,8 @@ def _require_fitting(settings: Settings, symmetries: Sequence[Symmetry], probes:
     """Raise a ValueError unless a net with given settings can read networks with given symmetries and probes."""
     if not settings.depth and (not probes or settings.answers is None):
         raise ValueError(
-            "depth=0 makes a net that reads nothing but what networks compute at probes, for an `Invariant` head; "
-            "give `probes` and that head, or a depth of at least 1"
+            "with depth=0, a net reads only outputs at probes, for an `Invariant` head; give `probes` and this head, "
+            "or a depth of at least 1"
         )
     if not symmetries or (len(symmetries) > 1 and not settings.layer.traits.is_shared):
         raise ValueError(
@@ -553,8 +553,7 @@ def _require_fitting(settings: Settings, symmetries: Sequence[Symmetry], probes:
     unknown = sorted({*settings.readers} - axes)
     if unknown:
         raise ValueError(
-            f"{unknown[0]} is no axis on which a group acts; give readers as (parameter, axis), such as "
-            f"{sorted(axes)[:3]}"
+            f"no group acts on {unknown[0]}; give readers as (parameter, axis), such as {sorted(axes)[:3]}"
         )
     if probes and len(probes) != len(symmetries):
         raise ValueError(

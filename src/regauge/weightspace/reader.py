@@ -197,8 +197,8 @@ def tell_difference(population: Mapping[str, Tensor], layout: Layout) -> str:
     wrong = next((n for n in layout.parameters if tuple(population[n].shape[1:]) != tuple(shapes[n])), None)
     if wrong is None:
         return (
-            "these networks have the tensors of those that this net reads, but another symmetry, because other "
-            "functions stand between their layers; make a net for both symmetries and train it on both"
+            "these networks have the same tensors as the net's networks, but another symmetry, because the functions "
+            "between layers differ; make a net for both symmetries and train it on both"
         )
     return (
         f"{wrong!r} has shape {tuple(population[wrong].shape)}, but this net reads populations in which it has one "

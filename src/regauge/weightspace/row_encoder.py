@@ -86,7 +86,7 @@ def weight_rows(params: Mapping[str, Tensor], layers: Layers) -> Tensor:
     if layers == "hidden":
         inner = [(params[weight], params[bias]) for weight, bias in pairs[1:-1]]
         if not inner:
-            raise ValueError("a network with one hidden layer has no layer between hidden ones; read all its layers")
+            raise ValueError("a network with one hidden layer has no layer between hidden layers; read all its layers")
         return torch.cat([part for weight, bias in inner for part in (weight, bias.unsqueeze(-2))], -2)
     rows = []
     for name, bias in pairs:

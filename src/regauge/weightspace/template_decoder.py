@@ -107,8 +107,8 @@ class Template(nn.Module):
         for old, new in zip(own.groups, symmetry.groups, strict=True):
             if new.size < old.size or old.within:
                 raise ValueError(
-                    f"group {old.name!r} has {old.size} units, and {new.size} in the other networks; a template grows "
-                    "where every group keeps its units or gets more, and none is nested in another; give such networks"
+                    f"group {old.name!r} has {old.size} units, and {new.size} in the other networks; a template can "
+                    "grow only if no group loses units and none is nested in another; give such networks"
                 )
             copies = torch.arange(new.size) * old.size // new.size
             mass = torch.eye(old.size, dtype=torch.float64)[copies]

@@ -155,7 +155,7 @@ def _read_metadata(file: Path) -> tuple[dict[str, Any], dict[int, _ChunkPlaces]]
                 raise ValueError(f"it does not say where the chunk of {key!r} at {list(offsets)} is")
             info = stored[key, offsets]
             if info.get("transform_descriptors"):
-                raise ValueError(f"{key!r} is compressed, which is not supported")
+                raise ValueError(f"{key!r} is compressed, but only plain values are read")
             name, start, length = info["relative_path"], info["offset"], info["length"]
             if not (isinstance(name, str) and name.isprintable() and Path(name).name == name):
                 raise ValueError(f"the place of {key!r} is outside of the folder")

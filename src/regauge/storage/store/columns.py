@@ -82,7 +82,7 @@ def require_described(name: str, entry: Any, dtypes: Mapping[str, str]) -> None:
     """
     kind = entry.get("kind") if isinstance(entry, dict) else None
     if kind not in DTYPES:
-        raise ValueError(f"the column {name!r} is of no kind that there is, {', '.join(DTYPES)}")
+        raise ValueError(f"the column {name!r} has an unknown kind; the kinds are {', '.join(DTYPES)}")
     distinct = entry.get("distinct", [])
     if not isinstance(distinct, list):
         raise ValueError(f"the column {name!r} has no list of distinct values")
@@ -103,7 +103,7 @@ def require_codes(name: str, values: Array, distinct: Sequence[Any]) -> None:
     must be 0.
     """
     if ((values < 0) | (values >= max(1, len(distinct)))).any():
-        raise ValueError(f"the column {name!r} has codes of values that are not there")
+        raise ValueError(f"the column {name!r} has codes without values")
 
 
 def concatenate(columns: Sequence[tuple[Column | None, int]]) -> Column:

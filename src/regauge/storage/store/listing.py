@@ -113,7 +113,7 @@ def resolve(indices: Iterable[int] | slice | Array, count: int, what: str = "the
             )
         return np.flatnonzero(wanted)
     if len(wanted) and wanted.dtype.kind not in "iu":
-        raise IndexError(f"networks are numbered by integers, and {wanted.dtype} values were given; convert them")
+        raise IndexError(f"networks are numbered by integers, but {wanted.dtype} values were given; convert them")
     if len(wanted) and not 0 <= wanted.min() <= wanted.max() < count:
         strange = wanted[(wanted < 0) | (wanted >= count)][0]
         raise IndexError(f"{what} has the networks 0 to {count - 1}, but {strange} was asked for")

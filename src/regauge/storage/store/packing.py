@@ -114,7 +114,7 @@ def memory_of(tensor: Tensor, size: int) -> Array:
     if storage.nbytes() != size or tensor.storage_offset():
         raise ValueError(
             f"`out` has {storage.nbytes()} bytes instead of {size}; give what `read` returned for as many networks, "
-            "from a store that keeps values as they are"
+            "from a store that does not round values"
         )
     memory: Array = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return memory

@@ -64,7 +64,7 @@ class Shard:
                 raise ValueError(f"it is of version {metadata['version']}, but this regauge reads version {VERSION}")
             count = int(metadata["rows"])
             if any(place.shape[:1] != (count,) for place in places.values()) or not 0 <= count <= size:
-                raise ValueError(f"a tensor has not {count} rows")
+                raise ValueError(f"a tensor does not have {count} rows")
             columns = parse_json(metadata["columns"])
             dtypes = {name: dtype_name(place.dtype) for name, place in places.items() if len(place.shape) == 1}
             for name, entry in columns.items():
@@ -82,8 +82,8 @@ class Shard:
             place, shape = self.places.get(segment.name), (self.count, segment.size)
             if place is None or (place.dtype, place.shape) != (segment.dtype, shape):
                 raise ValueError(
-                    f"the shard {str(self.path)!r} has no {segment.name} of shape {shape}, so it is of another store; "
-                    "move it away"
+                    f"the shard {str(self.path)!r} has no {segment.name} of shape {shape}, so it belongs to another "
+                    "store; move it away"
                 )
         return self
 
@@ -91,7 +91,7 @@ class Shard:
         """Return the bytes of the file as a memory map, if the file is still the one that was opened."""
         if not self.path.exists():
             raise FileNotFoundError(
-                f"the shard {str(self.path)!r} is gone; shards are never deleted while they are read"
+                f"the shard {str(self.path)!r} was deleted; shards must not be deleted while they are read"
             )
         try:
             tensor = torch.from_file(str(self.path), shared=False, size=self.size, dtype=torch.uint8)
@@ -215,13 +215,13 @@ def _check(path: Path) -> int:
         while piece := file.read(1 << 22):
             digest.update(piece)
     if digest.hexdigest() != shard.checksum:
-        raise ValueError(damage_message(path, "its checksum does not agree with its bytes"))
+        raise ValueError(damage_message(path, "its checksum does not match its bytes"))
     return shard.count
 
 
 def damage_message(path: Path, reason: str) -> str:
     """Return an error sentence about a file that cannot be read as a shard."""
     return (
-        f"{str(path)!r} cannot be read as a shard: {reason}; `regauge zoo verify` lists all such files, and without "
-        "them the store is whole"
+        f"{str(path)!r} cannot be read as a shard: {reason}; `regauge zoo verify` lists all such files, and the store "
+        "is intact without them"
     )

@@ -222,7 +222,8 @@ class Store:
         self._require_here()
         if name is not None and self.has(name):
             raise FileExistsError(
-                f"{str(self.folder)!r} has a shard {name!r}, and shards never change; give another name, or none"
+                f"{str(self.folder)!r} already has a shard {name!r}, and shards never change; give another name, "
+                "or none"
             )
         require_networks(self.architecture, params, rows)
         tensors, finite = pack(params, rows, self._segments, self.storage)
@@ -320,7 +321,7 @@ class Store:
     def _require_here(self) -> None:
         if self._url is not None:
             raise ValueError(
-                f"the store at {self._url!r} can be read alone; write to one in a folder, and upload the folder"
+                f"the store at {self._url!r} can only be read; write to one in a folder, and upload the folder"
             )
 
     def _headers(self, paths: Iterable[Path]) -> tuple[Shard, ...]:

@@ -64,6 +64,6 @@ class DWS(Layer):
         """
         if self.sets == "attention" and plan.width % self.heads:
             raise ValueError(
-                f"{self.heads} heads of attention do not divide a width of {plan.width}; choose either anew"
+                f"{self.heads} heads of attention do not divide a width of {plan.width}; change one of both"
             )
         return ExchangeLayer(Exchange(self.pooling, self.sets, self.heads, self.is_diagonal), plan)

@@ -190,9 +190,11 @@ class Layout:
         for name in [*self.units, *other.units]:
             one, two = (layout.units.get(name) for layout in (self, other))
             if one is None or two is None or (one.axes, one.is_permuted) != (two.axes, two.is_permuted):
-                return f"the units of {name!r} are not those of one set"
+                return f"{name!r} has units of different sets"
             if not one.is_permuted and one.sizes[-1] != two.sizes[-1]:
-                return f"{name!r} has {one.sizes[-1]} and {two.sizes[-1]} units, which are known by their positions"
+                return (
+                    f"{name!r} has {one.sizes[-1]} and {two.sizes[-1]} units, which are identified by their positions"
+                )
         return None if self.key == other.key else "tensors belong to other sets of units"
 
     def read(self, params: Mapping[str, Tensor]) -> dict[str, Num[Tensor, "models *labels channels"]]:

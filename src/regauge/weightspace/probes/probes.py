@@ -78,7 +78,8 @@ class Probes:
             raise ValueError(f"inputs={self.inputs}; a sheet of probes has two or three axes; give as many")
         if self.hidden < 1 or not 0 <= self.dropout < 1:
             raise ValueError(
-                f"hidden={self.hidden} and dropout={self.dropout} make no MLP; hidden is positive, dropout is in [0, 1)"
+                f"hidden={self.hidden} and dropout={self.dropout} are invalid; hidden must be positive, and "
+                "dropout in [0, 1)"
             )
         for name, x in self.arguments.items():
             if not isinstance(x, (Tensor, *PLAIN)):
@@ -122,8 +123,8 @@ class Probes:
         if len(self.sizes) > 1:
             if count != wanted:
                 raise ValueError(
-                    f"a sheet of {self.sizes} probes begins as {wanted} examples in order, but there are {count}; "
-                    "give as many examples as the sheet has places"
+                    f"a sheet of {self.sizes} probes is initialized with {wanted} examples, but there are {count}; "
+                    "give one example for each probe"
                 )
             return given
         has_enough = count >= wanted
@@ -217,8 +218,8 @@ class ProbeEncoder(nn.Module):
         probes = self.probes
         if callable(probes.outputs):
             raise ValueError(
-                "a function chooses the outputs of the probes' module, which no file holds; name the outputs, or wrap "
-                "the module in one that returns them alone"
+                "a function chooses the outputs of the probes' module, which a file cannot store; name the outputs, or "
+                "wrap the module in one that returns them alone"
             )
         return {
             "arguments": [[name, self.plain.get(name)] for name in probes.arguments],
@@ -276,8 +277,8 @@ class ProbeEncoder(nn.Module):
         has_places = all(along is not None for _, along in self.probed.outputs)
         if len(probes.sizes) > 1 and not has_places:
             raise ValueError(
-                f"the outputs of the module have no place for each of the {probes.count} probes and form no "
-                "sheet; give the number of probes alone"
+                f"the outputs of the module have no axis for the {probes.count} probes, so they form no sheet; give "
+                "only the number of probes"
             )
         channels, sizes = (numbers // probes.count, probes.sizes) if has_places else (1, (numbers,))
         return OutputReader(sizes, channels, probes.hidden, answers, probes.dropout, generator=generator)

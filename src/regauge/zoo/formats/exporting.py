@@ -36,7 +36,7 @@ def export_safetensors(
     keys = set(zip(*(store.rows[name][chosen].tolist() for name in ("id", "step")), strict=True))
     if len(keys) < len(chosen):
         raise ValueError(
-            "two networks have the same id and step, so their files would have the same name; export them apart"
+            "two networks have the same id and step, so their files would have the same name; export them separately"
         )
     folder = _create(folder)
     for params, rows in _blocks(store, indices, progress):
@@ -73,8 +73,8 @@ def export_small_cnn_zoo(
         place, _, kind = spec.name.rpartition(".")
         if (kind, len(spec.shape)) not in (("weight", 2), ("weight", 4), ("bias", 1)):
             raise ValueError(
-                f"{spec.name!r} of shape {spec.shape} is no kernel or bias of a layer, which is all that the small CNN "
-                "zoo knows; export as npy instead"
+                f"{spec.name!r} of shape {spec.shape} is not a kernel or bias of a layer, which the format of the "
+                "small CNN zoo needs; export as npy instead"
             )
         shape = (*spec.shape[2:], *spec.shape[1::-1]) if kind == "weight" else spec.shape
         named.append((f"{place}/{'kernel' if kind == 'weight' else 'bias'}:0", shape))
@@ -137,7 +137,7 @@ def _chain(architecture: Architecture) -> tuple[tuple[Link, ...], int, float]:
         module = replace(architecture, factory="regauge.nets.siren:Siren").module()
     links = links_of(steps_of(module, reads_vectors=True) or ())
     if links is None or (links[-1].activation, links[-1].scale) != ("identity", 1.0):
-        raise ValueError(f"{architecture.name!r} is no chain of linear layers with biases; export as safetensors")
+        raise ValueError(f"{architecture.name!r} is not a chain of linear layers with biases; export as safetensors")
     between = {(link.activation, link.scale) for link in links[:-1]}
     if between == {("sin", OMEGA)}:
         return links, 1, 0.0 if adds else MIDDLE

@@ -106,7 +106,7 @@ def compile_template(template: str) -> re.Pattern[str]:
     for piece in re.split(r"(\{[^{}]*\}|\*\*|\*)", template):
         if piece.startswith("{") and piece.endswith("}"):
             if not piece[1:-1].isidentifier():
-                raise ValueError(f"{piece!r} in the template {template!r} is no name; write for example {{id}}")
+                raise ValueError(f"{piece!r} in the template {template!r} is not a name; write for example {{id}}")
             parts.append(f"(?P<{piece[1:-1]}>[^/]+?)")
         else:
             parts.append({"*": "[^/]*", "**": ".*"}.get(piece, re.escape(piece)))
@@ -206,8 +206,8 @@ def chain_architecture(params: Mapping[str, Tensor], label: str) -> tuple[Archit
     weights = [params[f"seq.{k}.weight"] for k in numbers]
     if any(one.ndim != 2 for one in weights) or any(a.shape[0] != b.shape[1] for a, b in pairwise(weights)):
         raise ValueError(
-            f"{label} is no chain of linear layers: its weights are {[tuple(w.shape) for w in weights]}; import it as "
-            "a folder, with its model"
+            f"{label} is not a chain of linear layers: its weights are {[tuple(w.shape) for w in weights]}; import it "
+            "as a folder, with its model"
         )
     widths = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
     names = {f"seq.{k}.{kind}": f"layers.{i}.{kind}" for i, k in enumerate(numbers) for kind in ("weight", "bias")}

@@ -41,6 +41,6 @@ def importer(name: str) -> Callable[..., Source]:
         return FORMATS[name]
     others = {point.name: point for point in entry_points(group=GROUP)}
     if name not in others:
-        raise ValueError(f"there is no format {name!r}; there are {', '.join((*FORMATS, *others))}")
+        raise ValueError(f"there is no format {name!r}; choose from {', '.join((*FORMATS, *others))}")
     found: Callable[..., Source] = others[name].load()
     return found

@@ -75,13 +75,13 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
     if weights.shape != (len(rows), variables[-1].end):
         raise ValueError(
             f"{WEIGHTS} has shape {weights.shape}, but {METRICS} has {len(rows)} rows and {LAYOUT} ends with column "
-            f"{variables[-1].end}; the files in {str(path)!r} are of different zoos"
+            f"{variables[-1].end}; the files in {str(path)!r} belong to different zoos"
         )
     kinds = sorted({str(row.get("config.activation", "relu")) for row in rows})
     if activation is None and len(kinds) > 1:
         raise ValueError(
-            f"the zoo {str(path)!r} has networks with the activations {kinds}; choose one, they are not one "
-            "architecture"
+            f"the zoo {str(path)!r} has networks with the activations {kinds}; choose one, because these are different "
+            "architectures"
         )
     activation = kinds[0] if activation is None else activation
     if activation not in kinds or activation not in ACTIVATIONS:
@@ -122,7 +122,7 @@ def read_layout(path: Path) -> list[Variable]:
     except (
         *(KeyError, ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError, csv.Error),
     ) as error:
-        raise ValueError(f"{str(path)!r} is no layout: {type(error).__name__}: {error}; fetch it again") from error
+        raise ValueError(f"{str(path)!r} is not a layout: {type(error).__name__}: {error}; fetch it again") from error
     variables.sort(key=lambda variable: variable.start)
     end = 0
     for variable in variables:
@@ -161,7 +161,7 @@ def read_table(content: bytes, path: Path, most: int | None = None) -> list[dict
     try:
         lines = list(islice(csv.DictReader(io.StringIO(content.decode(), newline="")), most))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{str(path)!r} is no table: {error}; fetch it again") from error
+        raise ValueError(f"{str(path)!r} is not a table: {error}; fetch it again") from error
     return [{key: _value(text) for key, text in line.items() if key and text not in ("", None)} for line in lines]
 
 
@@ -261,7 +261,7 @@ def read_hdf5(
     if len(shape) != 2 or shape[1] != architecture.size:
         raise ValueError(
             f"{dataset!r} of {str(path)!r} has shape {shape}, but networks of {architecture.name!r} have "
-            f"{architecture.size} values; name the model that these rows are of"
+            f"{architecture.size} values; name the model of these rows"
         )
 
     def read(numbers: Sequence[int]) -> Imported:

@@ -281,5 +281,5 @@ def _activation(name: str) -> nn.Module:
 def examples(*shape: int) -> tuple[Tensor]:
     """Return a fixed batch of two example inputs; raise a ValueError if it would need too much memory."""
     if math.prod(shape) > MOST_INPUT_VALUES:
-        raise ValueError(f"inputs of shape {shape} are too large to look for a symmetry with; give smaller ones")
+        raise ValueError(f"inputs of shape {shape} are too large for finding a symmetry; give smaller ones")
     return (torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),)

@@ -69,9 +69,7 @@ class Tree:
             names = [name for name in self._archive.namelist() if not name.endswith("/")]
             if len(set(names)) < len(names):
                 ((twice, _),) = Counter(names).most_common(1)
-                raise ValueError(
-                    f"{str(self.path)!r} holds two files {twice!r}, of which one would be lost; rename one"
-                )
+                raise ValueError(f"{str(self.path)!r} contains two files {twice!r}; rename one")
         else:
             raise FileNotFoundError(f"there is no folder or zip file {str(self.path)!r}; check the path")
         parts = {name: PurePosixPath(name).parts for name in names}

@@ -96,10 +96,10 @@ def run_jobs(
         else:
             break
     if missing:
-        reason = f"{type(error).__name__}: {error}" if error else "they left no files"
+        reason = f"{type(error).__name__}: {error}" if error else "they wrote no files"
         raise JobsError(
-            f"{len(missing)} of {total} jobs failed, the last with {reason}; mend it and run the same again: what is "
-            "done stays done"
+            f"{len(missing)} of {total} jobs failed, the last with {reason}; correct the cause and run the same again: "
+            "finished jobs are kept"
         ) from error
     return total
 
@@ -147,7 +147,7 @@ def share_of(environment: Mapping[str, str] = os.environ) -> Share:
             f"the environment names a part of a job array but not {error.args[0]}; set it too, or neither"
         ) from error
     if not 0 <= share.rank < share.world:
-        raise ValueError(f"rank {share.rank} of {share.world} processes makes no sense; ranks count from 0")
+        raise ValueError(f"rank {share.rank} of {share.world} processes is impossible; ranks count from 0")
     return share
 
 

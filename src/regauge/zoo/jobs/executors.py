@@ -34,7 +34,7 @@ def processes(count: int) -> MakeExecutor:
         ValueError: The number of processes is less than one.
     """
     if count < 1:
-        raise ValueError(f"{count} processes can do nothing; give at least one")
+        raise ValueError(f"the number of processes is {count}, but must be at least 1")
     context = multiprocessing.get_context("spawn")
     return partial(ProcessPoolExecutor, count, context, _begin)
 
@@ -52,7 +52,8 @@ def executor_of(on: str) -> MakeExecutor | None:
     kind, colon, text = on.partition(":")
     if kind not in ("processes", "dask") or (colon and not re.fullmatch(r"[1-9]\d*", text)):
         raise ValueError(
-            f"`on={on}` is no place to train; choose here, processes, processes:4, dask, dask:4 or tcp://HOST:PORT"
+            f"`on={on}` is not a place for training; choose here, processes, processes:4, dask, dask:4 or "
+            "tcp://HOST:PORT"
         )
     count = int(text) if colon else os.cpu_count() or 1
     return processes(count) if kind == "processes" else dask(workers=count)

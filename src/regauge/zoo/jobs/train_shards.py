@@ -265,7 +265,7 @@ def plan_training(
             be equal.
     """
     if size is not None and size < 1:
-        raise ValueError(f"shards of {size} networks hold none; give at least 1")
+        raise ValueError(f"the size of a shard is {size}, but must be at least 1")
     known = Store.find(folder)
     if size is None:
         size = known.about.get("shard") if known is not None else None

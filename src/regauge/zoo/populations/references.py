@@ -86,7 +86,7 @@ def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] 
         ValueError: No network is finite, or the count is not positive.
     """
     if count < 1:
-        raise ValueError(f"{count} networks are asked for; draw at least one")
+        raise ValueError(f"count is {count}, but must be at least 1")
     there = np.intersect1d(store.rows.where(is_finite=True), store.rows.final() if among is None else among)
     if "is_diverged" in store.rows.names:  # finite, but with an infinite loss
         there = np.setdiff1d(there, store.rows.where(is_diverged=True))
@@ -130,8 +130,8 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
         )
         if not len(found):
             raise ValueError(
-                f"no trajectory of the store has the id {to} and ends in a network that is finite and not discarded; "
-                "name another one"
+                f"no trajectory of the store has the id {to} and a last network that is finite and not discarded; name "
+                "another one"
             )
         return select(store.read(found[:1]), 0)
     params = store.read(sample(store, count, seed=seed))

@@ -101,7 +101,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if self.every < 1 or self.warmup < 0:
-            raise ValueError(f"{self} never comes; every must be at least 1 and warmup not negative")
+            raise ValueError(f"{self} never happens; every must be at least 1 and warmup not negative")
 
     def steps(self, total: int) -> set[int]:
         """Return the steps of all checkpoints except the last one, for training with `total` steps."""
@@ -125,7 +125,7 @@ class Discard:
 
     def __post_init__(self) -> None:
         if self.step < 0 or (self.worst is None) == (self.above is None):
-            raise ValueError(f"{self} does not define what to give up: give a step and one of worst and above")
+            raise ValueError(f"{self} does not define which networks to discard: give a step and either worst or above")
         if self.worst is not None and not 0 < self.worst < 1:
             raise ValueError(f"the worst share is {self.worst}, but must lie in (0, 1)")
 

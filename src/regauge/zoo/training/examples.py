@@ -129,14 +129,14 @@ def require_trainable(module: nn.Module, examples: Examples) -> None:
     names = [name for name, _ in module.named_parameters()]
     tied = sorted({name for name, _ in module.named_parameters(remove_duplicate=False)} - set(names))
     if tied:
-        raise ValueError(f"{tied[:3]} are names of tensors with other names too; untie them to train a population")
+        raise ValueError(f"{tied[:3]} are tensors with two names; untie them to train a population")
     inputs = examples.inputs[:2].cpu()
     (first, draws), (second, _) = (_try(module, inputs, seed) for seed in (0, 1))
     # Randomness from other sources than torch's global generator is detected only by different outputs.
     if draws or not torch.allclose(first, second, rtol=1e-3, equal_nan=True):
         raise ValueError(
-            f"a {type(module).__name__} draws random numbers in training, and networks would depend on their "
-            "neighbors; set the p of its dropout to 0, or take the chance out of its forward pass"
+            f"a {type(module).__name__} uses random numbers in training, so networks would depend on one another; set "
+            "the p of its dropout to 0, or remove the random numbers from its forward pass"
         )
     examples.require_outputs(first.shape[1])
 

@@ -103,7 +103,9 @@ def train(
     total = config.total_steps(examples)
     late = [discard for discard in config.discards if discard.step > total]
     if late:
-        raise ValueError(f"{late[0]} never comes: trainings have {total} steps; discard at the last one or before")
+        raise ValueError(
+            f"{late[0]} never happens, because trainings have {total} steps; discard at the last step or before"
+        )
     module = build(config.architecture, config.seed).to(dtype)
     require_trainable(module, examples)
     maker = _Maker(config, module.to(device), examples, backend, len(chosen))
@@ -117,7 +119,7 @@ def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group
     of each group.
     """
     if size < 1:
-        raise ValueError(f"a stack of {size} networks is asked for; give at least 1")
+        raise ValueError(f"the size of a stack is {size}, but must be at least 1")
     if any(discard.worst is not None for discard in config.discards):
         size = max(size, config.group) // config.group * config.group
     if is_one_group:
@@ -222,8 +224,8 @@ def require_distinct(config: PopulationConfig, examples: Examples, ids: Iterable
         other = known.setdefault((signal, group, *member.settings.items()), network)
         if other != network:
             raise ValueError(
-                f"networks {other} and {network} begin with the same weights and see the same examples: they "
-                "would be equal; let each see its own batches (group=1 and a batch that is not all examples)"
+                f"networks {other} and {network} have the same initial weights and examples, so they would be equal; "
+                "give each its own batches (group=1 and a batch that is not all examples)"
             )
 
 
