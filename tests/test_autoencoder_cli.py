@@ -103,7 +103,7 @@ def test_what_is_typed_wrongly_gets_a_sentence(
     start = ["autoencoder", "zoo", "-o", "other.safetensors"]
     for args, text in (
         (start, "give --inputs"),
-        ([*start, "--inputs", "points:12"], "is no points"),
+        ([*start, "--inputs", "points:12"], "after 'points', write"),
         ([*start, "--inputs", "grid:3"], "cannot be run on the inputs"),
         ([*start, "--inputs", "grid:3x3", "--temperature", "2"], "--loss distillation"),
         ([*start, "--inputs", "grid:3x3", "--decoder", "template", "--decoder-widths", "3"], "leave it out"),
