@@ -155,7 +155,7 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path) -> None:
         ((base, base, tmp_path / "wide"), "or has another shape there than"),
         ((base, base, tmp_path / "mistral"), "has model_type 'mistral', but"),
         ((base, base, tmp_path / "gelu"), "has hidden_act 'gelu', but"),
-        ((base, base), "every token takes 2 of 1 experts"),
+        ((base, base), "every token chooses 2 of 1 experts"),
     ):
         with pytest.raises(ValueError, match=said):
             assemble_mixture(networks[0], networks[1:], out, **ways)
@@ -239,7 +239,7 @@ def test_a_recipe_of_mergekit_moe_makes_what_python_makes(tmp_path: Path, capsys
         ("architecture: deepseek", r"'deepseek' is not written; there are mixtral, qwen, qwen3"),
         ("architecture: qwen", r"needs one shared expert"),
         ("experts_per_tokens: 1", r"line \d+: 'experts_per_tokens' is not understood"),
-        ("experts_per_token: 3", r"every token takes 3 of 2 experts"),
+        ("experts_per_token: 3", r"every token chooses 3 of 2 experts"),
     ],
 )
 def test_what_a_recipe_says_wrong_is_refused_by_its_line(tmp_path: Path, line: str, message: str) -> None:

@@ -267,7 +267,7 @@ def test_bayesian_torch() -> None:
     assert torch.allclose(found.std["0.weight"], torch.log1p(state["0.rho_kernel"].exp()))
     alone = from_bayesian_torch({"mu_bias": torch.zeros(2), "rho_bias": torch.zeros(2)})
     assert alone.std.keys() == {"bias"}
-    with pytest.raises(ValueError, match=r"'3.mu_bias' comes without '3.rho_bias'"):
+    with pytest.raises(ValueError, match=r"'3.mu_bias' needs '3.rho_bias'"):
         from_bayesian_torch({name: tensor for name, tensor in state.items() if name != "3.rho_bias"})
     with pytest.raises(ValueError, match=r"would both be '3.weight'"):
         from_bayesian_torch({**state, "3.weight": torch.ones(4, 2)})

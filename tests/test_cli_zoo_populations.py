@@ -158,14 +158,14 @@ def test_a_map_tells_copies_of_two_networks_apart(
     main(["zoo", "map", zoo, "-o", str(picture), "--by", by, "--clusters", "2"])
     said = capsys.readouterr().out
     assert "2 clusters of 5, 4 networks" in said
-    assert "two dimensions show 100.0%" in said
+    assert "the plane shows 100.0%" in said
     rows = table(tmp_path / "map.csv")
     assert {(int(row["id"]) % 2, row["cluster"]) for row in rows} == {(0, "0"), (1, "1")}
     main(
         ["zoo", "map", zoo, "-o", str(picture), "--by", "weights", "--clusters", "2", "--overwrite", "--color", "kind"]
     )
     rows = table(tmp_path / "map.csv")
-    assert "two dimensions show 100.0%" not in capsys.readouterr().out
+    assert "the plane shows 100.0%" not in capsys.readouterr().out
     assert rows[0]["kind"] == "red, bright"
     main(
         ["zoo", "map", zoo, "-o", str(picture), "--overwrite", "--color", "lr", "--where", "step=5", "--networks", "4"]
@@ -184,7 +184,7 @@ def test_a_map_tells_copies_of_two_networks_apart(
         (["compare", "ZOO", "--data", "no.npz", "-o", "OUT.txt"], "must end in .svg or .png or .pdf"),
         (["map", "ZOO", "-o", "OUT.png", "--color", "size"], "no column 'size'"),
         (["map", "ZOO", "-o", "OUT.png", "--networks", "2"], "at least three"),
-        (["map", "ZOO", "-o", "OUT.png", "--clusters", "99"], "--clusters is 99, but 9 networks are drawn"),
+        (["map", "ZOO", "-o", "OUT.png", "--clusters", "99"], "--clusters is 99, but must be from 1 to 9"),
         (["map", "ZOO", "-o", "OUT.png", "--where", "step=6"], "none of the 10 networks"),
     ],
 )

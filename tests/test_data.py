@@ -175,7 +175,7 @@ def test_cifar10() -> None:
 
 def test_cifar10_that_is_not_there_or_another(nowhere: Path, tmp_path: Path) -> None:
     assert not has_cifar10()
-    with pytest.raises(FileNotFoundError, match=r"CIFAR-10 does not ship.*cifar-10-binary.tar.gz' in cifar10/"):
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-10 is not part.*cifar-10-binary.tar.gz' in cifar10/"):
         cifar10()
     with pytest.raises(FileNotFoundError, match=r"neither cifar-10-binary.tar.gz nor cifar10_jpeg_train.npz"):
         cifar10(tmp_path)
@@ -243,7 +243,7 @@ def test_the_original_cifar100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_cifar100_that_is_not_there(nowhere: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"CIFAR-100 does not ship.*cifar-100-binary.tar.gz' in cifar100/"):
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-100 is not part.*cifar-100-binary.tar.gz' in cifar100/"):
         cifar100()
     with pytest.raises(FileNotFoundError, match=r"cifar-100-binary.tar.gz' does not exist"):
         cifar100(tmp_path)
@@ -267,7 +267,7 @@ def test_breast_cancer() -> None:
 
 
 def test_shapes(nowhere: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"the shape 'spot' does not ship.*it has no public address"):
+    with pytest.raises(FileNotFoundError, match=r"the shape 'spot' is not part.*it has no public address"):
         shape("spot")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         shape("spot", tmp_path)
@@ -346,7 +346,7 @@ def test_a_file_is_downloaded_once(
 
 def test_what_cannot_be_downloaded(address: str, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = DataFile("the set", "set", "a.bin", GOOD, (f"{address}/wrong", f"{address}/missing"))
-    message = r"set REGAUGE_DATA .*no address sends it: .*/wrong sent another file: .*hash.*; .*/missing: 404"
+    message = r"set REGAUGE_DATA .*it could not be downloaded: .*/wrong sent another file: .*hash.*; .*/missing: 404"
     with pytest.raises(FileNotFoundError, match=message):
         locate(away)
     assert not [path for path in nowhere.rglob("*") if path.is_file()]

@@ -339,7 +339,7 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         rg.align((mean, nan), pair, symmetry, method=GaussianMatching())
     other = {**std, "fc": torch.ones(2)}
-    with pytest.raises(ValueError, match=r"'fc' has shape \(2,\) in entry 1 .* no tensor of that name"):
+    with pytest.raises(ValueError, match=r"'fc' has shape \(2,\) in entry 1 .* no tensor of this name"):
         rg.align((mean, other), (mean, other), symmetry, method=GaussianMatching())
     with pytest.raises(ValueError, match="cost is 'tv'; choose 'wasserstein', 'mean', 'kl' or 'symmetric kl'"):
         GaussianMatching(cost="tv")  # type: ignore[arg-type]

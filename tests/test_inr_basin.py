@@ -272,7 +272,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="no layer between"):
         weight_rows(Inr(width=4, depth=1).start(seeded()), "hidden")
     found, _ = embedding()
-    with pytest.raises(ValueError, match="12 wide, not 16"):
+    with pytest.raises(ValueError, match="width 12, not 16"):
         found.codes(b)
     with pytest.raises(ValueError, match="samples of each"):
         train_embedding(INR, {name: t.unsqueeze(0) for name, t in a.items()}, [ball()], generator=seeded())

@@ -200,7 +200,7 @@ def test_align_and_line_need_no_model(
     assert load_inr("canonical.safetensors")[1] == inr
     save(params, "plain.safetensors")
     line = ("line", "plain.safetensors", "a.safetensors", "--data", "cloud.npz")
-    assert "name the model with --model" in refused(*line)
+    assert "name it with --model" in refused(*line)
     main([*line, "--model", "a.safetensors", "--points", "3"])
     np.savez("arrays.npz", inputs=points.numpy(), targets=np.zeros((4, 1), np.float32))
     main(["line", "a.safetensors", "b.safetensors", "--data", "arrays.npz", "--loss", "mse", "--points", "3"])

@@ -372,7 +372,7 @@ def test_shared_data_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="REGAUGE_DATA"):
         voxels("chair")
-    with pytest.raises(FileNotFoundError, match="is not there"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         shared_start(tmp_path)
     with pytest.raises(ValueError, match="no voxel grids of 'sofa'"):
         voxels("sofa")  # type: ignore[arg-type]

@@ -170,7 +170,10 @@ def test_an_interrupted_training_is_resumed(
             "with some of",
         ),
         (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--layer-settings", "[1]"], "with some of"),
-        (["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--inputs", "grid:axb"], "no grid"),
+        (
+            ["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--inputs", "grid:axb"],
+            "after 'grid', write",
+        ),
         (
             ["predictor", "zoo", "--target", "size", "-o", "x.safetensors", "--inputs", "grid:4", "--render", "1"],
             "cannot be run",

@@ -171,7 +171,7 @@ def test_arguments_are_checked(adapters: list[Path], tmp_path: Path) -> None:
         merge_adapters(adapters[:1], tmp_path / "out")
     with pytest.raises(ValueError, match="is one file, but an adapter is a folder"):
         merge_adapters(adapters, tmp_path / "out.safetensors")
-    with pytest.raises(ValueError, match=r"runs the model: merge the networks BASE\+ADAPTER by it"):
+    with pytest.raises(ValueError, match=r"runs the model: merge the networks BASE\+ADAPTER instead"):
         merge_adapters(adapters, tmp_path / "out", rule=rg.merging.GreedySoup())
 
 

@@ -578,7 +578,7 @@ def test_what_does_not_fit_a_rule_is_refused() -> None:
     refused("ModelStock computes the shares of the networks", [a, b], "model-stock", base=c, weights=[1, 2])
     refused("Sce computes the shares of the networks", [a, b], "sce", base=c, weights=[1, 2])
     refused(r"NearSwap\(reach=0.0001\) takes one network, but there are 2", [a, b], "nearswap", base=c)
-    refused(r"ArceeFusion\(\) takes no base", [a, b], "arcee-fusion", base=c)
+    refused(r"ArceeFusion\(\) combines the networks themselves, without a base", [a, b], "arcee-fusion", base=c)
     refused("sum to 0.0 and cannot be normalized", [a, b], "task-arithmetic", base=c, weights=[1, -1],
             settings={"is_normalized": True})  # fmt: skip
     refused("there are 3 settings for 2 networks", [a, b], "ties", base=c, settings={"density": (0.1, 0.2, 0.3)})

@@ -162,7 +162,7 @@ def test_plain_readers_stand_beside_a_predictor_which_says_where_they_are_better
     assert made.is_best is False
     assert made.results()["is_best"] is False
     known = replace(made, about={"scores": {**scores, "net": {"R2": 0.5}}})
-    assert "But a plain reader is better still (statistics of layers, " in known.verdict
+    assert "But a simple baseline is even better (statistics of layers, " in known.verdict
     assert "More networks, a longer training, or probes help" in known.verdict
     best = replace(made, about={"scores": {**scores, "net": {"R2": 1.0}}})
     assert best.is_best

@@ -725,7 +725,7 @@ FAULTS = {
     LINEAR + "parameters: {weight: 1}\nregauge: {align: perhaps}": "line 7: 'align' is 'perhaps'",
     LINEAR
     + "parameters: {weight: 1}\nchat_template: alpacas": "line 7: 'chat_template' is 'alpacas'; there can be auto, ",
-    LINEAR + "parameters: {weight: 1}\nmerge_method: linear": "line 7: 'merge_method' is there twice",
+    LINEAR + "parameters: {weight: 1}\nmerge_method: linear": "line 7: 'merge_method' occurs twice",
     LINEAR
     + "parameters: {weight: 1}\ntokenizer: {pad_to_multiple_of: 1.5}": "line 7: 'pad_to_multiple_of' is 1.5, but",
     LINEAR + "parameters: {weight: [{filter: mlp, value: 1}]}": "no filter matches this tensor",

@@ -395,7 +395,9 @@ def test_what_was_finished_before_a_disk_was_full_is_kept(tmp_path: Path, monkey
 
     out = tmp_path / "out"
     with (
-        pytest.raises(OSError, match=r"to write '[^']*out', which needs .* in '[^']*out\.partial': make room and add"),
+        pytest.raises(
+            OSError, match=r"to write '[^']*out', which needs .* in '[^']*out\.partial': free space, and add"
+        ),
         Staging(out, {}, resume=False, overwrite=False, nbytes=1000) as staging,
     ):
         staging.write(_shards(), pieces)

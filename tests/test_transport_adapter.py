@@ -263,7 +263,7 @@ def test_the_command_keeps_an_adapter_one(
         ({}, {"use_dora": True}, "contains 'use_dora', whose effect depends on the base; give the fine-tune as BASE+"),
         ({"q_proj.lora_magnitude_vector": torch.ones(8)}, {}, "lora_magnitude_vector', whose effect depends on"),
         ({}, {"peft_type": "LOHA"}, "is of type LOHA, and has no factors of LORA"),
-        ({"q_proj.lora_A.weight": torch.ones(3, 8)}, {}, "have shapes (3, 8) and (8, 2): no B A"),
+        ({"q_proj.lora_A.weight": torch.ones(3, 8)}, {}, "have shapes (3, 8) and (8, 2), which cannot be multiplied"),
         ({"nothing.lora_A.weight": torch.ones(2, 8), "nothing.lora_B.weight": torch.ones(8, 2)}, {}, "lacks"),
         ({"q_proj.lora_B.weight": torch.ones(9, 2)}, {}, "which has shape (8, 8) in the base, by another shape"),
     ],

@@ -79,7 +79,7 @@ def test_other_tokens_are_refused_with_the_difference(name: str, kind: str, caps
     said = refused(COMMANDS[name], capsys)
     assert "1 tokens are only in a ('b')" in said
     assert "1 tokens are only in b ('y')" in said
-    assert "2 tokens have other numbers ('c' is 5 and 6, 'd' is 6 and 5)" in said
+    assert "2 tokens have other ids ('c' is 5 and 6, 'd' is 6 and 5)" in said
 
 
 def test_the_same_tokens_in_another_format_are_carried(capsys: pytest.CaptureFixture[str]) -> None:

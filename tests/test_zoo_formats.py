@@ -218,7 +218,7 @@ def test_a_chain_is_read_again_as_the_same_function(tmp_path: Path, factory: str
         ("regauge.zoo.formats.modules:ImageSiren", {"omega": 31}, r"has sin\(31 h\) between"),
         ("regauge.nets.mlp:mlp", {"widths": [2, 3, 1], "activation": {"import": "torch:tanh"}}, r"has tanh\(1 h\)"),
         ("regauge.nets.mlp:mlp", {"widths": [2, 1]}, "has nothing between its layers"),
-        ("regauge.zoo.formats.modules:SmallCNN", {}, "is no chain of linear layers"),
+        ("regauge.zoo.formats.modules:SmallCNN", {}, "is not a chain of linear layers"),
     ],
 )
 def test_chains_that_would_be_read_as_others(

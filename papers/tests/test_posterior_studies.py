@@ -196,5 +196,5 @@ def test_snelson_has_noisy_values_of_a_curve_and_positions_beyond_them(tmp_path:
     (tmp_path / "snelson_train_inputs.dat").write_text("0.5\n")
     with pytest.raises(ValueError, match="is not the file of the Snelson set"):
         snelson(tmp_path)
-    with pytest.raises(FileNotFoundError, match="is not there"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         snelson(tmp_path / "nowhere")
