@@ -150,7 +150,7 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path) -> None:
     base, out, generator = tmp_path / "base", tmp_path / "out", torch.Generator()
     ways: Any = {"router": "random", "generator": generator}
     for networks, said in (
-        ((tmp_path / "gpt", base, base), "is of type 'gpt2'; mixtures are made of llama, mistral, qwen3"),
+        ((tmp_path / "gpt", base, base), "is of type 'gpt2'; mixtures can be made of llama, mistral, qwen3"),
         ((tmp_path / "bias", base, base), "has 'attention_bias', unlike any mixtral"),
         ((base, base, tmp_path / "wide"), "or has another shape there than"),
         ((base, base, tmp_path / "mistral"), "has model_type 'mistral', but"),
@@ -235,10 +235,10 @@ def test_a_recipe_of_mergekit_moe_makes_what_python_makes(tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("gate_mode: loud", r"'gate_mode' is 'loud'; there are hidden_last, hidden"),
-        ("architecture: deepseek", r"'deepseek' is not written; there are mixtral, qwen, qwen3"),
+        ("gate_mode: loud", r"'gate_mode' is 'loud'; choose from hidden_last, hidden"),
+        ("architecture: deepseek", r"'deepseek' is not supported; choose from mixtral, qwen, qwen3"),
         ("architecture: qwen", r"needs one shared expert"),
-        ("experts_per_tokens: 1", r"line \d+: 'experts_per_tokens' is not understood"),
+        ("experts_per_tokens: 1", r"line \d+: 'experts_per_tokens' is unknown"),
         ("experts_per_token: 3", r"every token chooses 3 of 2 experts"),
     ],
 )

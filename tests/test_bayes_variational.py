@@ -165,7 +165,7 @@ def test_refusals_of_training() -> None:
 
     with pytest.raises(ValueError, match="39 inputs and 40 targets"):
         run(inputs=inputs[1:])
-    with pytest.raises(ValueError, match=r"\['wieght'\] which are not parameters"):
+    with pytest.raises(ValueError, match=r"\['wieght'\], which are not parameters"):
         run(certain=("wieght",))
     with pytest.raises(ValueError, match="none remains to be fitted"):
         run(certain=("weight",))

@@ -493,7 +493,7 @@ def test_what_the_manifold_refuses() -> None:
     opposite = {**canonical, "0.weight": -canonical["0.weight"]}
     with pytest.raises(ValueError, match=r"bring it there with `regauge\.canonicalize`"):
         manifold.log(raw, canonical)
-    with pytest.raises(ValueError, match=r"5 units of 0\.weight lie opposite each other"):
+    with pytest.raises(ValueError, match=r"5 units of 0\.weight are at opposite points"):
         manifold.geodesic(canonical, opposite, 0.5)
     assert float(manifold.distance(canonical, opposite)) == pytest.approx(math.pi * 5**0.5)
     with pytest.raises(ValueError, match="no single mean"):

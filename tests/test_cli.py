@@ -428,7 +428,7 @@ def test_merge_rules(folder: Path, options: list[str]) -> None:
     ("options", "sentence"),
     [
         (["--rule", "ties"], "--rule ties combines differences from a base checkpoint: give --base"),
-        (["--base", "a.safetensors"], "--rule average takes no --base"),
+        (["--base", "a.safetensors"], "--rule average has no --base"),
         (["--rule", "greedy"], "--rule greedy chooses networks by their loss, which needs --data"),
         (["--density", "0.1"], "--density is for --rule ties, dare-ties, della"),
         (["--method", "mixed"], "the method 'mixed' needs data: give --data"),

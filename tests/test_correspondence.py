@@ -315,7 +315,7 @@ def test_what_does_not_fit_is_refused() -> None:
     renamed = Symmetry.from_axes(
         {"0.weight": ("x", None), "0.bias": ("x",), "1.weight": (None, "x"), "1.bias": (None,)}
     )
-    with pytest.raises(ValueError, match=r"first network are \['h1'\], those of the second \['x'\]"):
+    with pytest.raises(ValueError, match=r"first network are \['h1'\], but those of the second are \['x'\]"):
         rg.alignment.correspond(drawn(plain, 0), drawn(plain, 0), plain, renamed)
     fewer = Symmetry.from_axes(
         {"0.weight": ("h1", None), "1.weight": (None, "h1"), "0.bias": (None,), "1.bias": (None,)}

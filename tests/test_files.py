@@ -283,7 +283,7 @@ def test_what_is_held_already_counts(paths: list[Path], tmp_path: Path, monkeypa
     monkeypatch.setattr(memory_limit, "resident", lambda: 2 * 10**9)
     base = 2 * 10**9 - 2 * 10**8
     limit = MemoryLimit(2 * 10**8 + 10**7, base)
-    with pytest.raises(ValueError, match=r"at once, 0\.2 GB of them already, more than the"):
+    with pytest.raises(ValueError, match=r"of memory, of which 0\.2 GB are in use, but only"):
         rg.align(*paths[:2], SYMMETRY, out=tmp_path / "out.safetensors", memory=limit)
 
 

@@ -610,7 +610,7 @@ def test_bad_settings_and_requests_are_told() -> None:
         Representation(head="out.weight")
     with pytest.raises(ValueError, match="predicts"):
         flow.FlowConfig(predicts="noise")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="power"):
+    with pytest.raises(ValueError, match="must be from 0 to 1"):
         flow.FlowConfig(balance=2.0)
     _, symmetry, population, _ = networks("mlp", 20)
     with pytest.raises(KeyError, match="no parameter 'head'"):

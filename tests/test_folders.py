@@ -255,7 +255,7 @@ def test_tensors_that_no_class_has_are_those_of_the_first_network(
     notes = told["notes"]
     assert "the model has no 'model.same', which is the same in all networks and copied without changes" in notes
     differing = "'model.codes', 'model.only.one', 'model.other'"
-    assert f"the model has no {differing}, which are taken over from one as they are" in notes
+    assert f"the model has no {differing}, which are copied from one without changes" in notes
     assert "left out: 'model.only.two' of two, which neither the model nor one has" in notes
     require_extra("out", first)
     if command == "merge":
@@ -287,7 +287,7 @@ def test_extra_tensors_of_shards_and_other_dtypes(capsys: pytest.CaptureFixture[
     assert torch.equal(load("back")["model.extra"], SHARED.to(torch.bfloat16))
     model = open_model("one", values="never")
     found = rg.align("two", "one", rg.discover(model.module, model.inputs, model.kwargs), out="python")
-    assert "the model has no 'model.extra', which is taken over from two as it is" in found.notes
+    assert "the model has no 'model.extra', which is copied from two without changes" in found.notes
     assert torch.equal(load("python")["model.extra"], SHARED)
 
 

@@ -23,7 +23,9 @@ PRODUCT_AXES = {"q": ("h", None), "k": (None, "h"), "v": ("k", None), "o": (None
 """Two products of matrices of low rank, as in attention."""
 KINDS = ("permutation", "signed", "scaled", "orthogonal", "linear")
 NOTHING = r"one base, \d+% of the weights are explained: aligning changes nothing"
-HELPS = r"aligning helps (the other network|\d of \d networks): \d+% of the weights explained as stored, \d+% aligned"
+HELPS = (
+    r"aligning helps (the other network|\d of \d networks): \d+% of the weights are explained as stored, \d+% aligned"
+)
 RULE_NAMES = ("average", "slerp", "task-arithmetic", "ties", "dare", "della", "model-stock")
 
 
