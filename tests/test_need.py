@@ -24,7 +24,8 @@ PRODUCT_AXES = {"q": ("h", None), "k": (None, "h"), "v": ("k", None), "o": (None
 KINDS = ("permutation", "signed", "scaled", "orthogonal", "linear")
 NOTHING = r"one base, \d+% of the weights are explained: aligning changes nothing"
 HELPS = (
-    r"aligning helps (the other network|\d of \d networks): \d+% of the weights are explained as stored, \d+% aligned"
+    r"aligning helps (the other network|\d of \d networks): \d+% of the weights are explained as stored, "
+    r"\d+% after alignment"
 )
 RULE_NAMES = ("average", "slerp", "task-arithmetic", "ties", "dare", "della", "model-stock")
 
