@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from coverings import covering
 from methods import EVERY, network_for
 from symmetries import generator
 from torch import Tensor, nn
@@ -101,9 +102,7 @@ def with_scales(method: Any, scales: str) -> Any:
     return type(method)(**{**vars(method), **settings, **inner, **several})
 
 
-@pytest.mark.parametrize("scales", ["balance", "recompute", "keep"])
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("label", EVERY)
+@pytest.mark.parametrize(("label", "name", "scales"), covering(EVERY, MODULES, ["balance", "recompute", "keep"], of=1))
 def test_an_aligned_network_evaluates_as_before(label: str, name: str, scales: str) -> None:
     _, symmetry, a, b, _ = setting(name)
     method = with_scales(EVERY[label], scales)

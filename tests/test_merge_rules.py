@@ -462,8 +462,17 @@ def test_pieces_of_tensors_give_the_same_as_whole_ones(case: Case, monkeypatch: 
 
 
 @pytest.mark.usefixtures("streamed")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+def in_one_dtype(part: int) -> list[Any]:
+    """Every rule in one of two dtypes, by turns; the other one runs in `make thorough`."""
+    return [
+        pytest.param(case, dtype, marks=() if (k + j) % 2 == part else pytest.mark.thorough, id=f"{case}-{dtype}")
+        for k, case in enumerate(CASES)
+        for j, dtype in enumerate((torch.float32, torch.bfloat16))
+    ]
+
+
+@pytest.mark.usefixtures("streamed")
+@pytest.mark.parametrize(("case", "dtype"), in_one_dtype(0))
 def test_streamed_networks_give_the_same_as_those_in_memory(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
     """Bit for bit, moved by hidden orders and signs."""
     names = {"layers.0.weight": ("h", None), "layers.0.bias": ("h",)}
@@ -612,8 +621,7 @@ def test_random_numbers_depend_on_the_seed_the_name_and_the_network_alone(shape:
         assert torch.equal(torch.cat(parts), first)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), in_one_dtype(1))
 def test_a_rule_holds_no_more_than_it_tells(
     case: Case, dtype: torch.dtype, tmp_path: Path, resident: Callable[[str], int]
 ) -> None:
