@@ -555,6 +555,21 @@ def test_the_laws_hold_for_biases_with_numbers(name: str) -> None:
     assert torch.allclose(read[0], read[1], atol=1e-8)
 
 
+@pytest.mark.parametrize("name", ["plus one", *LAYERED])
+def test_nets_change_networks_as_elements_move_them(name: str) -> None:
+    """Signs and scales act on changes of sums. Changes of parameters behind an exponential stay the same."""
+    _, _, symmetry, params = plus_one() if name == "plus one" else modulated(LAYERED[name][0])
+    for layer in ws.LAYERS.values():
+        net = ws.Metanet(symmetry, layer=layer(), head=ws.Equivariant(scale=0.3), width=8, depth=1,
+                         generator=generator(0)).double()  # fmt: skip
+        linear = symmetry.random(generator(1), tuple(p for p in ("permutation", *FACTORS, "linear") if p in net.parts))
+        with torch.no_grad():
+            own, moved = (net({k: t[None] for k, t in one.items()}) for one in (params, symmetry.act(linear, params)))
+        assert gap(moved, {key: torch.zeros_like(t) for key, t in moved.items()}) > 0.01
+        expected = symmetry.on_changes.act(linear, {key: t[0] for key, t in own.items()})
+        assert gap({key: t[0] for key, t in moved.items()}, expected) < 1e-12
+
+
 def test_cut_and_extended_layers_keep_the_numbers_of_their_ranges() -> None:
     _, _, symmetry, _ = modulated(LAYERED["diffusion transformer"][0])
     (units,) = (g.name for g in symmetry.groups if any(p.parameter == "code.weight" for p in g.placements))

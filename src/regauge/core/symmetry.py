@@ -475,7 +475,7 @@ class Symmetry:
 
     def _constant(self, name: str) -> float | Tensor | Exponent:
         added = self.added.get(name, 0.0)
-        return added if isinstance(added, Exponent) else constant(added, math.prod(self.shapes[name]))
+        return constant(added, math.prod(self.shapes[name])) if isinstance(added, tuple) else added
 
     @cached_property
     def on_sums(self) -> "Symmetry":

@@ -80,8 +80,8 @@ class CanonicalFrame:
 
         Half-period shifts do not act on changes of networks, because constants cancel in differences.
         """
-        groups = tuple(group.without("shift") for group in self.symmetry.groups)
-        return replace(self.symmetry.on_sums, groups=groups)
+        moving = self.symmetry.on_changes
+        return replace(moving, groups=tuple(group.without("shift") for group in moving.groups))
 
 
 def _sees_signs(step: Step) -> bool:

@@ -445,7 +445,7 @@ class Metanet(nn.Module):
         known = self.get_buffer(f"sizes_{reader.number}").tolist()
         sizes = dict(zip(reader.layout.parameters, known, strict=True))
         assert self.head is not None
-        made = self.head(Read(features, reader.layout, reader.number, canonical, sizes))
+        made = self.head(Read(features, reader.layout, reader.number, reader.layout.symmetry.sums(canonical), sizes))
         head = self.settings.head
         return reader.complete(population, made, element, head.changes) if isinstance(head, Equivariant) else made
 

@@ -158,7 +158,7 @@ class Reader:
         full = {}
         for name, tensor in population.items():
             if name in changes:
-                full[name] = changes[name]
+                full[name] = changes[name].to(tensor.dtype)
             elif tensor.is_floating_point() or name in self.layout.symmetry.sites:
                 full[name] = tensor.new_zeros(tensor.shape if count == 1 else (len(tensor), count, *tensor.shape[1:]))
         for names in self.layout.symmetry.tied:
