@@ -308,6 +308,13 @@ def _heads(m: Any, x: Tensor) -> list[Tensor]:
     return [layer(x).unflatten(-1, (2, -1)).transpose(-2, -3) for layer in (m.q, m.k, m.v)]
 
 
+def pooled_by_query(m: Any, x: Tensor) -> Tensor:
+    """Attention of one learned query to all tokens."""
+    scores = m.q(m.query) @ m.k(x).mT
+    out: Tensor = m.o((scores.softmax(-1) @ m.v(x)).tanh()).squeeze(1)
+    return out
+
+
 def positive(m: Any, x: Tensor, eps: float = 0.0, *, is_by_k: bool = True) -> Tensor:
     """Linear attention: features of queries and keys are the weights, divided by their sum."""
     q, k, v = _heads(m, x)
@@ -505,6 +512,9 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
             a=nn.Linear(4, 5), b=nn.Linear(4, 5), o=nn.Linear(5, 3), t=torch.ones(()),
         ),
         lambda: torch.randn(9, 4), 5,
+    ),
+    "query that pools tokens": (
+        lambda: Written(pooled_by_query, **qkvo(), query=torch.ones(1, 1, 5)), lambda: torch.randn(3, 6, 5), 9,
     ),
     "context": (
         lambda: Written(

@@ -111,10 +111,13 @@ class _Search:
         for name in vectors if self.graph.has_factors else ():
             self.candidates += [(family, torch.zeros(0)) for family in self._behind_factors(name)]
         self._accept_all()
-        whole = {family.name for family in self.found}
+        whole, changed = {family.name for family in self.found}, {n for one in self.found for n in one.parameters}
         for name in vectors:
             if name not in whole:
                 self._try(name, (0,))
+        for name in matrices:  # single rows, such as the query of attention that pools tokens
+            if self._is_row(name) and name not in changed:
+                self._try(name, ())
         self._accept_all()
         # Variances come first, so that gains no longer depend on them.
         self.found = [*self._statistics("variance"), *self.found]
@@ -175,6 +178,11 @@ class _Search:
         users = [(user, node) for node in self.graph.placeholders[name] for user in node.users if user.users]
         layers = [(user, node) for user, node in users if operator_name(user) in LAYERS]
         return any(given(user)[LAYERS[operator_name(user)][1]] is node for user, node in layers)
+
+    def _is_row(self, name: str) -> bool:
+        """Return whether a table has one row, and is not the weight of a layer."""
+        shape = self.graph.program.shapes[name]
+        return math.prod(shape) == shape[-1] and not self._is_weight(name)
 
     def _try(self, name: str, constant: tuple[int, ...]) -> None:
         """Propagate a vector that is constant along some axes of a parameter through the model.
