@@ -141,7 +141,7 @@ def test_two_lines_are_measured_and_drawn_in_one_plot(
     assert "--align is only for the straight path; for --path geodesic, run `regauge align` first" in wrong
     # A frozen parameter that is said to be structure is structure for the alignment, too.
     kept = [*files("a", "b"), *MODEL, "--keep", "4.bias"]
-    assert "the networks differ in '4.bias', which is structure" in refused("line", *kept, "--align")
+    assert "the networks differ in '4.bias', a structure tensor" in refused("line", *kept, "--align")
     assert "--keep is only for --path geodesic and --align" in refused("line", *kept)
 
 

@@ -100,7 +100,7 @@ def test_networks_of_other_structure_are_refused_by_name(
     rest = case.judged() if verb in ("line", "plane") else case.options(data=False)
     with pytest.raises(SystemExit):
         main([*REFUSING[verb], *rest])
-    assert "the networks differ in '2.mask', which is structure" in capsys.readouterr().err
+    assert "the networks differ in '2.mask', a structure tensor" in capsys.readouterr().err
 
 
 def test_what_is_kept_is_told_and_can_be_moved(case: Case, capsys: pytest.CaptureFixture[str]) -> None:

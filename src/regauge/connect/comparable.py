@@ -25,9 +25,9 @@ def require_comparable(networks: Sequence[Mapping[str, Tensor]], judge: object) 
         structure = () if batch is None else find_structure(judge.module, *arguments(batch[0]), different)
         if structure:
             raise ValueError(
-                f"the networks differ in {structure[0]!r}, which is structure: no training changes it, and a network "
-                "between them would have neither value. Align them first, give networks with equal structure, or judge "
-                "by a function"
+                f"the networks differ in {structure[0]!r}, a structure tensor that training does not change. A network "
+                "between them would have neither value; align them first, give networks with equal structure, or use a "
+                "function as the judge"
             )
     require_alike(*networks, structure=equal)
 
