@@ -158,7 +158,7 @@ class Table:
         return summarize([[statistics.fmean(one) for one in values]] if self.unit else values)
 
     def _difference(self, row: Row, quantity: Quantity) -> str:
-        """Return the mean difference over pairs between a row and its reference row, with its standard error."""
+        """Return the mean of a row minus its reference row, value by value, with its standard error."""
         known, group = {one.label: one for one in self.rows}, row.label.rpartition(": ")[0]
         reference = known.get(f"{group}: {self.paired}") or known[self.paired]
         own, other = (one.values.get(quantity.name, ()) for one in (row, reference))

@@ -219,7 +219,7 @@ class FileJob:
         return replace(self, more_copies=more, costs=costs, searching=searching)
 
     def named_for(self, module: nn.Module) -> "FileJob":
-        """Return a job whose checkpoints are in memory, with the names and all tensors of a module."""
+        """Return a job whose checkpoints are in memory, and whose tensors have the names in a module."""
         named = share([name_for(one, module) for one in self.checkpoints])
         whole = (one.with_params(match(one.params, expected_of(module, one), one.label)) for one in named)
         return replace(self, checkpoints=tuple(whole))

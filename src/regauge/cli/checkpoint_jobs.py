@@ -44,9 +44,9 @@ def open_checkpoints(
 
     Args:
         paths: The checkpoints.
-        out: The output, with the names and the form of the first.
+        out: The output. By default, it has the names and the file format of the first checkpoint.
         memory: The limit on memory.
-        work: The work in memory, such as "pruning".
+        work: The kind of work, such as "pruning", for which the memory is estimated.
     """
     job = open_job(paths, 0, out=out, memory=memory or None, work=work)
     assert job is not None

@@ -129,7 +129,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedOptions(ModelOptions):
-    """Settings for choices by data, and the random seed."""
+    """Settings of commands that choose between results by their loss on data, and the random seed."""
 
     test: Test = None
     loss: Loss = "cross-entropy"

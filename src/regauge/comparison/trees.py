@@ -323,8 +323,9 @@ def _dependence(products: np.ndarray, kept: list[int], above: Mapping[int, int],
     """Return a measure of the dependence between the training steps of a tree. A common direction of all steps changes
     the measure little.
 
-    The determinant of the inner products of the steps is the same for all trees. For independent steps, the diagonal
-    of the inverse has the smallest product. The steps from networks to their pruned copies are included.
+    The measure is computed from the inverse of the matrix of inner products of the steps. It is the logarithm of the
+    product of the diagonal entries of this inverse. The matrix has the same determinant for all trees, so the measure
+    is smallest for independent steps. The steps from networks to their pruned copies are included.
     """
     walk = made.as_a_walk(kept, above)
     branches = span(_conductances(_squares(walk @ products @ walk.T)))

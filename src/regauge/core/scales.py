@@ -39,8 +39,8 @@ class ScaleSite:
 class Direction:
     """A combination of a group's families of scales that balancing changes as one scale, and the axes on which it acts.
 
-    For a normalizer (a direction that changes buffers), `own` holds the axes of tensors whose entries no other
-    direction scales.
+    For a normalizer (a direction that changes buffers), `own` holds the axes of tensors that only this direction
+    scales.
     """
 
     group: str
@@ -153,9 +153,9 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
 
 
 def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return integer vectors that are orthogonal to `kept`, one for each row of a maximal set of independent rows.
+    """Choose a maximal set of linearly independent vectors from `rows`, and return an integer vector for each of them.
 
-    Each returned vector is also orthogonal to all rows of the maximal set except its own.
+    The returned vector is orthogonal to `kept` and to all other chosen rows, and has a positive product with its own.
     """
     chosen: list[Sequence[int]] = []
     for row in rows:

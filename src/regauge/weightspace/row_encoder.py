@@ -13,9 +13,9 @@ class RowEncoder(nn.Module):
     """An encoder from rows `[networks, rows, columns]` to codes `[networks, code]`.
 
     Four layers act on every row separately (512, 512, 1024 and 1024 units, batch normalization over the rows of all
-    networks, ReLU). One linear layer and the maximum over rows follow. The order of rows does not change the code, so
-    the code is invariant if the units of only *one* layer are permuted. The order of columns changes the code, so it is
-    not invariant under general permutations of units.
+    networks, ReLU). Then follow one linear layer and the maximum over rows. The order of rows does not change the code,
+    so the code is invariant if the units of only *one* layer are permuted. The order of columns changes the code, so it
+    is not invariant under general permutations of units.
 
     Args:
         widths: The numbers of units in the four layers.

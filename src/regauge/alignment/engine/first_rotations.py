@@ -77,9 +77,7 @@ def chosen_sites(sites: Sites) -> dict[str, list[Site]]:
 
 
 def find_products(name: str, sites: Sites, shapes: Mapping[str, Sequence[int]]) -> list[TwoSided]:
-    """Return products of two tensors on which only the named group acts, from both sides, for tensors with given
-    shapes.
-    """
+    """Return pairs of tensors whose product only the named group changes, by acting on both sides of the product."""
     parts = [part for tensor, local in sites.items() for part in _parts(name, tensor, local, shapes[tensor])]
     pairs = ((one, other) for k, one in enumerate(parts) for other in parts[:k])
     return [found for pair in pairs if (found := _product(*pair) or _product(*pair[::-1])) is not None]

@@ -56,9 +56,9 @@ class ContinuousDescent(DescentMethod):
         scale_lr: Adam's learning rate for the logarithms of scales, which may change much more.
 
     References:
-        Theus et al. (2025), Generalized linear mode connectivity for transformers, who learn elements on the task loss
-        at random points; Shamir and Zhang (2013), Stochastic gradient descent for non-smooth optimization, equation 7,
-        for the mean.
+        Theus et al. (2025), Generalized linear mode connectivity for transformers: elements are learned by minimizing
+        the task loss at random points of the path. Shamir and Zhang (2013), Stochastic gradient descent for non-smooth
+        optimization, equation 7: the mean over the latest steps.
     """
 
     loss: Literal["midpoint", "random"] = "random"

@@ -29,7 +29,8 @@ class ScaleGMN(Layer):
         message to x, both ways: mean over y of (F o) * (S u_y), or of (F e) * (S x_y) + C e
         u <- u + (D u + messages) * f(x, messages),    x <- x + MLP(x, messages, i(D u + messages), network)
 
-    If a group has several families of signs, its units have features `u` for every product of families that occurs.
+    If a group has several families of signs, a value may change with a product of several signs. Units have features
+    `u` for every such product that occurs in the network.
     Products of two features `u` give further features. Maps of features that signs change have no biases. Products are
     summed over units only if the signs of these units cancel in each product. Each sign is its own inverse, so forward
     and backward messages use the same products.

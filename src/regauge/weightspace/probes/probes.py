@@ -35,9 +35,9 @@ class Probes:
     module's dtype. Activations that signs change become features that signs change, if layers have such features.
 
     Floating-point inputs are learned. Probes are initialized to random examples. If there are fewer examples than
-    probes, probes are sampled from a normal distribution with the mean and deviation of the examples. Inputs that are
-    not floating-point, such as tokens and masks, remain examples. An argument whose first axis has another length than
-    that of the first tensor is not changed.
+    probes, probes are sampled from a normal distribution with the mean and deviation of the examples. Other
+    inputs, such as tokens and masks, are not learned, but copied from examples. An argument whose first axis has
+    another length than that of the first tensor is not changed.
 
     With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may form
     a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an image.
