@@ -279,7 +279,7 @@ def test_a_likelihood_can_be_written() -> None:
     rate = (inputs @ q.mean["weight"].T + q.mean["bias"]).exp()
     assert torch.allclose(found.std, rate.sqrt())
     assert found.loss == pytest.approx(-float(torch.distributions.Poisson(rate).log_prob(targets).mean()))
-    with pytest.raises(ValueError, match="describes no classes"):
+    with pytest.raises(ValueError, match="is not for classes"):
         _ = found.accuracy
 
 
@@ -452,7 +452,7 @@ MISUSE: dict[str, tuple[str, Callable[[nn.Module, GaussianPosterior, Batches], o
         "must agree",
         lambda m, q, d: predict(q.mean, m, [(d[0][0], d[0][1].double())], likelihood=Normal(1.0)),
     ),
-    "numbers of classes": ("describes no numbers", lambda m, q, d: predict(q.mean, m, d).std),
+    "numbers of classes": ("is not for numbers", lambda m, q, d: predict(q.mean, m, d).std),
     "no bins": ("bins=0", lambda m, q, d: predict(q.mean, m, d).calibration(0)),
     "no noise": ("must be positive", lambda m, q, d: Normal(0.0)),
     "no prior": ("must be positive", lambda m, q, d: posterior_slice(q, q, q, m, d, prior_std=0.0)),

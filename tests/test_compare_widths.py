@@ -173,7 +173,7 @@ def test_mistakes_are_refused_as_in_networks_of_one_width() -> None:
     with pytest.raises(ValueError, match="both must come from the same architecture"):
         rg.compare(params, {name: tensor[None] for name, tensor in child.items()}, WIDE)
     task = rg.Task(nn.Linear(1, 1), [(torch.zeros(1, 1), torch.zeros(1, 1))])
-    with pytest.raises(ValueError, match="a task runs both networks with one model, but they differ: 'h1': compared"):
+    with pytest.raises(ValueError, match="both networks with one model, but they differ: 'h1': 30 units"):
         rg.compare(params, child, WIDE, task=task)
 
 

@@ -343,7 +343,7 @@ def test_readers_can_be_named() -> None:
     expected = torch.tanh(x @ b["w"] + b["b"]) @ b["v"]
     assert torch.allclose(torch.tanh(x @ mapped["w"] + mapped["b"]) @ mapped["v"], expected)
     no_reader = Symmetry.from_axes({"b": ("h",)})
-    with pytest.raises(ValueError, match=r"of the axes of group 'h' none sums over its units; name the axes"):
+    with pytest.raises(ValueError, match="none of the axes of group 'h' sums over its units; name the axes"):
         rg.alignment.correspond({"b": torch.ones(3)}, {"b": torch.ones(2)}, no_reader, no_reader)
 
 

@@ -79,7 +79,7 @@ def test_one_of_several_networks_is_chosen_by_name(tmp_path: Path, caplog: pytes
     averaged = {name: tensor + 1 for name, tensor in params.items()}
     folder = save_alone({"model": params, "ema": averaged, "optim": {"m.w": torch.ones(3)}}, tmp_path / "a")
     assert _equal(rg.load(folder), params)
-    assert "'model' is read, and 'ema' not" in caplog.text
+    assert "'model' is read, but not 'ema'" in caplog.text
     assert _equal(rg.load(f"{folder}:ema"), averaged)
     assert _equal(rg.load(folder, entry="ema"), averaged)
     with pytest.raises(ValueError, match="has no network called 'mea'; the networks in it are 'model', 'ema'"):

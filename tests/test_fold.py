@@ -79,7 +79,7 @@ def test_a_tied_embedding_keeps_the_last_gain_and_the_sentence_says_what_to_do()
     assert "transformer.ln_f.weight" not in result.ones
     assert len(result.ones) == 2
     (note,) = result.notes
-    assert "'transformer.ln_f.weight' stays" in note
+    assert "'transformer.ln_f.weight' was kept" in note
     assert "'lm_head.weight' are one tensor" in note
     assert "`config.tie_word_embeddings = False`" in note
     assert stream("transformers GPT-2", discovered(case, module, result.ones)).kind == "permutation"

@@ -170,7 +170,7 @@ def test_sharded_torch_files_become_a_folder_of_safetensors() -> None:
         (["merge", "one", "--rule", "karcher"], "there is only one checkpoint, but --rule karcher combines several"),
         (["merge", "one", "two", "base", "--rule", "slerp"], "takes two networks, but there are 3"),
         (["merge", "one", "two", "--rule", "della"], "--rule della combines differences from a base checkpoint"),
-        (["merge", "one", "two", "--epsilon", "0.1"], "--epsilon is for --rule della, della-linear; average has no"),
+        (["merge", "one", "two", "--epsilon", "0.1"], "--rule della, della-linear; average does not use it"),
         (["merge", "one", "two", "--normalize", "yes"], "--normalize is for --rule task-arithmetic, ties, dare"),
         (["merge", "one", "two", "--weights", "1", "mlp=2"], "the setting 'mlp=2' cannot be read"),
         (["merge", "one", "two", "--weights", "1"], "give one finite weight for each"),

@@ -401,7 +401,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
             )
         },
         ("info", "x.safetensors"),
-        "it holds 'a' twice",
+        "it contains 'a' twice",
     ),
     "an incomplete character": (
         {"x.safetensors": _header(_one("\ud800", [0], 0, 0))},
@@ -429,7 +429,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
         "'x.pt' contains two tensors with the same",
     ),
     "deflated": ({"x.pt": _deflated(_torch(PARAMS))}, INFO, "'x.pt' holds the compressed record"),
-    "repeated": ({"x.pt": _torch({"w": torch.zeros(1).expand(10**12)})}, INFO, "'w' in 'x.pt' repeats 4 bytes"),
+    "repeated": ({"x.pt": _torch({"w": torch.zeros(1).expand(10**12)})}, INFO, "'w' in 'x.pt' expands 4 bytes"),
     "no pickle": ({"x.pt": _with_pickle(b"")}, INFO, "'x.pt' is not a readable"),
     "cut pickle": ({"x.pt": _with_pickle(b"\x80\x02}q\x00(X")}, INFO, "'x.pt'"),
     "empty stack": ({"x.pt": _with_pickle(b"\x80\x02R.")}, INFO, "'x.pt'"),
@@ -456,7 +456,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
             "ad/adapter_model.safetensors": _header(SHARD, bytes(8)),
         },
         ADAPTED,
-        "ad/adapter_config.json' is no configuration",
+        "ad/adapter_config.json' is not a configuration",
     ),
     "large alpha": (
         {
@@ -464,7 +464,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
             "ad/adapter_model.safetensors": _header(SHARD, bytes(8)),
         },
         ADAPTED,
-        "ad/adapter_config.json' is no configuration",
+        "ad/adapter_config.json' is not a configuration",
     ),
     "billions of units": ({"s.json": _symmetry(_long)}, tuple(_align()), ""),
     "billions of units together": ({"s.json": _symmetry(_overlapping)}, tuple(_align()), "'s.json' is no symmetry"),

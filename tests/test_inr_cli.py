@@ -125,7 +125,7 @@ def test_render_an_image(folder: Path, refused: Callable[..., str]) -> None:
     assert (read_image("x.png") - read_image("color.png")).abs().max() < 0.05
     main(["inr", "render", "x.safetensors", "-o", "large.png", "--resolution", "12"])
     assert read_image("large.png").shape == (3, 12, 16)
-    assert "drawn as .png" in refused("inr", "render", "x.safetensors", "-o", "x.ply")
+    assert "written as .png" in refused("inr", "render", "x.safetensors", "-o", "x.ply")
     assert "exists already" in refused("inr", "render", "x.safetensors", "-o", "x.png")
 
 
@@ -150,7 +150,7 @@ def test_render_shapes(folder: Path, refused: Callable[..., str]) -> None:
     main(["inr", "render", "unsigned.safetensors", "-o", "u.npz", "--points", "20"])
     with np.load("u.npz") as archive:
         assert archive["points"].shape == (20, 3)
-    assert "drawn as .png, .ply, .xyz, .npz" in refused("inr", "render", "unsigned.safetensors", "-o", "u.obj")
+    assert "written as .png, .ply, .xyz, .npz" in refused("inr", "render", "unsigned.safetensors", "-o", "u.obj")
     for name in ("signed", "unsigned"):
         main(["inr", "render", f"{name}.safetensors", "-o", f"{name}.png", "--resolution", "24", "--points", "50"])
         with Image.open(f"{name}.png") as picture:

@@ -174,7 +174,7 @@ def test_an_image_is_drawn_where_its_pixels_are() -> None:
     image = render_image(network, params, 2, 4)
     torch.testing.assert_close(image[:, 0, 0], torch.tensor([0.375, 0.625], dtype=torch.float64))
     torch.testing.assert_close(image[0, :, 1], 0.5 + torch.tensor([-0.75, -0.25, 0.25, 0.75]).double() / 4)
-    with pytest.raises(ValueError, match="has none"):
+    with pytest.raises(ValueError, match="0 x 3 pixels is empty"):
         render_image(network, params, 0, 3)
 
 

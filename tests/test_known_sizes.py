@@ -135,7 +135,7 @@ def test_a_module_without_values_needs_inputs_with_values() -> None:
     torch.manual_seed(0)
     module = Pieces(as_listed).eval()
     expected = rg.discover(module, INPUTS)
-    assert any("whole numbers" in note for note in expected.notes)
+    assert any("integers in the example inputs" in note for note in expected.notes)
     blank = Pieces(as_listed).to("meta").eval()
     found = rg.discover(blank, INPUTS)
     assert found.groups == expected.groups

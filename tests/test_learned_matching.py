@@ -397,7 +397,7 @@ def test_what_cannot_be_matched_is_told() -> None:
         learn.fit_matching(broken, symmetry, config, generator=generator(0))
     with pytest.raises(ValueError, match="weights of losses"):
         learn.MatchingConfig(supervised=0.0, line=0.0, distance=0.0)
-    with pytest.raises(ValueError, match="recognized"):
+    with pytest.raises(ValueError, match="which hides copies"):
         learn.MatchingConfig(changes=(learn.Translation(0.1),))
     plain, _, rotated = module_case("linear")
     with pytest.raises(ValueError, match="there is no order to learn"):

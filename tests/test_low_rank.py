@@ -174,7 +174,7 @@ def test_what_stays_undecided_is_named() -> None:
     group = rg.Group("h", 3, places, is_permuted=False, matrix="linear")
     ring = rg.Symmetry((group,), {"w": (3, 3)})
     (sentence,) = rg.canonical.canonical_manifold(ring).left
-    assert sentence.startswith("group 'h' keeps its matrices")
+    assert sentence.startswith("group 'h': its matrices are not fixed")
 
 
 FACTORY = """

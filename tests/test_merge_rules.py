@@ -503,7 +503,7 @@ def test_the_memory_of_a_rule_is_in_the_plan(tmp_path: Path) -> None:
     rg.merge(paths, NOTHING, out=out, memory="250MB")
     karcher_mean = RULES["karcher"].build()
     with pytest.raises(
-        ValueError, match=r"combining 3 networks by KarcherMean\(steps=100, tolerance=1e-09\) holds 3\d\d MB at once"
+        ValueError, match=r"combining 3 networks by KarcherMean\(steps=100, tolerance=1e-09\) needs 3\d\d MB of memory"
     ):
         rg.merge(paths, NOTHING, rule=karcher_mean, out=rg.Output(out, overwrite=True), memory="250MB")
     rg.merge(paths, NOTHING, rule=karcher_mean, out=rg.Output(out, overwrite=True), memory="400MB")

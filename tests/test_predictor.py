@@ -465,7 +465,7 @@ REFUSED: dict[str, tuple[Callable[[Store], Any], str]] = {
     "no such column": (lambda store: fit(store, "other"), "no column 'other'"),
     "constant": (lambda store: fit(store, "same"), "nothing to predict"),
     "one value": (lambda store: fit(store, "rare"), "none is left"),
-    "texts as numbers": (lambda store: fit(store, "kind", kind="numbers"), "no numbers"),
+    "texts as numbers": (lambda store: fit(store, "kind", kind="numbers"), "are not numbers"),
     "shape": (lambda store: fit(store, torch.zeros(3)), "one for each"),
     "no inputs": (lambda store: fit(store, "value", render=1.0), "give `inputs`"),
     "a column of a population": (lambda _: fit(sirens()[2], "value"), "a population in memory has no columns"),

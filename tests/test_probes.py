@@ -291,7 +291,7 @@ def test_what_makes_no_sense_gets_a_sentence(tmp_path: Path) -> None:
         ws.Probes(mlp, (example,), inputs=0)
     with pytest.raises(ValueError, match="two or three axes"):
         ws.Probes(mlp, (example,), inputs=(2, 2, 2, 2))
-    with pytest.raises(ValueError, match="there are 4; give as many"):
+    with pytest.raises(ValueError, match="there are 4; give one example for each probe"):
         ws.Probes(mlp, (example,), inputs=(3, 3)).draw(None)
     with pytest.raises(ValueError, match="are invalid"):
         ws.Probes(mlp, (example,), dropout=1.0)

@@ -714,7 +714,7 @@ LINEAR = "merge_method: linear\nmodels:\n  - model: one\n    parameters: {weight
 FAULTS = {
     "merge_method: magic\nmodels: [{model: one}]": "line 1: the merge method 'magic' is unknown; choose from linear",
     LINEAR: "line 5: linear needs 'weight' for every model",
-    LINEAR + "    parameters: {weight: 1, speed: 2}": "line 6: 'speed' is not understood",
+    LINEAR + "    parameters: {weight: 1, speed: 2}": "line 6: 'speed' is unknown in the parameters of linear",
     "merge_method: ties\nparameters: {rescale_norm: l3, weight: 1}\n" + VECTORS % ("", "", ""): "is 'l3'; there are l1",
     "merge_method: slerp\nbase_model: one\nmodels: [{model: one, parameters: {t: 1}}, {model: two}]": (
         "'t' is unknown in a model's parameters"

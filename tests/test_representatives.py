@@ -292,7 +292,7 @@ def test_tiny_gains_of_the_first_network_are_not_given_to_others() -> None:
     first["norms.0.weight"] = params["norms.0.weight"].clone()
     first["norms.0.weight"][2] = 1e-9
     found = rg.align(first, other, symmetry)
-    assert "gains of 1 channel stay" in found.report
+    assert "gains of 1 channel are kept" in found.report
     assert max(float(t.abs().max()) for t in found.params.values()) < 1e3
     assert torch.allclose(outputs(module, found.params, x), outputs(module, other, x), atol=1e-9)
 

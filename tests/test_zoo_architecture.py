@@ -86,7 +86,7 @@ def test_reading_the_text_form_imports_nothing() -> None:
         (None, {}, "neither a factory nor a layout"),
         ("mlp", {}, "write package.module:name"),
         ("torch:absent", {}, "'torch' has no 'absent'"),
-        ("regauge.nets.mlp:absent", {}, "'regauge.nets.mlp:absent' is not part of this regauge"),
+        ("regauge.nets.mlp:absent", {}, "'regauge.nets.mlp:absent' is no longer part of regauge"),
         ("torch:pi", {}, "is a float, not a function"),
         ("regauge.nets.mlp:mlp", {"width": [3, 2]}, "cannot be called with .*width"),
         ("regauge.nets.mlp:mlp", {"widths": [3]}, "needs at least inputs and outputs"),
@@ -149,7 +149,7 @@ def test_a_store_of_a_network_that_regauge_has_no_longer(factory: str, tmp_path:
     manifest.write_text(manifest.read_text().replace("regauge.nets.mlp:ResidualMLP", factory))
     old = Store.open(store.folder)
     assert torch.equal(old.read([1])["head.bias"], params["head.bias"][1:])
-    with pytest.raises(ValueError, match=rf"'{factory}' is not part of this regauge.*\"factory\" in its store.json"):
+    with pytest.raises(ValueError, match=rf"'{factory}' is no longer part of regauge.*\"factory\" in its store.json"):
         old.architecture.module()
     manifest.write_text(manifest.read_text().replace(factory, f"{__name__}:OwnMLP"))
     new = Store.open(store.folder)

@@ -635,7 +635,7 @@ def test_any_folder_of_checkpoints(tmp_path: Path) -> None:
     assert store.architecture.factory is None
     with pytest.raises(FileNotFoundError, match="no file below"):
         read_folder(tmp_path / "raw", "{id}.ckpt")
-    with pytest.raises(ValueError, match="no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         read_folder(tmp_path / "raw", "{the id}.pt")
 
 

@@ -334,7 +334,7 @@ def test_a_store_is_aligned_to_what_was_named(to: int | str, tmp_path: Path) -> 
 def test_references_that_are_not_there(tmp_path: Path) -> None:
     store = stored(tmp_path / "zoo")
     for absent in (1, 99):
-        with pytest.raises(ValueError, match=f"the id {absent} and ends"):
+        with pytest.raises(ValueError, match=f"the id {absent} and a last network"):
             reference(store, absent)
     unknown = Store.create(tmp_path / "plain", MLP)
     with pytest.raises(ValueError, match="symmetry of the store"):

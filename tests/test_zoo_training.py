@@ -577,7 +577,7 @@ def test_populations_that_make_no_sense(changes: dict[str, Any], message: str) -
         (lambda: replace(WAVES, labels=torch.zeros(4)), "only signals have labels, one for each"),
         (lambda: replace(BLOBS, labels=torch.zeros(40)), "only signals have labels, one for each"),
         (lambda: next(train(config(), data=BLOBS, ids=[10])), r"ids are \[10\], but must be different and from 0 to 9"),
-        (lambda: next(train(config(), data=BLOBS, stack=0)), "stack of 0 networks"),
+        (lambda: next(train(config(), data=BLOBS, stack=0)), "the size of a stack is 0"),
         (lambda: next(train(config(subset=Fraction(Choice((0.1, 0.5)))), data=BLOBS)), "one stack cannot hold"),
     ],
 )

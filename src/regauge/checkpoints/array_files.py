@@ -66,7 +66,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         with ZipFile(path) as archive:
-            require_modest(archive.infolist(), path.stat().st_size, "write it with `numpy.savez`")
+            require_modest(archive.infolist(), path.stat().st_size, "unpack it, and look at it first")
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             return {name: np.asarray(arrays[name]) for name in arrays.files}
     except DAMAGE as error:
