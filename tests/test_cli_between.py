@@ -339,7 +339,7 @@ def test_repair_without_endpoints_recomputes_statistics(folder: Path, capsys: py
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["line", *files("a", "b"), *MODEL, "--train", "nets.py:others"], "--train is for paths that are trained"),
+        (["line", *files("a", "b"), *MODEL, "--train", "nets.py:others"], "bezier and chain; straight is not"),
         (["line", *files("a", "b"), *MODEL, "--points", "2"], "at least one point between them"),
         (["line", *files("a", "b"), *MODEL, "--path", "chain", "--bends", "0"], "give at least one"),
         (

@@ -86,7 +86,7 @@ IN_CI = covering(NETS, RELATIVES, part=1, of=2)
 
 
 STRANGERS = [pytest.param(one, "stranger", marks=pytest.mark.thorough if one == "GPT" else ()) for one in NETS]
-"""Of a GPT a sample decides on neither kind of strangers, and is followed by all values alike."""
+"""For a GPT, a sample decides about no kind of stranger, and all values are compared. Another kind runs in CI."""
 
 
 @pytest.mark.parametrize(("net_name", "name"), [*IN_CI, *STRANGERS])

@@ -163,9 +163,9 @@ DEFAULTS: dict[str, Law] = {
     "audit: function of a pair": function_of_an_audited_pair,
     "compare: aligned strangers": verdicts_of_aligned_strangers,
 }
-"""What commands reach. That canonical and moved networks compute the same is the law above."""
+"""Objectives of commands. The law above covers canonical and moved networks, whose outputs must stay the same."""
 WITH_STATISTICS = [("merge: barrier", "normed"), ("repair: loss", "normed")]
-"""Statistics of batch normalization are made anew."""
+"""Commands that compute the statistics of batch normalization again."""
 
 
 @pytest.mark.parametrize(("law", "name"), covering(DEFAULTS, MODULES, part=1, own=WITH_STATISTICS))

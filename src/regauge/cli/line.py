@@ -30,7 +30,7 @@ def run(options: Line) -> None:
     if options.output is not None:
         require_pictures(options.output, overwrite=options.overwrite)
     if options.train is not None and options.path not in TRAINED:
-        raise UsageError("--train is for paths that are trained, bezier and chain; {options.path} is not")
+        raise UsageError(f"--train is for paths that are trained, bezier and chain; {options.path} is not")
     if options.held.keep and options.path != "geodesic" and not options.align:
         raise UsageError("--keep is only for --path geodesic and --align; leave it out")
     if options.align and options.path != "straight":

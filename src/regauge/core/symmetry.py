@@ -48,7 +48,7 @@ BEHIND = " behind gains"
 SHOWN = 6
 """The number of groups that the one-line form of a symmetry names."""
 ADDED = ("scales and signs of {} act on the weight plus a number", "scales of {} act on the exponential of the weight")
-"""What groups act on in place of a gain: if the model adds a number, and if it uses only the exponential."""
+"""Notes on parameters that a model changes before it multiplies by them: by adding a number, or by an exponential."""
 
 
 @dataclass(frozen=True, repr=False)
