@@ -39,8 +39,9 @@ GRID = -30
 """The exponent of the grid to which entries are rounded before ranking. The spacing is about 2^GRID times the largest
 entry of the tensor, rounded up to a power of two."""
 ZERO = 1e-12
-"""A threshold relative to the largest entry of all tensors. A tensor with only smaller entries is treated as rounded
-zeros."""
+"""A threshold relative to the largest entry of all tensors. If all entries of a tensor are below this threshold, they
+count as zeros with rounding errors.
+"""
 FEWEST = 4
 """The smallest number of draws in a chain. Each chain is split into halves, which need two draws each."""
 
@@ -155,9 +156,9 @@ def diagnose(
     mean (`MergeMany`). The alignment uses the whole symmetry, except that translations are set to zero or centered. Up
     to rounding, the result depends only on the orbits of the draws, not on the position of a draw on its orbit.
 
-    ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry. These
-    diagnostics take about 0.6 milliseconds of CPU time per entry. Buffers are left out. The data set works with all
-    other functions of ArviZ.
+    ArviZ computes the rank-normalized split R-hat and the bulk and tail effective sample sizes of each entry. The
+    diagnostics take about 0.6 milliseconds of CPU time per entry. Buffers are not diagnosed. The data set works with
+    all other functions of ArviZ.
 
     Args:
         chains: The draws of each chain: a stack with one leading axis, a list of networks, or a `ParticlePosterior`.
@@ -272,9 +273,9 @@ def _measure(arrays: Mapping[str, Mapping[str, Floats]]) -> ChainDiagnosis:
 def _round(values: Floats, largest: float) -> Floats:
     """Round values to a grid on which medians are exact. A tensor that contains only rounding errors becomes zero.
 
-    Without this rounding, ranks would depend on the last bits, because entries that are equal up to rounding have no
-    stable order. R-hat also ranks the distances of draws from their median. If the number of draws is even, two draws
-    have the same distance from this median. Ranks are reproducible only if these two distances are exactly equal.
+    Without rounding, ranks would depend on the last bits, because entries that are equal up to rounding have no stable
+    order. R-hat also ranks the distances of draws from their median. If the number of draws is even, two draws have the
+    same distance from their median. Ranks are reproducible only if the distances of the two draws are exactly equal.
     """
     size = float(np.abs(values).max(initial=0.0))
     if size <= ZERO * largest:

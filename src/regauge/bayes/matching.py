@@ -29,8 +29,9 @@ class PosteriorAlignment(Generic[AnyPosterior]):
     Attributes:
         posteriors: For many posteriors, all aligned posteriors; the first is unchanged. For two posteriors, only the
             transformed second posterior. The predictive distribution of each posterior is unchanged.
-        before: The distance before the alignment, without buffers. For two posteriors, `W2^2` between the diagonal
-            Gaussians with their moments. For many posteriors, the mean `W2^2` from their barycenter.
+        before: The squared 2-Wasserstein distance before the alignment, without buffers. Two posteriors are compared by
+            their means and standard deviations, as diagonal Gaussians. For many posteriors, the mean over the
+            posteriors of their distance from the barycenter.
         after: The distance after the alignment, computed like `before`.
         matching: The result of aligning the means and standard deviations.
     """
@@ -80,16 +81,17 @@ def align_posteriors(
 ) -> PosteriorAlignment[AnyPosterior]:
     """Transform the second posterior by its symmetry, and bring it as close to the first one as the method can.
 
-    The method matches means and standard deviations, so the posteriors may be of different kinds. For Kronecker
-    factors, the standard deviations come from the diagonal of their product. For low-rank Gaussians, these standard
-    deviations include both components. For particles, these are the standard deviations over the particles. One element
-    transforms the whole posterior, because the samples of one chain lie in one copy of a mode. Aligning each sample
-    separately would find the same element for all samples, at a higher cost.
+    The method matches means and standard deviations, so the posteriors may be of different kinds. For
+    Kronecker-factored posteriors, the standard deviations come from the diagonal of the covariance. For low-rank
+    Gaussians, the standard deviations include the diagonal and the low-rank component. For particles, the standard
+    deviations are taken over all particles. One element transforms the whole posterior, because the samples of one
+    chain lie in one copy of a mode. Aligning each sample separately would find the same element for all samples, at a
+    higher cost.
 
     Translations of `symmetry` are not applied, and scales are applied only if the method balances them. Translations
-    and scales change the prior, unless the prior is flat. A translated posterior makes the same predictions, but
-    usually has another divergence from the prior. To translate a posterior, use `push`. To measure both posteriors, use
-    `compare_with_prior`.
+    and scales change the prior density of the weights, unless the prior is flat. A translated posterior makes the same
+    predictions, but usually has another divergence from the prior. To translate a posterior, use `push`. To measure how
+    far a posterior is from the prior, use `compare_with_prior`.
 
     If full covariances were compared, the best permutation of a layer would be the solution of a quadratic assignment
     problem. `align_posteriors` uses only the diagonals of the covariances. `regauge.bayes.transport.distance` measures
@@ -125,13 +127,13 @@ def align_many_posteriors(
 ) -> PosteriorAlignment[AnyPosterior]:
     """Transform posteriors by symmetry until the method brings none of them closer to the barycenter of the others.
 
-    As in `align_posteriors`, moments are matched, and whole posteriors are transformed. For K diagonal Gaussians, the
-    sum of `W2^2` over pairs is K times the sum of the distances from the barycenter. Each step transforms one
-    posterior, and lowers both sums.
+    The method matches means and standard deviations, and transforms whole posteriors, as in `align_posteriors`. For K
+    diagonal Gaussians, the sum of `W2^2` over pairs is K times the sum of the distances from the barycenter. Each step
+    transforms one posterior and lowers the sum of the distances.
 
     Args:
         posteriors: One or more posteriors of any kinds. The first posterior is not transformed.
-        symmetry, generator: As for `align_posteriors`.
+        symmetry, generator: See `align_posteriors`.
         method: The method, which compares pairs of means and standard deviations. The default is `GaussianMatching()`,
             which uses `MergeMany` for many posteriors. `GaussianMatching(method=WeightMatching())` aligns all
             posteriors to the first.
@@ -186,7 +188,7 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
 class OneGaussian:
     """One Gaussian that merges many networks or posteriors.
 
-    The mean of this Gaussian is the mean of the aligned members.
+    The mean of the Gaussian is the mean of the aligned members.
     """
 
     posterior: GaussianPosterior
@@ -205,7 +207,7 @@ def one_gaussian(
 ) -> OneGaussian:
     """Align all members to one another and merge them into one Gaussian.
 
-    Networks are merged into the Gaussian with their mean and with their standard deviations times `spread`. For
+    For networks, the Gaussian has the mean of the networks, and their standard deviations multiplied by `spread`. For
     networks, sums of squares are divided by the number of networks (population standard deviations). Posteriors are
     merged into their Wasserstein barycenter, whose standard deviations are multiplied by `spread`. The distances
     between the means of posteriors do not contribute.
@@ -213,9 +215,9 @@ def one_gaussian(
     Independently trained members stay far apart in most directions even after alignment. A Gaussian with their full
     standard deviations (`spread=1`) can therefore be worse than the mean network alone. Choose `spread` by the
     likelihood of held-out data. Activations of the mean network lose variance, which `repair` restores. With `repair`,
-    the loss of the mean of sixteen MLPs on MNIST fell from 0.30 to 0.12. The loss of the members was 0.09. Running
-    statistics of batch normalization are averaged, but these averages are wrong for the mean network. Recompute these
-    statistics with `reset_batchnorm` or `repair`.
+    the loss of the mean of sixteen MLPs on MNIST fell from 0.30 to 0.12. The members themselves had a loss of 0.09
+    (cross-entropy, in nats). Running statistics of batch normalization are averaged, but these averages are wrong for
+    the mean network. Recompute these statistics with `reset_batchnorm` or `repair`.
 
     Args:
         members: At least two networks, or at least one posterior.
@@ -260,8 +262,8 @@ def one_gaussian(
 
 
 def _common_moments(posteriors: Sequence[Posterior]) -> list[GaussianPosterior]:
-    """Return the moments of posteriors. Where only some posteriors have uncertainty, the others get standard deviations
-    of zero.
+    """Return the moments of posteriors. If only some posteriors have a standard deviation for a parameter, all others
+    get a standard deviation of zero.
     """
     moments = [posterior.moments() for posterior in posteriors]
     uncertain = {name: std for one in moments for name, std in one.std.items()}

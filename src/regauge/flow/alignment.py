@@ -23,7 +23,7 @@ def sort_points(space: Space, points: Points) -> Points:
 
     Sums of weights determine the signs, the matrices and the order of units.
 
-    If a space keeps scales (`scales="keep"`), scales and invertible matrices are not changed.
+    In a space with `scales="keep"`, scales and invertible matrices are not changed.
     """
     scales = space.representation.scales
     kept = {"scale"} if scales != "keep" else {"scale", "linear"}
@@ -39,7 +39,7 @@ def sort_points(space: Space, points: Points) -> Points:
 
 @torch.no_grad()
 def align_points(space: Space, reference: Tensor, points: Points) -> Points:
-    """Transform points by elements of the symmetry, as close to a reference as weight matching can bring them.
+    """Transform points by the symmetry, and bring them as close to a reference as weight matching can.
 
     Weight matching ends in a local optimum, which may depend on its initialization. Therefore points are sorted first,
     which maps all networks of an orbit to the same point.
@@ -70,8 +70,8 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
 def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
     """Return the mean of points up to permutations of units, `[values]`.
 
-    First, some networks are aligned to the first network. Next, all of these networks are repeatedly aligned to their
-    mean, which is recomputed each time.
+    A subset of the networks is aligned to the first network. Next, the subset is repeatedly aligned to its mean, which
+    is recomputed each time.
     """
     some = points[:most]
     reference = some[0]

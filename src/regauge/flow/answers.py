@@ -130,8 +130,8 @@ def _divergence(probabilities: Tensor) -> float:
 
 
 def _overlap(wrong: Tensor, known: Tensor) -> Tensor:
-    """Return, for each network, the largest overlap (IoU) of its set of wrong predictions with that of a training
-    network.
+    """Return, for each network, the largest overlap (IoU) between its wrong predictions and the wrong predictions of a
+    training network.
     """
     first, second = wrong.double(), known.double()
     shared = first @ second.T

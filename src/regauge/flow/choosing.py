@@ -17,8 +17,9 @@ LARGEST = torch.finfo(torch.float32).max
 MOVED_AT_ONCE = 256
 """The number of networks that are generated at a time."""
 FIRST_SIZE, SIZES, KEPT_MOVES = 0.3, (1e-3, 0.9), 0.25
-"""The initial step size, the range of step sizes, and the share of accepted steps at which a step size stays the
-same."""
+"""The initial step size, the range of step sizes, and the share of accepted steps at which the step size does not
+change.
+"""
 
 
 def require_fit(task: Task, symmetry: Symmetry) -> None:
@@ -86,12 +87,12 @@ class ChosenNetworks:
         """Try random steps for each network, and accept the steps that lower the loss.
 
         A step mixes a network's normal vector with a new random vector, `sqrt(1 - b^2) z + b z'`, which does not change
-        the vector's distribution. Therefore changed networks are no closer to one another or to training networks than
-        other samples. The step size b of each network adapts to the share of accepted steps.
+        the vector's distribution. Therefore changed networks are as far from one another and from training networks as
+        other samples are. The step size b of each network adapts to the share of accepted steps.
 
         References:
             Cotter et al. (2013), MCMC methods for functions, section 4: the preconditioned Crank-Nicolson proposal,
-            here without the acceptance of moves that raise the loss.
+            which also accepts some moves that raise the loss.
         """
         sizes = torch.full((len(self.noise), 1), FIRST_SIZE, dtype=torch.float64)
         for _ in range(moves):

@@ -26,10 +26,9 @@ class Components(Manifold):
     The components are computed from aligned networks. Each weight is divided by the standard deviation of its whole
     tensor, and tensors are weighted. If each weight were divided by its own standard deviation, weights that training
     hardly changed would have as much influence as important weights. The residual is the part of a network outside of
-    the components. The residual consists mostly of initial weights that training did not change. A flow does not model
-    this residual. Instead, the residual is sampled from a normal distribution. In this distribution, entries of one
-    tensor are correlated if they belong to the same units. The correlations are equal for all units that permutations
-    exchange.
+    the components. The residual consists mostly of initial weights that training did not change. Flows do not model the
+    residual. Instead, the residual is sampled from a normal distribution, in which entries of one tensor are correlated
+    if they belong to the same units. The correlations are equal for all units that permutations exchange.
 
     Attributes:
         networks: The Euclidean space of all parameters of networks.
@@ -38,7 +37,7 @@ class Components(Manifold):
             the tensor.
         axes: Orthonormal directions of parameters divided by `unit`, `[components, values]`.
         sizes: Standard deviations along the axes, `[components]`.
-        roots: Square roots of the residuals' covariance matrices, `[classes, classes]`, by tensor index.
+        roots: Square roots of the covariance matrices of residuals, `[classes, classes]`, by tensor index.
         rest: The residuals of the networks that `leave` returns, `[models, values]`; None for zero.
     """
 

@@ -46,9 +46,9 @@ DRAWN, STEPS = 64, 10
 """The number of networks that are sampled to evaluate the prior or an epoch on a task, and the number of solver
 steps."""
 SHARES = (1.0, 0.5, 0.25, 0.0)
-"""Candidate factors by which the net's output is multiplied; they are compared after the training."""
+"""Candidate factors by which the net's output is multiplied. The factors are compared after the training."""
 TIMES = 8
-"""The number of random times at which each held-out network is evaluated in the comparison of these factors."""
+"""The number of random times at which each held-out network is evaluated when the candidate factors are compared."""
 
 
 @check_arguments
@@ -64,15 +64,15 @@ def fit(
 ) -> Flow:
     """Fit a flow that transforms simple random networks to networks like those of a population.
 
-    The weights with the best validation are kept. By default, networks are aligned before the flow is fitted. The flow
-    begins at the normal distribution with the mean and covariances of the aligned networks. The net learns the
-    difference between the population and this normal distribution. After the training, the output of the net is
-    multiplied by a factor from 0 to 1 (the share), which is chosen by validation. The share is 0 unless the flow is
-    better than the normal distribution by more than one standard error, on held-out networks or, with a task, on
-    sampled networks. Therefore, on the networks of this comparison, a flow is not worse than the normal distribution.
-    Before the training, a warning is issued if sampled networks are not expected to solve the task. With a task, the
-    warning depends on the performance of networks sampled from the normal distribution. Without a task, it depends on
-    the distance of aligned networks to their mean.
+    The fit returns the weights with the best validation loss. By default, networks are aligned before the flow is
+    fitted. The flow begins at the normal distribution with the mean and covariances of the aligned networks. The net
+    learns the difference between the population and this normal distribution. After the training, the output of the net
+    is multiplied by a factor from 0 to 1 (the share), which is chosen by validation. The flow is compared with the
+    normal distribution on held-out networks or, with a task, on sampled networks. The share is 0 unless the flow is
+    better by more than one standard error. Therefore, on the compared networks, a flow is not worse than the normal
+    distribution. Before the training, a warning is issued if sampled networks are not expected to solve the task. With
+    a task, the warning depends on the performance of networks sampled from the normal distribution. Without a task, the
+    warning depends on the distance of aligned networks to their mean.
 
     Args:
         population: Parameters with a leading model axis, or a store, or a list of these with one architecture. The
@@ -83,8 +83,8 @@ def fit(
             whose sampled networks have the smallest loss, among the epochs that are not worse than the normal
             distribution on held-out networks. Pass examples on which the networks were trained, or examples reserved
             for this purpose. Never pass test examples.
-        starts: Initial networks of the population. With initial networks, a prior of independent values is matched to
-            them instead of to the trained networks.
+        starts: Initial networks of the population. If initial networks are given, a prior of independent values is
+            matched to the initial networks instead of the trained networks.
         generator: The random generator from which one seed is sampled; by default a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
             `regauge.learn.division.FitArguments`. The test networks are not read.
@@ -258,9 +258,9 @@ class FlowFitting(Fitting[Flow]):
         return total / times
 
     def _choose_share(self) -> tuple[float, PairedGain | None]:
-        """Set the share of the net's output; return this share, and the gain of the best share over a share of 0.
+        """Set the share of the net's output; return the share, and the gain of the best share over a share of 0.
 
-        The share is 0 unless the gain exceeds one standard error.
+        The share is 0 if the gain is at most one standard error.
         """
         if not self.config.has_gaussian:
             return 1.0, None

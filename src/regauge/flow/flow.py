@@ -44,7 +44,7 @@ KIND, VERSION = "regauge flow", "3"
 PRIOR = ("mean", "deviation", "root")
 """Names of a prior's tensors in files."""
 COMPONENTS = ("mean", "unit", "axes", "sizes")
-"""Names of the tensors of principal components in files, except the square roots of covariances."""
+"""Names under which files store the tensors of principal components, except the square roots of covariances."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Flow:
         prior: The distribution of the start points of samples.
         moments: Statistics of the networks to which the flow was fitted.
         design: The settings from which the flow is built.
-        classes: The values of the label column, for one of which networks can be sampled; empty without labels.
+        classes: The values of the label column; empty without labels. Networks can be sampled for one of these values.
         about: Facts about the training run, as JSON.
         trained: The training history; None if the flow was loaded from a file.
         reference: The point in the space `networks` to which networks are aligned, `[values]`; None if the fit did not
@@ -125,7 +125,8 @@ class Flow:
         return save(tensors, path, overwrite=overwrite, metadata=header)
 
     def resize(self, symmetry: Symmetry) -> "Flow":
-        """Return the flow for networks with other numbers of units. New units have the same distribution as old units.
+        """Return the flow for networks with other numbers of units. Additional units have the same distribution as the
+        original units.
 
         Raises:
             ValueError: The networks differ in more than the numbers of units. Also raised if the flow was fitted to
@@ -184,7 +185,7 @@ class Flow:
             start: Networks from which the paths start, instead of random start points.
             task: Examples and the loss by which networks are selected. Pass training examples, not the examples on
                 which the samples are evaluated later.
-            keep: The share of the sampled networks that is kept.
+            keep: The share of the sampled networks that is returned.
             moves: The number of random steps that are tried for each kept network; 0 for none. Each step costs one
                 sample and one evaluation of the loss.
 
@@ -247,9 +248,8 @@ class Flow:
         aligned networks, the units are sorted instead. The result is a density with respect to surface area on spheres
         and volume in Euclidean coordinates. Therefore the result is neither a density over functions nor a density over
         all parameters, and it depends on the representation. Compare it only with the densities of other networks under
-        the same flow. If `scales="keep"`, the point includes scales and translations. Without this conversion, networks
-        that differ by scales or translations have different densities. A flow of principal components returns only the
-        density of the components.
+        the same flow. If `scales="keep"`, networks that differ by scales or translations have different densities. A
+        flow of principal components returns only the density of the components.
 
         Args:
             population: Networks with a leading model axis. The result has the precision of the networks.

@@ -24,12 +24,12 @@ NO_REFERENCE, TRIANGULAR = "1", "2"
 def load_flow(path: str | Path) -> Flow:
     """Load a flow from a file.
 
-    Files of version 1 contain no reference. For version 1, the mean of the training networks is the reference. Files of
-    versions 1 and 2 contain another square root of the covariance. Flows of versions 1 and 2 have the same distribution
-    as before, but sample other networks for the same seed.
+    Files of version 1 contain no reference; the mean of the training networks replaces it. Files of versions 1 and 2
+    contain another square root of the covariance. Therefore their flows have the original distribution, but no longer
+    sample the same networks for a seed.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ValueError: The file is damaged, has another version, or does not contain a flow.
     """
     header, tensors = read_described(

@@ -21,13 +21,13 @@ class BatchLoss:
 
     Attributes:
         task: The task whose loss guides the networks.
-        dropout: The share of input values that are set to zero. Each call sets other input values to zero, but the same
-            values for all networks. The remaining values are divided by the share that is kept. Dropout of inputs
+        dropout: The share of input values that are set to zero. Each call chooses new random input values, which are
+            the same for all networks. The remaining values are divided by one minus the share. Dropout of inputs
             reduces overfitting to the examples if guidance is strong. The inputs must be a single tensor.
         generator: The random generator of the dropout. By default, a fixed generator.
 
     References:
-        Srivastava et al. (2014) for dropout, of inputs here.
+        Srivastava et al. (2014), Dropout, which this class applies to inputs.
     """
 
     task: Task

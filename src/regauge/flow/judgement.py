@@ -13,7 +13,8 @@ MANY, RARE = 0.2, 0.02
 causes this share."""
 WORKING, HALF = 0.9, 0.5
 """Two shares of the held-out networks' performance. Generated networks count as working if they reach the first share,
-and as working less well if they reach only the second."""
+and as working less well if they reach only the second share.
+"""
 Bins = tuple[tuple[float, float, float], ...]
 """Confidence, accuracy and share of the predictions, for each bin."""
 
@@ -42,7 +43,8 @@ class Score:
             network.
         repeated: The share of networks that are copies of another network of the same kind. The bounds for copies are
             the same as for `copied`, with 0.5 instead of 0.8.
-        spread: The mean distance of two networks, divided by the mean distance of two held-out networks.
+        spread: The mean distance between two networks of this kind, divided by the mean distance between two held-out
+            networks.
         disagreement: The share of examples for which two networks predict different classes, averaged over pairs.
         divergence: The Jensen-Shannon divergence of two networks' class probabilities in nats, averaged over examples
             and pairs.
@@ -112,7 +114,8 @@ class Judgement:
 
     @property
     def is_working(self) -> bool | None:
-        """Whether generated networks have 90% of held-out networks' performance; None if those fail the task.
+        """Whether generated networks have 90% of held-out networks' performance; None if held-out networks fail the
+        task.
 
         The performance is the accuracy minus the accuracy of the best constant prediction. If accuracies are missing
         and losses are positive, the performance is the inverse of the loss.
@@ -128,10 +131,10 @@ class Judgement:
     def is_copier(self) -> bool:
         """Whether the generated networks are copies of training networks or of one another.
 
-        To be copies, generated networks must meet only one of three conditions. More than a fifth of the networks are
-        repeated. The share of copies of training networks exceeds the share that chance explains, given few held-out
-        networks. Or the median distance to the nearest training network is less than 0.8 of the same distance for
-        held-out networks.
+        Generated networks count as copies in three cases. First, more than a fifth of the networks are repeated.
+        Second, there are more copies of training networks than chance explains, given the number of held-out networks.
+        Third, the median distance to the nearest training network is less than 0.8 of the median distance for held-out
+        networks.
         """
         return self._is_copied or self.is_collapsed
 

@@ -22,9 +22,11 @@ from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 
 MANY_COORDINATES = 2000
-"""If there are more coordinates than this, the principal axes of the map are computed from fewer networks."""
+"""A limit on the number of coordinates. Above the limit, the principal axes of the map are computed from fewer
+networks.
+"""
 KNOWN = 500
-"""The largest number of training networks whose wrong predictions are compared."""
+"""The largest number of training networks with whose wrong predictions generated networks are compared."""
 MAPPED = 300
 """The largest number of networks of each kind on the map."""
 Scored = tuple[Score, tuple[float, ...], Mapping[str, Bins]]
@@ -45,8 +47,8 @@ def judge(
 ) -> Judgement:
     """Judge generated networks by quality and novelty, compared with held-out networks and controls.
 
-    All networks are made canonical and aligned to the mean of the training networks. Distances after this common
-    alignment are too large for similar networks, but they show which networks may be close to one another. Therefore
+    All networks are made canonical and aligned to the mean of the training networks. After alignment to the mean, the
+    distances of similar networks are too large, but they show which networks may be close to one another. Therefore
     only networks that may be close are aligned to each other, pair by pair. The number of control networks of each kind
     equals the number of samples. Some controls are copies of training networks, noisy copies at the distance of
     held-out networks, and means of 2 and of 16 aligned training networks. Other controls are sampled from normal
@@ -72,7 +74,7 @@ def judge(
 class KnownNetworks:
     """The networks with which generated networks are compared.
 
-    These networks are evaluated once for any number of judgements.
+    The known networks are evaluated once for any number of judgements.
 
     Attributes:
         evaluate: A task, or a function that maps the parameters of one network to its metrics.
@@ -204,7 +206,7 @@ class _Distances:
         return cls(space, train, held_out, known, spread(space, held_out), _mean_distance(space, held_out, held_out))
 
     def describe(self, own: Points) -> dict[str, Any]:
-        """Return the distances of some networks, for their score."""
+        """Return those entries of the networks' score that measure distances."""
         distance, sources = nearest(self.space, own, self.train)
         few = own[: max(2, len(self.train))]  # as many as for training: distances depend on the number
         others, _ = nearest(self.space, few, few, is_same=True)
@@ -248,8 +250,8 @@ def _first_axes(centered: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_distance(space: Space, first: Points, second: Points, *, is_same: bool = True) -> float:
-    """Return the mean distance between points of two kinds, or between the points of one kind, without aligning them
-    again.
+    """Return the mean distance between points of two kinds, or between the points of one kind, without further
+    alignment.
     """
     total = sum(float(space.distance(point.unsqueeze(0), second).sum()) for point in first)
     return total / (len(first) * (len(second) - is_same))

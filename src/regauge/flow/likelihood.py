@@ -11,11 +11,11 @@ from regauge.flow.sampling import Field
 def integrate_density(
     space: Manifold, field: Field, x: Points, *, steps: int, probes: Float[Tensor, "probes values"] | None
 ) -> tuple[Points, Float[Tensor, " models"]]:
-    """Return the start points of the paths that lead to given points, and the change of log density along these paths.
+    """Return the start points of the paths that lead to given points, and the change of log density along the paths.
 
     The Runge-Kutta method of order four integrates points and density together, in the points' precision. On spheres,
-    the velocity is evaluated at the nearest point of the sphere, where the velocity is tangent. Therefore its
-    divergence in the surrounding space equals its divergence on the sphere.
+    the velocity is evaluated at the nearest point of the sphere, where the velocity is tangent. Therefore the
+    divergence of the velocity in the surrounding space equals its divergence on the sphere.
 
     Args:
         space: The space of the points.

@@ -30,7 +30,8 @@ class Sphere:
 
 
 class Manifold:
-    """A space of points that represent networks. The first coordinates lie on unit spheres; others are Euclidean.
+    """A space of points that represent networks. The first coordinates lie on unit spheres; all further coordinates are
+    Euclidean.
 
     Attributes:
         spheres: The coordinates that lie on spheres.

@@ -14,9 +14,9 @@ from regauge.flow.space import Space
 SMALLEST = 1e-3
 """The smallest standard deviation of a coordinate, relative to the root mean square over its tensor."""
 NOTHING = 1e-12
-"""Variances below this share of the largest variance are treated as zero."""
+"""A share of the largest variance. Variances below this share count as zero."""
 MOST_AXES = 2000
-"""The largest number of networks from which the axes are computed, if there are more parameters than this number."""
+"""If networks have more parameters than this number, axes are computed from at most this number of networks."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ class Net(Protocol):
 class Metanetwork:
     """An equivariant net of `weightspace`: permuting the units of the input permutes the output in the same way.
 
-    The same parameters also work for networks of other widths.
+    The parameters of the net also work for networks of other widths.
 
     Attributes:
         layer: One of `weightspace.LAYERS`; the thesis uses `RelationalAttention`.
@@ -56,7 +56,7 @@ class Metanetwork:
 
 @dataclass(frozen=True)
 class Perceptron:
-    """A plain net on all coordinates, for aligned networks; it is not equivariant.
+    """A multilayer perceptron on all coordinates, for aligned networks. The net is not equivariant.
 
     Attributes:
         width: The width of the hidden layers.
@@ -76,8 +76,8 @@ class Tokens:
     """A transformer whose tokens are units in a fixed order, for aligned networks.
 
     A token reads all weights of a unit: its incoming weights, its bias and its outgoing weights. All units of a group
-    share the same linear maps. A weight that belongs to two units gets the mean of the outputs of both tokens. Weights
-    that belong to no unit form one additional token.
+    share the same linear maps. A weight that belongs to two units gets the mean of the outputs of the two tokens.
+    Weights that belong to no unit form one additional token.
 
     Attributes:
         width: The width of tokens.

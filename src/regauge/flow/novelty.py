@@ -2,7 +2,7 @@
 
 After all networks are aligned to one mean, corresponding units of two networks can still have different positions, even
 in a network and its noisy copy. Without alignment of each pair, small distances are two or three times too large, but
-large distances are almost right. Therefore these distances only select the pairs that are aligned to each other.
+large distances are almost right. Therefore distances without pairwise alignment only select the pairs that are aligned.
 """
 
 import torch
@@ -48,8 +48,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
 
 
 def measure(space: Space, first: Points, second: Points) -> Tensor:
-    """Return the distance of each pair of points: the smaller of the distances before and after they are aligned to
-    each other.
+    """Return the distance of each pair of points: the smaller of the distances before and after pairwise alignment.
     """
     return torch.minimum(space.distance(first, second), space.distance(move_near(space, second, first), second))
 
@@ -68,19 +67,18 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
     Args:
         distances: The distance of each network to the nearest other network.
         held_out: The distances of held-out networks to training networks.
-        share: A second bound, as a share of the median distance of held-out networks. The second bound is needed if all
-            held-out networks have about the same distance. Among about equal distances, a slightly smaller distance
-            does not indicate a copy.
+        share: A second bound, as a share of the median distance of held-out networks. If the distances of all held-out
+            networks are about equal, a slightly smaller distance does not indicate a copy.
     """
     bound = torch.minimum(share * held_out.median(), held_out.double().quantile(TAIL).to(held_out))
     return float((distances < bound).double().mean())
 
 
 def find_chance(near: int, count: int, held_out: int, of: int) -> float:
-    """Return the probability that at least `near` networks are near if generated networks are as new as held-out
-    networks.
+    """Return the probability that at least `near` networks are near if generated networks are as different from
+    training networks as held-out networks are.
 
-    Under this assumption, all rankings of the distances of both kinds are equally likely.
+    Under this assumption, all rankings of the distances of generated and held-out networks are equally likely.
 
     Args:
         near: The number of generated networks below a bound.

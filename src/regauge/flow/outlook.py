@@ -21,8 +21,8 @@ class Outlook:
         aligned: The root mean square distance of two aligned networks, divided by the same distance of unaligned
             networks.
         spread: The root mean square distance of aligned networks to their mean, divided by the norm of the mean.
-        kept: The performance of networks sampled from the prior, as a share of the validation networks' performance, as
-            in `Judgement.is_working`. Without a task, `kept` is None.
+        kept: The performance of networks sampled from the prior, divided by the performance of the validation networks;
+            see `Judgement.is_working`. None without a task.
     """
 
     networks: int

@@ -54,7 +54,8 @@ class PlainGaussian:
         mean: The factor by which the networks' mean is multiplied to give the mean of the prior.
 
     References:
-        Erdogan (2025), section 6.1; its code has a deviation of 0.1 where the text says a variance of 0.1.
+        Erdogan (2025), section 6.1; the code of the thesis has a standard deviation of 0.1, and its text has a variance
+        of 0.1.
     """
 
     deviation: float = 0.1

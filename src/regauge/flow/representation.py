@@ -14,12 +14,12 @@ class Representation:
     Attributes:
         scales: balance: every network is replaced by the equivalent network of smallest norm, and the flow is
             Euclidean. sphere: if a unit can be scaled without changing the function, its incoming weights get norm one,
-            and the flow stays on unit spheres. flat: weights are normalized as for sphere, but the flow is Euclidean,
-            and sampled networks are normalized at the end. keep: weights are not changed. Except for keep, translations
-            are also removed (`Symmetry.split`).
+            and the flow stays on unit spheres. flat: weights are normalized as with sphere, but the flow is Euclidean,
+            and sampled networks are normalized at the end. keep: weights are not changed. All settings except keep also
+            remove translations (`Symmetry.split`).
         head: Name of the weight of the last layer, for `head_form`.
         head_form: keep: the last layer is not changed. direction: the direction of the layer on a unit sphere, and the
-            logarithm of its norm. unit: only the direction, as in the thesis; this changes losses but not predicted
+            logarithm of its norm. unit: only the direction, as in the thesis, which changes losses but not predicted
             classes.
         head_bias: Name of the head's bias, which "unit" also divides by the norm.
         components: Number of principal components of aligned networks in which the flow is fitted, with a perceptron

@@ -41,7 +41,7 @@ def integrate(
         end: The last time.
 
     Raises:
-        ValueError: There is no solver of this name, or the number of steps is not positive.
+        ValueError: There is no solver with the given name, or the number of steps is not positive.
     """
     if steps < 1 or solver not in ("euler", "heun", "runge_kutta"):
         raise ValueError(
@@ -84,8 +84,8 @@ def diffuse(
     The start points `x0 ~ N(m, s^2)` must be independent of the endpoints. At a point x and a time t, the velocity v
     then determines the expected start point `x - t v`. The velocity therefore determines the gradient of the log
     density, `-(x - t v - m) / ((1 - t) s^2)`. The noise has variance `2 noise (1 - t) s^2` per unit of time. A drift
-    compensates for the noise: half of this variance times the gradient. Spherical coordinates get no noise, because the
-    velocity does not determine their gradient.
+    compensates for the noise. The drift is half of the noise variance times the gradient. Spherical coordinates get no
+    noise, because the velocity does not determine their gradient.
 
     Args:
         space: The space of the points.
@@ -114,8 +114,8 @@ def diffuse(
 def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, generator: torch.Generator) -> Points:
     """Integrate `end - start` instead of the flow's velocity `(end - x) / (1 - t)`, with noise after the time `LATE`.
 
-    This is not the differential equation of the flow. The result is the average over time of the predicted endpoints,
-    plus noise whose variance grows with the number of steps. Points do not stay on the spheres.
+    `follow_thesis` does not solve the differential equation of the flow. The result is the average over time of the
+    predicted endpoints, plus noise whose variance grows with the number of steps. Points do not stay on the spheres.
 
     Args:
         predict_end: A function from points and times to endpoints.

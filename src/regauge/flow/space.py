@@ -19,16 +19,17 @@ from regauge.flow.representation import Representation
 from regauge.flow.value_orbits import exchanged_values, signed_values
 
 LOG_NORM = "logarithm of the head's norm"
-"""The name of an additional coordinate that is not a tensor of the networks."""
+"""The name of an additional coordinate, the logarithm of the last layer's norm, which is not a tensor of the networks.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Space(Manifold):
     """The space of the networks of one architecture. Coordinates on unit spheres come first, then Euclidean ones.
 
-    Every floating-point entry of a network is one coordinate, including running statistics, because functions depend on
-    them. Structure, such as masks, has no coordinates, and a tied tensor has coordinates only once. Variances and other
-    positive parameters are represented by their logarithms.
+    Every floating-point entry of a network is one coordinate, including running statistics, because the outputs depend
+    on running statistics. Structure, such as masks, has no coordinates, and a tied tensor has coordinates only once.
+    Variances and other positive parameters are represented by their logarithms.
 
         x = space.enter(population)       # [models, values]
         space.leave(x)                    # networks that compute the same functions
@@ -230,7 +231,7 @@ class Space(Manifold):
         }
 
     def collect(self, tensors: Mapping[str, Tensor]) -> Points:
-        """Return the coordinates of tensors; the inverse of `arrange`."""
+        """Return the coordinates of tensors. `collect` is the inverse of `arrange`."""
         flat = torch.cat([tensors[name].flatten(1) for name in self.names], dim=1)
         return flat[:, self.order.to(flat.device)]
 

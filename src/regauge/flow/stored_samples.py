@@ -64,7 +64,7 @@ def sample_store(
 
     Raises:
         FileExistsError: The store contains other networks.
-        ValueError: The flow has no architecture, or cannot sample such networks.
+        ValueError: The flow has no architecture, or cannot sample networks with the widths of `like`.
     """
     flow = load_flow(path)
     architecture = require_architecture(flow)

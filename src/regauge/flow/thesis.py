@@ -25,11 +25,11 @@ def thesis_config(
         kind: "euclidean" uses weights without changes. "geometric" normalizes the incoming weights of every hidden
             unit, and the whole last layer, to unit spheres. The norm of the last layer is lost.
         head: The name of the last layer's weight, for "geometric".
-        head_bias: The name of the last layer's bias, which is divided by the same norm.
+        head_bias: The name of the last layer's bias, which is divided by the norm of the last layer's weight.
         changes: Settings that differ from the thesis, such as `seconds`, or a smaller `net`.
 
     Raises:
-        ValueError: No flow of the thesis has this name, or the flow requires a head.
+        ValueError: The thesis has no flow of this kind, or the flow requires a head.
 
     References:
         Erdogan (2025), sections 4.4, 6.1 and 6.3; the deviation and the learning rate are from its code.

@@ -15,8 +15,9 @@ from regauge.flow.priors import Prior
 from regauge.flow.space import Space
 
 LATEST = 0.99
-"""Up to this time, the distance to a predicted endpoint is divided by the remaining time. Afterwards, it is divided by
-one hundredth."""
+"""Up to this time, the distance to a predicted endpoint is divided by the remaining time. Later, the distance is
+divided by 0.01.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +25,8 @@ class StraightLines:
     """Straight paths between two independent normal distributions of every coordinate.
 
     Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)`, the point `x = (1 - t) x0 + t x1` is normal. Given x, the
-    velocity and the endpoint are also normal. The means of both are linear in x, and the standard deviations do not
-    depend on x.
+    velocity and the endpoint are also normal. Their means are linear in x, and their standard deviations do not depend
+    on x.
     """
 
     start: tuple[Tensor, Tensor]
@@ -59,15 +60,15 @@ class Velocity(nn.Module):
         space: The space of the points.
         prior: The prior of the start points.
         moments: The moments of the endpoints.
-        net: The net that is trained. The net reads standardized points, and its outputs are in the unit that `unit`
-            returns.
+        net: The net that is trained. The net reads standardized points, and its output is multiplied by the standard
+            deviation of the predicted quantity.
         clock: The module that encodes times and classes for the net.
         predicts: "velocity" or "end". If the net predicts the endpoint, the velocity is the remaining path divided by
             the remaining time.
         has_gaussian: Whether the output of the net is added to the closed form for normal distributions.
 
     Attributes:
-        share: The factor of the net's output. If this factor is zero, the flow is the closed form for normal
+        share: The factor of the net's output. With a share of zero, the flow is the closed form for normal
             distributions.
     """
 
@@ -100,7 +101,9 @@ class Velocity(nn.Module):
         return self.space.tangent(x, mean + spread * self._read(x, t, labels))
 
     def resize(self, space: Space, places: Int[Tensor, " values"]) -> None:
-        """Adapt to another space. Each new coordinate gets the statistics of one coordinate of the current space."""
+        """Adapt the velocity to another space. Each new coordinate gets the statistics of one coordinate of the current
+        space.
+        """
         assert isinstance(self.net, OverNetworks)
         self.net.resize(space)
         self.space, self.tables = space, self.tables[:, places]
@@ -126,7 +129,9 @@ class Velocity(nn.Module):
         return StraightLines((m0, s0), (m1, s1))
 
     def _expect(self, x: Points, t: Tensor, *, is_end: bool) -> tuple[Tensor, Tensor]:
-        """Return the closed-form prediction to which the net's output is added, and the unit of this output."""
+        """Return the closed-form prediction to which the net's output is added, and the standard deviation by which the
+        output is multiplied.
+        """
         line, start, time = self._line(), self.space.flat_start, t.unsqueeze(1)
         root = self.tables[4, :start].expand(len(x), -1)
         (_, _), (m1, s1) = line.start, line.end

@@ -12,7 +12,7 @@ MOVED = {
     "result": ("Trials",),
     "hadamard": ("flat_rotation",),
 }
-"""Names of earlier versions that no command needs any more, with the file that defines each name."""
+"""Names that only earlier versions exported, each with the file that defines the name."""
 
 moved = {name: f"regauge.gauging.{file}" for file, names in MOVED.items() for name in names}
 __getattr__, __dir__, __all__ = attach(__name__, __file__, moved=moved)

@@ -81,13 +81,14 @@ def audit(
     outputs: Outputs = None,
     convert: Convert = dict,
 ) -> list[Finding]:
-    """Test every pair of a table: scale it by random factors, as a tool would, and compare the model's outputs in
-    float64.
+    """Test every pair of a table: scale it by random factors, as quantization tools do, and compare the model's outputs
+    in float64.
 
     Tools multiply the input channels of balance layers, and divide the output channels of the smooth layer. If the
-    smooth layer has more outputs than the balance layers read, tools divide its last outputs. A fused layer of queries,
-    keys and values is an example. The symmetry determines the input axis of a layer. If no group acts on the input
-    axis, it is determined by the convention of torch's layers. The lengths of axes are not used to find the input axis.
+    balance layers read only a part of the smooth layer's outputs, tools divide its last outputs. For example, only the
+    values of a fused layer of queries, keys and values are divided. The symmetry determines the input axis of a layer.
+    If no group acts on the input axis, the axis follows from the convention of torch's layers. The lengths of axes are
+    not used to find the input axis.
 
     Args:
         table: Pairs with patterns; see `read_table`.
@@ -95,7 +96,7 @@ def audit(
         symmetry: The symmetry of the model, under the model's names. The symmetry determines which parameters are
             missing in a broken pair.
         module: The model, not on the meta device.
-        example_inputs: Example inputs, as for `discover`.
+        example_inputs: Example inputs; see `discover`.
         example_kwargs: Keyword inputs.
         generator: The random generator for the factors. Default: a generator with seed 0.
         outputs: The names of the outputs that are compared.
@@ -180,7 +181,7 @@ class _Audit:
         return Finding(row, pair.smooth, pair.balance, "broken", change, missing, extra, reason)
 
     def _scaled(self, pair: ScalePair, wide: Params, factors: Tensor) -> Params:
-        """Return the network with one pair scaled as a tool scales it."""
+        """Return the network with one pair scaled as quantization tools scale it."""
         result = dict(wide)
         name = f"{pair.smooth}.weight"
         weight, axis = wide[name], self._output_axis(name, wide)
@@ -275,7 +276,9 @@ class _Audit:
 
 
 def _why_skipped(made: int, counts: Mapping[str, int], *, is_norm: bool) -> str:
-    """Return the reason why tools do not scale a pair with these numbers of channels; empty if they do."""
+    """Return the reason why tools do not scale a pair with these numbers of channels. The reason is empty if tools
+    scale the pair.
+    """
     if len({*counts.values()}) > 1:
         listed = ", ".join(f"{name} reads {count}" for name, count in counts.items())
         return f"its balance layers read different numbers of channels ({listed}): no tool scales these"

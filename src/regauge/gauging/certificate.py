@@ -24,7 +24,7 @@ class Certificate:
         exact: The change with both networks in float64. The change in float64 shows whether the symmetry is exact.
         tolerance: The largest allowed value of `exact`: 1e-9, or 1e-5 if the model rounds to float32 internally.
         stored: The change with the transformed network in its stored dtype, which includes rounding. None if the model
-            cannot be evaluated in that dtype.
+            cannot be evaluated in its stored dtype.
         dtype: The dtype in which the transformed network is stored.
         per_group: The exact change if only one group transforms the network, for each group.
     """
@@ -64,7 +64,7 @@ def certify(
         params: The network before the transformation.
         moves: The moves that transform the network.
         module: The module of the network, not on the meta device.
-        example_inputs: Example inputs, as for `discover`.
+        example_inputs: Example inputs; see `discover`.
         example_kwargs: Keyword inputs.
         outputs: The names of the outputs that are compared.
     """

@@ -98,7 +98,7 @@ def _reader(checkpoint: Checkpoint, symmetry: Symmetry) -> Callable[[str], Tenso
 def moved_pieces(checkpoint: Checkpoint, moves: tuple[Move, ...], measures: LayerMeasures) -> Pieces:
     """Return a function that yields transformed tensors in chunks, and passes them to `measures`.
 
-    If the moves contain translations, all tensors are computed together instead.
+    If the moves contain translations, all tensors are computed together instead of in chunks.
     """
     made = apply_moves(moves, checkpoint.params) if any(move.element.translation for move in moves) else {}
 

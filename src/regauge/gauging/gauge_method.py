@@ -27,8 +27,7 @@ class GaugeProblem:
         generator: The random generator; it is None for methods without random numbers.
         test: A task with held-out data, which are not used to choose the gauge; it is None if there are no such data.
         dtypes: The original dtypes of tensors whose dtype in `params` differs.
-        can_learn: Whether the memory suffices to learn from outputs, for which gradients are in memory in addition to
-            the parameters.
+        can_learn: Whether memory suffices for parameters and gradients, which learning from outputs requires.
     """
 
     params: Params

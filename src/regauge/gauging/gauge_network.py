@@ -63,10 +63,10 @@ def gauge(
     | `Chain` | what several methods move, one after the other | what these methods need |
 
     The default methods start at the network without translations (its representative). A method that you pass starts at
-    the given network. The methods in `BestGauge(methods=(...,))` are treated in the same way.
+    the given network. The methods that you pass in `BestGauge(methods=(...,))` also start at the given network.
 
-    Gains of norms can prevent rotations. If a task is given, scales of the symmetry first set these gains to one. After
-    `regauge.discovery.fold`, the gains are already one.
+    Gains of norms can prevent rotations. If a task is given, scales of the symmetry first set the gains of norms to
+    one. After `regauge.discovery.fold`, the gains are already one.
 
     A checkpoint is transformed tensor by tensor if it needs more than `memory`, or if its model is on the meta device.
     If a checkpoint is transformed tensor by tensor, only rotations are sampled, and the model is not evaluated.

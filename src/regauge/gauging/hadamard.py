@@ -21,9 +21,9 @@ def flat_rotation(n: int) -> Square:
     """Return an orthogonal matrix with entries of about equal magnitude, and with a constant first row and column.
 
     All entries are `± n^-1/2` if a Hadamard matrix of the size is known. Known matrices are Sylvester's for powers of
-    two, Paley's for 12, 20, 28, 36, 44 and other sizes, and products of these. Matrices of other sizes need a further
-    Kronecker factor, the matrix of the discrete Hartley transform. For size n, the entries of this matrix are at most
-    `(2 / n)^1/2`.
+    two, Paley's for 12, 20, 28, 36, 44 and other sizes, and Kronecker products of known matrices. Matrices of other
+    sizes need a further Kronecker factor, the matrix of the discrete Hartley transform. For size n, the entries of this
+    matrix are at most `(2 / n)^1/2`.
 
     References:
         Paley (1933), On orthogonal matrices; Bracewell (1983), Discrete Hartley transform.

@@ -29,8 +29,8 @@ EXPRESSION = "re:"
 class ScalePair:
     """A layer whose outputs are divided by scales, and the layers that read it, whose input weights are multiplied.
 
-    If the other layers read only a part of the first layer's output channels, tools divide the last channels. For
-    example, only the values of a fused layer of queries, keys and values are read.
+    If the second layers read only a part of the first layer's output channels, tools divide the last channels. For
+    example, an output projection reads only the values of a fused layer of queries, keys and values.
 
     The fields hold module names. In a table of mappings, the fields may hold patterns instead of names. A pattern is
     either the end of a name, or `re:` plus a regular expression that matches the beginning of a name.
@@ -104,7 +104,7 @@ def write_table(pairs: Sequence[ScalePair], tool: Tool) -> list[dict[str, Any]]:
 def save_mappings(
     symmetry: Symmetry, path: str | Path, tool: Tool, *, overwrite: bool = False
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Write the scale pairs that hold for a model to a JSON or YAML file, as a table for one of the tools.
+    """Write the scale pairs that hold for a model to a JSON or YAML file, as a table for llm-compressor or AutoAWQ.
 
     Returns:
         The rows of the table. The result also contains the group and the reason for each family of scales that is not a
@@ -128,11 +128,10 @@ def save_mappings(
 
 
 def read_table(table: Any) -> list[ScalePair]:
-    """Return the pairs of a table, whose rows are dictionaries with `smooth_layer` and `balance_layers`, or pairs of
-    both.
+    """Return the pairs of a table. Each row is a dictionary with `smooth_layer` and `balance_layers`, or a pair.
 
-    The pairs have the balance layers first, as in llm-compressor's SmoothQuant. A recipe that contains `mappings` is
-    also a table.
+    A pair contains the balance layers and then the smooth layer, as in llm-compressor's SmoothQuant. A recipe that
+    contains `mappings` is also a table.
 
     Raises:
         ValueError: The object is not a table of mappings, or has no rows.

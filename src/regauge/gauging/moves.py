@@ -26,7 +26,7 @@ from regauge.discovery.rewrites.gains import gains, unit_gains
 class Move:
     """An element of a symmetry, and the gains that become one when it is applied.
 
-    After the element is applied, these gains are set to exactly one.
+    Applying the element sets the gains to one up to rounding. Afterwards, the gains are set to exactly one.
     """
 
     symmetry: Symmetry
@@ -83,9 +83,10 @@ def take_out_translations(
 ) -> Move | None:
     """Return the move that sets the coordinates of translations to zero and does not change gains.
 
-    The result is None if the symmetry has no such translations. Two kinds of translations are excluded. Translations of
-    the first kind are exact only with the stored running statistics, and not with recomputed statistics. Translations
-    of the second kind transform 16-bit tensors: after rounding to 16 bits, the network would compute another function.
+    Two kinds of translations are not changed. Translations of the first kind are exact only with the stored running
+    statistics, but not with recomputed statistics. Translations of the second kind transform 16-bit tensors: after
+    rounding to 16 bits, the network would compute another function. The result is None if the symmetry has no
+    translations of other kinds.
     """
     symmetry = symmetry.on_data
     families = [
@@ -104,8 +105,8 @@ class Uncovered:
     """Rotations that become possible after gains are set to one.
 
     Attributes:
-        before: The move that sets these gains to one; None if no gain prevents rotations.
-        symmetry: The groups that rotate, and the groups within which they are repeated.
+        before: The move that sets gains to one; None if no gain prevents rotations.
+        symmetry: The groups that rotate, and the groups (such as heads) within which the rotating groups are repeated.
         reasons: Gains that are not changed, each with the reason.
     """
 

@@ -32,8 +32,9 @@ def named_method(
         name: A key of `METHODS`, or "best".
         scheme: The rounding scheme for which the gauge is chosen.
         is_loss: Whether networks are compared by the task's loss instead of the rounding error of the weights.
-        is_kept_always: Whether the transformed network is kept even if rounding damages it more.
-        settings: More settings, for methods that have them: `steps` and `by` of learned rotations.
+        is_kept_always: Whether the transformed network is kept even if rounding damages it more than the unchanged
+            network.
+        settings: Settings that only some methods have: `steps` and `by` of learned rotations.
     """
     chosen = None
     if name != "best":

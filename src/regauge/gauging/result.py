@@ -21,7 +21,7 @@ class Trials:
         measure: The quantity by which networks are compared. Lower values are better.
         values: The quantity for each network that was tried. The unchanged network comes first.
         kept: The name of the network that was kept.
-        whole: The quantity for the network without rounding, if this quantity is a loss.
+        whole: The loss of the network without rounding, if networks are compared by a loss.
         judged: The quantity on held-out data, for the given network and for the kept network.
     """
 
@@ -43,7 +43,7 @@ def _list_values(values: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choice of a method: moves to a gauge, and the objective before and after these moves.
+    """The choice of a method: moves to a gauge, and the objective before and after the moves.
 
     Attributes:
         moves: The moves that transform the network to its gauge, in order.

@@ -90,8 +90,8 @@ class RoundToNearest:
         return (steps.square() * shares.sum(-1)).sum() / 12
 
     def _steps(self, values: Tensor) -> Tensor:
-        """Return the distance between levels for each block of entries with a common scale; one for a block of
-        zeros.
+        """Return the distance between levels for each block of entries with a common scale. For a block of zeros,
+        return one.
         """
         step = values.abs().amax(-1, keepdim=True) / self.levels
         return torch.where(step == 0, 1.0, step)

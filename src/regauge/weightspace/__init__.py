@@ -3,7 +3,7 @@
 from regauge.names import attach
 
 CHAINS = ("ChainConfig", "ChainDWS", "ChainScaleConfig", "ChainScaleGMN")
-"""Nets that follow the published code of other papers, for comparison in the experiments of our papers."""
+"""Nets that follow the published code of other papers, for comparison in the experiments of `regauge_papers`."""
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

@@ -1,6 +1,7 @@
 """Canonical forms of scales, signs and half periods.
 
-Networks are transformed to canonical forms before a net reads them. Changes that the net computes are transformed back.
+Networks are transformed to canonical forms before a net reads them. Changes that the net computes are transformed back
+to the original networks.
 """
 
 from collections.abc import Mapping
@@ -42,8 +43,8 @@ class CanonicalFrame:
 
     @classmethod
     def of(cls, layout: Layout, parts: tuple[str, ...], left: tuple[str, ...] = ()) -> "CanonicalFrame":
-        """Return a canonical form for the given parts of the symmetry. The canonical form takes few steps. Layers must
-        respect all other parts.
+        """Return a canonical form for the given parts of the symmetry. Layers must respect all parts without a
+        canonical form.
         """
         found = plan(layout.symmetry)
         touched = {*layout.contracted}
@@ -76,9 +77,9 @@ class CanonicalFrame:
 
     @cached_property
     def without_shifts(self) -> Symmetry:
-        """The symmetry that acts on changes of networks.
+        """The symmetry that acts on changes of networks, without half-period shifts.
 
-        Half-period shifts do not act on changes of networks, because constants cancel in differences.
+        A half-period shift adds a constant to parameters, which cancels in differences of networks.
         """
         moving = self.symmetry.on_changes
         return replace(moving, groups=tuple(group.without("shift") for group in moving.groups))

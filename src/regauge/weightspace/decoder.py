@@ -42,8 +42,9 @@ class Decoder(nn.Module):
     The decoder generates one network for each vector. All networks of an orbit compute the same function, and the
     decoder may learn to generate any of them. An invariant encoder and a decoder together are an autoencoder of orbits.
     The autoencoder is trained by comparing the functions of networks, not their weights. Each tensor is multiplied by
-    its typical size, which `standardize` measures on networks. `begin_at` initializes the decoder such that all vectors
-    give almost the same network. Buffers, and parameters without influence, are not generated but copied from `like`.
+    its typical size, which `standardize` measures on networks. `begin_at` initializes the decoder such that it
+    generates almost the same network from every vector. Buffers, and parameters without influence, are not generated
+    but copied from `like`.
 
     Args:
         symmetry: The symmetry of the networks, with every size known.

@@ -41,7 +41,8 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Fourier:
-    """An encoding of each value by sines and cosines of random multiples of the value, which separate close values.
+    """An encoding of each value by sines and cosines of random multiples of the value, which makes close values
+    distinct.
 
     Attributes:
         frequencies: The number of random multiples of each value.
@@ -76,11 +77,11 @@ class Logarithms:
     """An encoding by `sign(v) log(1 + |v|)` of each value v and of a multiple of v, for values of very different sizes.
 
     Values differ by orders of magnitude if networks were trained with different hyperparameters. In canonical networks,
-    values differ even more, because the canonical form moves the scales of all tensors into one tensor. Values are not
-    centered. Values are divided by the median over networks of their root mean squares.
+    values differ by even larger factors, because the canonical form moves the scales of all tensors into one tensor.
+    Values are not centered. Values are divided by the median over networks of their root mean squares.
 
     Attributes:
-        factor: The factor of the multiple; a large factor separates small values.
+        factor: The factor of the multiple. A large factor makes small values distinct.
     """
 
     factor: float = 30.0
@@ -113,14 +114,15 @@ class Encoder(nn.Module):
     part of it).
 
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
-    permutes (pixels, classes, kernel positions) become input channels, so their positions are distinguished. Every unit
-    with a fixed position gets a learned vector. Weights from a unit to itself get another learned vector. If signs
-    still act on values, the encoder reads these values in two ways. Features that no sign changes are computed from
-    absolute values. Features that signs change are computed from the values themselves, without biases. The encoder
-    treats positive scales in the same way. If half-period shifts still act on a bias, the bias is read as an angle. The
-    features of the bias are then the sine and cosine of a sum: the angle plus a linear map of the values that are added
-    to the bias. The coefficients of this linear map are initially at most one radian for each value, times the
-    frequency. One of the added values is a learned multiple of the sine of twice the angle.
+    permutes (pixels, classes, kernel positions) become input channels, so the encoder distinguishes their positions.
+    Every unit with a fixed position gets a learned vector. Weights from a unit to itself get another learned vector. If
+    signs still act on values, the encoder reads these values in two ways. Features that no sign changes are computed
+    from absolute values. Features that signs change are computed from the signed values, by linear maps without biases.
+    If positive scales act on values, the encoder also reads the values in these two ways. If half-period shifts still
+    act on a bias, the bias is read as an angle. The features of the bias are then the sine and cosine of a sum: the
+    angle plus a linear map of the values that are added to the bias. The coefficients of this linear map are initially
+    at most one radian for each value, times the frequency. One of the added values is a learned multiple of the sine of
+    twice the angle.
 
     Args:
         has_pairs: Whether blocks with values between two or more units get feature vectors.
@@ -311,8 +313,7 @@ class Encoder(nn.Module):
 
 
 def _frequency(block: Block, layout: Layout) -> float | None:
-    """Return the factor that converts a block's values to radians, if these values are added to the angles of its
-    units.
+    """Return the factor that converts a block's values to radians, if the values are added to angles of units.
     """
     if len(block.ends) != 1 or block.name not in layout.signs:
         return None

@@ -14,7 +14,7 @@ from regauge.weightspace.shares import Shares, average
 
 @dataclass(frozen=True)
 class Odd:
-    """Features that change their signs if signs of the symmetry act on the weights.
+    """Features whose signs change if the symmetry changes signs of weights.
 
     A `Character` contains, for each axis and each family of signs, the exponent of the sign that multiplies a vector.
 
@@ -22,8 +22,8 @@ class Odd:
         units: For each set of units and each character (exponents of signs) of their values: vectors `[models, *sizes,
             width]`.
         pairs: Vectors of each block of values between units that signs change, `[models, *labels, width]`.
-        values: The original values of each such block, `[models, *labels, channels]`, and their root mean square, if
-            layers multiply by them. Layers do not change `values`.
+        values: The original values of each block of `pairs`, `[models, *labels, channels]`, and their root mean square,
+            if layers multiply features by the values. Layers do not change `values`.
         given: The part of `units` that comes from values of single units, without sines and cosines of angles. Layers
             do not change `given`.
         waves: The sine and cosine of each unit's angle, for each unit set with angles (such as phases of sine units):
@@ -45,10 +45,10 @@ class Features:
         units: For each set of units, their vectors `[models, *sizes, width]`.
         pairs: For each block of values between units, vectors `[models, *labels, width]`.
         network: The vector of each network, `[models, width]`.
-        values: For each such block, some functions of its values, `[models, *labels, functions]`, if layers multiply by
-            them. Layers do not change `values`.
-        odd: The features that signs change, or None if signs are canonicalized. All other features are invariant to
-            signs.
+        values: For each block of `pairs`, some functions of its values, `[models, *labels, functions]`, if layers
+            multiply features by these functions. Layers do not change `values`.
+        odd: The features that signs change, or None if signs are canonicalized. All features outside of `odd` are
+            invariant to signs.
         shares: The weights of units in means, called shares; see `weightspace.shares`. Units of groups without shares
             have equal weights.
     """
@@ -96,7 +96,7 @@ def turn(
 
 
 def spread(units: Float[Tensor, "models *sizes width"], end: End, block: Block) -> Float[Tensor, "models *ones width"]:
-    """Return vectors of units, arranged at the axes of a block; axes of other units get length one."""
+    """Return vectors of units, arranged at the axes of a block. Axes of the block for other units have length one."""
     order = sorted(range(len(end.axes)), key=lambda k: end.axes[k])
     shape = [1] * len(block.sizes)
     for axis in end.axes:
@@ -112,7 +112,8 @@ def others(end: End, block: Block) -> tuple[int, ...]:
 
 
 def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Tensor, "models *sizes width"]:
-    """Permute the axes of vectors: in a block, the axes of a unit set can have another order than in the set itself."""
+    """Permute the axes of vectors: the axes of a unit set can have different orders in a block and in the set itself.
+    """
     order = sorted(end.axes)
     place = [order.index(axis) for axis in end.axes]
     if place == list(range(len(place))):

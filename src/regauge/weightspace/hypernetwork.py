@@ -23,11 +23,11 @@ class RowDecoder(nn.Module):
         row_r = size V tanh(A code + E e_r + c) + d_r
 
     At initialization, the products `V tanh(...)` have root mean square `size` and are nearly uncorrelated between rows.
-    The rank of the products `V tanh(...)` is at most `hidden`. The decoder is similar to one linear layer from the code
-    to all entries, but a smaller network generates the entries.
+    The rank of the products `V tanh(...)` is at most `hidden`. The decoder has fewer parameters than one linear layer
+    from the code to all entries.
 
     References:
-        Ha et al. (2017), section 3.1: weights from learned embeddings of their place.
+        Ha et al. (2017), section 3.1: weights that are generated from learned embeddings of their positions.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class HyperNetwork(nn.Module):
     mean square of each tensor of `like`. The part that depends on the code is smaller than the weights between hidden
     units by the factor `SHARE`. Therefore steps with one learning rate change all tensors by similar amounts, as in
     ordinary training. In an experiment, training failed if outputs were scaled to the size of each tensor, because the
-    phases of the first sines jumped. Paper 003 does not specify its decoder. A linear layer from its code (1024
-    numbers) to its 790,529 weights would have 810 million parameters. For the networks of the paper, this hypernetwork
-    has 5,159,489 parameters, of which the encoder has 3,156,480.
+    phases of the first sines jumped. Paper 003 does not specify its decoder. In the paper, a linear layer from the code
+    (1024 numbers) to the 790,529 weights would have 810 million parameters. For the networks of the paper,
+    `HyperNetwork` has 5,159,489 parameters, of which the encoder has 3,156,480.
 
     Args:
         like: An MLP whose hidden layers have equal widths. The MLP determines the sizes of rows and the scales of

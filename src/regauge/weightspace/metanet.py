@@ -37,7 +37,7 @@ VERSION = "1"
 LARGEST_ARRAY = 2**22
 """The number of entries of the largest array that is used on a CPU.
 
-CPU allocators return larger arrays to the system after each use, which is slow.
+CPU allocators return arrays above this size to the system after each use, which is slow.
 """
 
 
@@ -86,7 +86,7 @@ class Settings:
 
 
 class Metanet(nn.Module):
-    """A network that reads other networks, and by construction is invariant or equivariant under their symmetry.
+    """A network that reads other networks. By construction, it is invariant or equivariant under their symmetry.
 
         net = Metanet(symmetry, layer=MessagePassing(), head=Invariant(outputs=10), generator=generator)
         net.standardize(population)
@@ -94,11 +94,12 @@ class Metanet(nn.Module):
 
     The layers are equivariant to permutations. If any invertible matrix can be inserted between two tensors, such as
     queries and keys, the net reads their product. The net first canonicalizes scales, signs and half periods. The net
-    also canonicalizes rotations whose products would be too large. `ScaleGMN` respects signs, and `Propagation` signs
-    and half periods, without a canonical form, so these are not canonicalized. With an `Equivariant` head, the net maps
-    its changes of canonical networks back to the original networks. The canonical form of signs is discontinuous where
-    the sum that determines a sign is zero. If the symmetry has translations, the net reads networks without
-    translations (representatives, `Symmetry.split`). To compute these, the population must include buffers.
+    also canonicalizes rotations whose products would be too large. Some layers respect signs without a canonical form:
+    with `ScaleGMN`, signs are not canonicalized, and with `Propagation`, signs and half periods are not canonicalized.
+    With an `Equivariant` head, the net maps its changes of canonical networks back to the original networks. The
+    canonical form of signs is discontinuous where the sum that determines a sign is zero. If the symmetry has
+    translations, the net reads networks without translations (representatives, `Symmetry.split`). To remove
+    translations, the net needs the buffers of the population.
 
     Args:
         symmetry: The symmetry of the networks, with all sizes known, or a list with the symmetries of several
@@ -112,12 +113,13 @@ class Metanet(nn.Module):
             "linear" and "translation". The default is all parts, and "permutation" is always included. `net.parts`
             lists the parts that a net respects. No net respects "rotation" (rotations that depend on gains).
         readers: Axes (parameter, axis) along which layers sum over units, as `find_readers` returns them. If `readers`
-            are given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. With `readers`,
-            copies of a split unit that divide its outgoing weights count as one unit. With `readers`, translations are
-            not respected.
+            are given, units are weighted by shares of their outgoing weights; see `weightspace.shares`. Copies of a
+            split unit, which divide its outgoing weights, then count as one unit. With `readers`, the net does not
+            respect translations.
         probes: Inputs on which the networks are evaluated. Activations and outputs at the probes become additional
-            features. For several architectures, pass the probes of each, in the order of the symmetries. With an
-            `Invariant` head, a second net reads the outputs, and the result is the mean of both nets.
+            features. For several architectures, pass one `Probes` for each architecture, in the order of the
+            symmetries. With an `Invariant` head, a second net reads the outputs, and the result is the mean of both
+            nets.
         reads_moments: Whether the net also reads the moments of every tensor of the canonical networks (logarithm of
             the size, mean, extremes). The symmetry does not change the moments, but splitting a unit does.
         conditions: The number of further inputs for each network, such as a time or a class, which the net reads in
@@ -129,8 +131,8 @@ class Metanet(nn.Module):
 
     Raises:
         ValueError: A part is unknown, or a size is invalid. Layers have parameters for single tensors, but there are
-            several architectures. The numbers of probes and architectures differ. The module of a probe has another
-            architecture.
+            several architectures. The number of `Probes` differs from the number of architectures. The module of a
+            probe has another architecture.
     """
 
     share: Tensor
@@ -230,7 +232,7 @@ class Metanet(nn.Module):
 
     @property
     def layout(self) -> Layout:
-        """The layout of the first architecture."""
+        """The layout of the networks of the first architecture."""
         return self._readers[0].layout
 
     def save(self, path: str | Path, *, about: Mapping[str, Any] | None = None, overwrite: bool = False) -> Path:
@@ -242,7 +244,7 @@ class Metanet(nn.Module):
             path: A path that ends in `.safetensors`, in an existing folder. Architectures to which the net was adapted
                 are not written. Call `adapt` again after loading the net.
             about: Additional information as JSON, such as the purpose of the training.
-            overwrite: Whether an existing file of this name may be replaced.
+            overwrite: Whether an existing file may be replaced.
 
         Raises:
             FileExistsError: The file exists and `overwrite` is false.
@@ -277,19 +279,21 @@ class Metanet(nn.Module):
         }
 
     def reads(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
-        """Return whether the net can read a population, that is, whether its tensors and its given symmetry fit."""
+        """Return whether the net can read a population, that is, whether the population's tensors and the given
+        symmetry fit.
+        """
         return any(reader.fits(population, symmetry) for reader in self._readers)
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
-        """Prepare the net to read networks with other numbers of units as well, with the same parameters.
+        """Prepare the net to also read networks with other numbers of units, with the same parameters.
 
         The maps in every layer depend on the roles of tensors, not on their sizes. Therefore widths, numbers of heads
         and experts, and sizes of matrices whose products are read may differ. Axes that no group permutes (inputs,
-        classes, kernels) must keep their length. The statistics of `standardize` are kept.
+        classes, kernels) must keep their length. The statistics that `standardize` computed do not change.
 
         Args:
             symmetry: The symmetry of the networks with other numbers of units.
-            module: The module of these networks, for nets with probes.
+            module: The module of the networks with other numbers of units, for nets with probes.
 
         Raises:
             ValueError: The networks differ from the net's original networks in more than the numbers of units, or the
@@ -311,11 +315,10 @@ class Metanet(nn.Module):
         """Compute the statistics for standardizing weights from some networks of one architecture.
 
         Each block of values has one mean and one deviation, and each tensor has one root mean square. All positions in
-        a block share these numbers, because permutations exchange positions. `symmetry` has the same meaning as in
-        `forward`.
+        a block share the mean and deviation, because permutations exchange positions. See `forward` for `symmetry`.
 
         Raises:
-            ValueError: The net cannot read the architecture of these networks.
+            ValueError: The net cannot read the architecture of the networks.
         """
         reader = self._find(population, symmetry)
         require_finite({name: population[name] for name in reader.layout.parameters}, "the population")
@@ -337,9 +340,9 @@ class Metanet(nn.Module):
         """Return the output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
-        weight of `read_probes` in this mean is the buffer `share`. The buffer `share` is one half until it is set, and
-        one at depth 0. With `is_linear`, the output is the weighted mean of this result and of `read_linear`, with the
-        weight `linear_share` for the latter.
+        weight of `read_probes` in the mean is the buffer `share`. The buffer `share` is one half until it is set, and
+        one at depth 0. With `is_linear`, the output is the weighted mean of the other outputs and of `read_linear`. The
+        weight of `read_linear` is `linear_share`.
 
         Args:
             population: Networks with a leading model axis.
@@ -348,7 +351,7 @@ class Metanet(nn.Module):
                 the same tensors, such as networks of one shape with different activations.
 
         Raises:
-            ValueError: The net cannot read the architecture of these networks, or the networks have several
+            ValueError: The net cannot read the architecture of the networks, or the networks have several
                 architectures. Conditions are missing or have the wrong length.
         """
         if self.head is None:
@@ -367,7 +370,7 @@ class Metanet(nn.Module):
         """Return the head's output, computed from weights; see `forward`.
 
         Raises:
-            ValueError: The net cannot read the architecture of these networks, or has no layers.
+            ValueError: The net cannot read the architecture of the networks, or has no layers.
         """
         if self.head is None:
             raise ValueError("a net of depth 0 reads only outputs at probes; give it a depth of at least 1")
@@ -408,7 +411,7 @@ class Metanet(nn.Module):
         """Return the statistics of canonical networks that linear readers use, `[models, statistics]`.
 
         Raises:
-            ValueError: The net cannot read the architecture of these networks, or has no linear reader.
+            ValueError: The net cannot read the architecture of the networks, or has no linear reader.
         """
         return statistics_of(self._plain_values(self._find(population, symmetry), population))
 
@@ -416,7 +419,7 @@ class Metanet(nn.Module):
         """Return the output of the linear reader of statistics.
 
         Raises:
-            ValueError: The net cannot read the architecture of these networks, or has no linear reader.
+            ValueError: The net cannot read the architecture of the networks, or has no linear reader.
         """
         reader = self._find(population, symmetry)
         values = self._plain_values(reader, population)
@@ -429,7 +432,9 @@ class Metanet(nn.Module):
         return reader.plain.read(reader.plain.canonicalize(population)[0])[0]
 
     def _groups(self, layout: Layout, population: Mapping[str, Tensor]) -> list[slice]:
-        """Return slices of a population whose arrays have at most `LARGEST_ARRAY` entries, if this is faster."""
+        """Return slices of a population whose arrays have at most `LARGEST_ARRAY` entries, if smaller arrays are
+        faster.
+        """
         count = len(population[layout.parameters[0]])
         pairs = max((math.prod(block.sizes) for block in layout.pair_blocks), default=1)
         size = max(1, LARGEST_ARRAY // (2 * self.settings.width * max(1, pairs)))
@@ -456,7 +461,7 @@ class Metanet(nn.Module):
         identity elements. The elements do not include translations.
 
         Raises:
-            ValueError: The net cannot read the architecture of these networks.
+            ValueError: The net cannot read the architecture of the networks.
         """
         reader = self._find(population)
         canonical, element = reader.canonicalize(population)
@@ -466,7 +471,7 @@ class Metanet(nn.Module):
         """Return the layout with which the net reads a population.
 
         Raises:
-            ValueError: The net cannot read the architecture of these networks.
+            ValueError: The net cannot read the architecture of the networks.
         """
         return self._find(population).layout
 
@@ -476,7 +481,7 @@ class Metanet(nn.Module):
         """Return the features of networks after `layers` layers, or after all layers by default.
 
         Raises:
-            ValueError: The net cannot read the architecture of these networks, or has no layers.
+            ValueError: The net cannot read the architecture of the networks, or has no layers.
         """
         if self.head is None:
             raise ValueError("a net of depth 0 reads only outputs at probes; give it a depth of at least 1")

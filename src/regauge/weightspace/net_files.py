@@ -32,10 +32,10 @@ def load_net(
         path: The file.
         module: The module of networks, for a net with probes. The module's own parameters are not used. For a net of
             several architectures, pass a list of modules in the order of the symmetries.
-        make_module: A function that creates the module if the net has probes; it replaces `module`.
+        make_module: A function that creates the module if the net has probes. The function replaces `module`.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         KeyError: The module has another architecture.
         ValueError: The file is damaged, contains no net, or has another version. The module is missing, is given for a
             net without probes, or has another architecture.

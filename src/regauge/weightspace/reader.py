@@ -23,7 +23,7 @@ from regauge.weightspace.shares import divide, find_shares
 class Reader:
     """The part of a net that reads networks of one architecture; `number` is the index of its parameters in the net.
 
-    If there are probes, `probed` evaluates the networks on them. If `is_translated`, the reader first removes
+    If the net has probes, `probed` evaluates the networks on the probes. If `is_translated`, the reader first removes
     translations and gains (`Symmetry.split`). If a `LinearReader` reads statistics, `plain` is a second reader, which
     canonicalizes everything except permutations.
     """
@@ -118,8 +118,8 @@ class Reader:
     ) -> Params:
         """Return the changes of the original networks, with zeros for tensors that do not change.
 
-        Changed representatives are normalized again, and joined with the coordinates of the original networks. For a
-        translated network, the result is therefore translated in the same way.
+        Changed representatives (networks without translations) are normalized again, and joined with the coordinates of
+        the original networks. If a network is translated, its change is therefore translated in the same way.
         """
         full = self._undo(population, changes, element, count)
         if not self.is_translated:
@@ -212,7 +212,7 @@ def _has_products(layer: Layer, layout: Layout, depth: int) -> bool:
     change.
 
     If a head changes parameters on which both matrices and scales act, the result is False, because scales would not
-    cancel in the products that make up these changes.
+    cancel in the products from which the head computes the changes.
     """
     scaled = {name for name, character in layout.signs.items() if has_scale(character)}
     found = [one.multiplied for k in range(depth if scaled else 0) if (one := layer.reaches(layout, k)) is not None]

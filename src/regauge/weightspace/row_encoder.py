@@ -13,15 +13,15 @@ class RowEncoder(nn.Module):
     """An encoder from rows `[networks, rows, columns]` to codes `[networks, code]`.
 
     Four layers act on every row separately (512, 512, 1024 and 1024 units, batch normalization over the rows of all
-    networks, ReLU). Then follow one linear layer and the maximum over rows. The order of rows does not change the code,
-    so the code is invariant if the units of only *one* layer are permuted. The order of columns changes the code, so it
-    is not invariant under general permutations of units.
+    networks, ReLU). The last steps are one linear layer and the maximum over rows. The order of rows does not change
+    the code, so the code is invariant if the units of only *one* layer are permuted. The order of columns changes the
+    code, so the code is not invariant under general permutations of units.
 
     Args:
         widths: The numbers of units in the four layers.
 
     References:
-        De Luigi et al. (2023), section 3 and appendix. At 512 columns it has 3,155,968 parameters (counted here).
+        De Luigi et al. (2023), section 3 and appendix. With 512 columns, the encoder has 3,155,968 parameters.
     """
 
     def __init__(self, columns: int, code: int = 1024, widths: tuple[int, ...] = (512, 512, 1024, 1024)) -> None:

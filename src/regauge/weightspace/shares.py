@@ -58,9 +58,9 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
 def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Return the shares of all units that have outgoing weights, computed from values of blocks.
 
-    The share of a unit is proportional to the magnitudes of its outgoing weights. Over the units that receive these
-    weights, the largest magnitude is used, because copies of receiving units do not change it. Over all further units
-    that the same weight reads, magnitudes are summed. Units without outgoing weights have no shares.
+    The share of a unit is proportional to the magnitudes of its outgoing weights. Over the units that receive a weight,
+    the largest magnitude is used, because copies of receiving units do not change the maximum. Over all further units
+    that the weight reads, magnitudes are summed. Units without outgoing weights have no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:
@@ -83,8 +83,8 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
 
 
 def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
-    """Return values of blocks, divided by the weights (shares) of the units that they read, or zero where these weights
-    are zero.
+    """Return values of blocks, divided by the weights (shares) of the units that they read, or zero where a share is
+    zero.
     """
     return {b.name: divide_by(values[b.name], read_weights(b, layout, shares)) for b in layout.blocks}
 
@@ -100,8 +100,8 @@ def divide_by(x: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def read_weights(block: Block, layout: Layout, shares: Shares) -> Tensor | None:
-    """Return products of the weights (shares) of the units that a block reads, `[models, *ones]`, or None if it reads
-    no units.
+    """Return products of the weights (shares) of the units that a block reads, `[models, *ones]`, or None if the block
+    reads no units.
     """
     grid, made = layout.grid_of(block), None
     for axis, label in enumerate(block.labels):
@@ -130,11 +130,11 @@ def average(x: Tensor, axes: Iterable[int], grid: Grid, shares: Shares) -> Tenso
 
 
 class Terms:
-    """Factors that normalize sums of n terms. Sums of terms with random signs grow like sqrt(n), and the factors undo
-    this growth.
+    """Factors by which sums of n terms are multiplied. Sums of terms with random signs grow like sqrt(n), so the factor
+    is 1 / sqrt(n).
 
-    If units have weights (shares), all sums are weighted means. In weighted means, n is the number of units in the
-    networks for which the layer was made, because other networks may contain copies of units.
+    If units have weights (shares), all sums are weighted means, and the factor is sqrt(n). In weighted means, n is the
+    number of units in the networks for which the layer was made, because other networks may contain copies of units.
     """
 
     def __init__(self, layouts: Iterable[Layout]) -> None:

@@ -21,17 +21,18 @@ from regauge.weightspace.shares import find_readers
 
 @dataclass(frozen=True)
 class TemplateDecoder:
-    """Settings of a decoder: a learned template network, and a metanetwork that changes it depending on the vector.
+    """Settings of a decoder: a learned template network, and a metanetwork that changes the template depending on the
+    vector.
 
     Units exchange messages through the template's weights. Every weight is computed from the features of the units that
-    it connects. Apart from the template itself, the number of parameters does not grow with the networks' widths.
+    it connects. The number of parameters outside of the template does not grow with the widths of the networks.
 
     Attributes:
         layer: The settings of the layers; see `regauge.weightspace.LAYERS`.
         width: The width of the metanetwork.
         depth: The number of layers.
-        widening: Whether two copies into which a unit was split count as one unit. `Template.widened` requires this;
-            see also the argument `readers` of `Metanet`.
+        widening: Whether two copies into which a unit was split count as one unit, which `Template.widened` requires.
+            See also the argument `readers` of `Metanet`.
     """
 
     layer: Layer = field(default_factory=Propagation)
@@ -84,7 +85,8 @@ class Template(nn.Module):
             tensor.copy_(network[name])
 
     def widened(self, symmetry: Symmetry) -> "Template":
-        """Return a decoder that generates wider networks, which compute the same functions as before.
+        """Return a decoder that generates wider networks, which compute the same functions as the networks of this
+        decoder.
 
         Every unit of the template is split into several copies, with about equal numbers for all units. The outgoing
         weights of the copies sum to the weights of the unit, and the metanetwork counts the copies as one unit. Each
@@ -95,8 +97,8 @@ class Template(nn.Module):
             symmetry: The symmetry of the wider networks, with every size known.
 
         Raises:
-            ValueError: The decoder was made without `widening`, a group is nested or smaller than in this decoder, or
-                the networks differ in more than numbers of units.
+            ValueError: The decoder was made without `widening`, a group is nested, a group has fewer units than in the
+                template, or the networks differ in more than numbers of units.
         """
         if not self.net.settings.readers:
             raise ValueError("this decoder counts units that are split; make one with TemplateDecoder(widening=True)")

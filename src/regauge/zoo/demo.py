@@ -165,7 +165,7 @@ def run_demo(
     Args:
         folder: The folder for checkpoints, alignments and symmetries. Files of an earlier demo are replaced.
         data: The data set: the digits of scikit-learn, or MNIST. "auto" means MNIST if MNIST is in the data folder.
-        seed: The seed of the first network. The remaining networks have the seeds that follow this seed.
+        seed: The seed of the first network. Further networks have the seeds `seed + 1`, `seed + 2` and so on.
         quick: Whether to train narrow networks for only a few steps.
         progress: Displays the progress of each training run and of each evaluation.
 
@@ -195,7 +195,7 @@ def run_demo(
 def cases(data: ImageData, *, is_quick: bool) -> tuple[Case, ...]:
     """Return the two architectures, with training that suits the size of the data.
 
-    With these widths, the loss on linear paths is low between aligned networks, but not between unaligned networks.
+    The widths are chosen such that alignment clearly lowers the loss on the linear paths between networks.
     """
     size = data.train_images.shape[-1]
     is_small = len(data.train_labels) < 10_000

@@ -155,9 +155,9 @@ def cifar10_cnns(count: int = 5000, seed: int = 0) -> PopulationConfig:
 def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
     """Return VGG11 with one linear layer (9 million parameters) on CIFAR-10.
 
-    The paper specifies neither the training nor the initialization. The training here is the training of
-    `cifar10_cnns`. The initialization here is the initialization of He et al., which torchvision uses for VGGs. With
-    torch's default initialization, networks with eight convolutions begin to learn only after many steps.
+    The paper specifies neither the training nor the initialization. This preset uses the training of `cifar10_cnns`,
+    and the initialization of He et al., which torchvision uses for VGGs. With torch's default initialization, networks
+    with eight convolutions begin to learn only after many steps.
 
     References:
         Navon et al. (2024), appendix F, scaling to large networks.
@@ -278,7 +278,7 @@ def mnist_inrs(count: int = 70_000, seed: int = 0) -> PopulationConfig:
     contain networks of training and of test images.
 
     References:
-        Navon et al. (2023), appendix: their networks add 0.5 to the output, these do not.
+        Navon et al. (2023), appendix: unlike the networks of this preset, their networks add 0.5 to the output.
     """
     architecture = siren_architecture(2, 32, 1, depth=2)
     return replace(sine_inrs(count, seed), architecture=architecture, data="mnist-signals", batch=None, copies=1)
@@ -289,7 +289,7 @@ def mnist_inrs_one_start(count: int = 70_000, seed: int = 0) -> PopulationConfig
 
     The networks are trained for 60 steps of gradient descent with momentum. Units keep the order that they have in the
     initialization, and training changes the networks along few directions. Therefore a flow over principal components
-    can sample networks of digits. No paper has this population.
+    can sample networks of digits. The population does not come from a paper.
     """
     base = mnist_inrs(count, seed)
     architecture = replace(base.architecture, settings={**base.architecture.settings, "omega": 15.0})
@@ -348,7 +348,7 @@ def find_preset(name: str) -> PopulationConfig:
     """Return the preset for a name on the command line.
 
     Raises:
-        ValueError: There is no preset of this name.
+        ValueError: There is no preset with the given name.
     """
     if name not in PRESETS:
         hint = f"{did_you_mean(name, PRESETS)}there are {', '.join(PRESETS)}"

@@ -36,8 +36,8 @@ class GaussianPosterior(NamedTuple):
     def draw(self, count: int, generator: torch.Generator) -> Params:
         """Sample standard normal noise `[count, ...]` for every uncertain parameter.
 
-        Noise is sampled in the alphabetical order of names. Therefore a posterior that is read from a file has the same
-        samples.
+        Noise is sampled in the alphabetical order of names. Therefore a posterior has the same samples after it is
+        saved and loaded.
 
         Raises:
             ValueError: No parameter is uncertain, so there is nothing to sample.
@@ -78,7 +78,9 @@ class GaussianPosterior(NamedTuple):
         return GaussianPosterior(symmetry.act(element, self.mean), move_std(symmetry, linear, self.std))
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Params) -> Params:
-        """Transform the noise by permutations and signs. The standard deviations contain the positive scales."""
+        """Transform the noise by permutations and signs. Positive scales change the standard deviations, but not the
+        noise.
+        """
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> "GaussianPosterior":
@@ -108,7 +110,7 @@ class GaussianPosterior(NamedTuple):
 def bind(symmetry: Symmetry, element: Element, params: Params) -> tuple[Symmetry, Element, Element]:
     """Bind a symmetry and an element to the sizes of `params`.
 
-    Afterwards, the symmetry and the element also act on dictionaries with fewer names.
+    The returned symmetry and element also act on dictionaries with only some of the names in `params`.
 
     The second returned element contains no translations, so it can transform deviations from the mean. The element must
     add the same translation to all samples. The element must not contain rotations that depend on gains with
@@ -160,10 +162,10 @@ def sample(name: str, mean: Tensor, std: Params, noise: Params, count: int) -> T
 
 
 Noise = Params
-"""The random numbers of some samples, with a leading sample axis on every tensor. `draw` returns this noise, and `at`
-uses it.
+"""The random numbers of some samples, with a leading sample axis on every tensor. `draw` returns the noise, and `at`
+uses the noise.
 
-The noise is an argument of its own, so several posteriors can be compared with the same random numbers."""
+The noise is a separate argument, so several posteriors can be compared with the same random numbers."""
 
 
 @runtime_checkable
@@ -182,7 +184,8 @@ class Posterior(Protocol):
         The predictive distribution does not change.
 
         Raises:
-            ValueError: The transformed distribution is not of this kind, such as a rotated diagonal Gaussian.
+            ValueError: This kind of posterior cannot represent the transformed distribution. For example, a rotated
+                diagonal Gaussian is not diagonal.
         """
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Noise) -> Noise:
@@ -206,7 +209,7 @@ class Transportable(Posterior, Protocol):
         zero. Parameters in `skip` are ignored.
 
         Raises:
-            ValueError: The posteriors have different architectures, or no coupling of this kind exists.
+            ValueError: The posteriors have different architectures, or this kind of posterior has no couplings.
         """
 
     def squared_distance(self, other: Self, skip: Collection[str] = ()) -> SquaredDistance:

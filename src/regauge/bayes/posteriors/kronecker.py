@@ -36,19 +36,19 @@ class KroneckerPosterior:
 
     Let `G = B B^T` be the covariance over the first axis of the weight, and `A = C C^T` the covariance over its other
     axes. The weight flattened row by row, `W.flatten()`, has covariance `kron(G, A)`. If the weight is flattened column
-    by column, the covariance is `kron(A, G)`. The posterior stores any roots B and C with these products instead of G
-    and A. In this form, a transformation of one axis of the weight acts only on the rows of one root, and leaves the
-    noise unchanged.
+    by column, the covariance is `kron(A, G)`. Instead of G and A, the posterior stores the roots B and C, which are not
+    unique. A transformation of one axis of the weight acts only on the rows of one root, and leaves the noise
+    unchanged.
 
-    On a geodesic between two such posteriors, the deviation from the mean has two terms with the same noise, `B E C^T +
-    B' E C'^T`. The covariance of this deviation is not a Kronecker product.
+    On a geodesic between two Kronecker-factored posteriors, the deviation from the mean has two terms with the same
+    noise, `B E C^T + B' E C'^T`. The covariance of a deviation with two terms is not a Kronecker product.
 
     Attributes:
         mean: A whole network, including buffers.
         terms: The terms of each weight, usually one. The sum of the terms maps the noise to the deviation from the
             mean, so all terms of a weight use noise of the same shape.
-        std: Standard deviations of other parameters, such as biases. Parameters in neither `terms` nor `std` have no
-            uncertainty.
+        std: Standard deviations of parameters without terms, such as biases. Parameters in neither `terms` nor `std`
+            have no uncertainty.
 
     Raises:
         ValueError: A root does not fit its weight or the other terms. Also raised if a parameter has both terms and
@@ -104,11 +104,11 @@ class KroneckerPosterior:
 
         Args:
             mean: The trained network.
-            factors: Two matrices for each weight, averaged over examples. G `[out, out]` holds mean products of
-                gradients with respect to the outputs. A `[in, in]` holds mean products of inputs.
+            factors: Two matrices for each weight, averaged over examples. G `[out, out]` contains mean products of
+                gradients with respect to the outputs. A `[in, in]` contains mean products of inputs.
             examples: N, the number of training examples.
             prior_precision: The positive precision of the prior of every weight.
-            std: Standard deviations of other parameters.
+            std: Standard deviations of parameters without factors.
 
         Raises:
             ValueError: A factor is not symmetric and positive semidefinite, or a number is not positive.
@@ -154,7 +154,7 @@ class KroneckerPosterior:
         return samples
 
     def push(self, symmetry: Symmetry, element: Element) -> "KroneckerPosterior":
-        """Transform the means like parameters, and the rows of each root like the weight's axis, without shifts.
+        """Transform the means like parameters, and the rows of each root like the weight's axis, without translations.
 
         Rotations are possible if they act only on weights with factors.
 
@@ -249,7 +249,9 @@ class KroneckerPosterior:
         return KroneckerPosterior(mean, terms, std)
 
     def _on_roots(self, group: Group) -> Group:
-        """Return the group with its action on the rows of the roots, without shifts, which change only the mean."""
+        """Return the group with its action on the rows of the roots. Translations change only the mean, so they are
+        left out.
+        """
         places = [
             replace(place, parameter=_name(place.parameter, k, min(place.axis, 1)), axis=max(place.axis - 1, 0))
             for place in group.without("shift").placements

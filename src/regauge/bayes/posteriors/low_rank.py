@@ -99,7 +99,8 @@ class LowRankPosterior:
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
-        """Return the diagonal Gaussian with given means and standard deviations `sqrt(std^2 + sum_k D_k^2)`."""
+        """Return the diagonal Gaussian with the posterior's means and standard deviations `sqrt(std^2 + sum_k D_k^2)`.
+        """
         std = dict(self.std)
         for name, tensor in self.deviations.items():
             spread = torch.linalg.vector_norm(tensor, dim=0)
@@ -134,7 +135,8 @@ class LowRankPosterior:
         """Return the distance; see `Transportable`. If `couple` is not optimal, full covariances are computed.
 
         Raises:
-            ValueError: Both components are present, and more than `DENSE_LIMIT` parameters are uncertain.
+            ValueError: The diagonal and the low-rank component are both nonzero, and more than `DENSE_LIMIT` parameters
+                are uncertain.
         """
         is_flat = not any(bool(std.any()) for q in (self, other) for std in q.std.values())
         is_alone = not any(bool(rows.any()) for q in (self, other) for rows in q.deviations.values())

@@ -36,8 +36,8 @@ class PosteriorCurve(Curve):
     """The predictive loss along a path of posteriors, sampled with the same noise at every point.
 
     The loss is the *negative* log predictive likelihood per example, in nats. Therefore a barrier is positive and high
-    if predictions get worse along the path. In the paper, L is a log likelihood, summed over examples. With a log
-    likelihood as L, equation 10 as printed in the paper gives the largest improvement instead of the barrier.
+    if predictions get worse along the path. In Rossi et al. (2023), L is a log likelihood, summed over examples. With a
+    log likelihood as L, equation 10 of the paper gives the largest improvement instead of the barrier.
 
     Attributes:
         table: One row per point: "t" and `Predictive.metrics`, which include the Monte Carlo "error" of the "loss".
@@ -55,7 +55,7 @@ class PosteriorCurve(Curve):
 
         All points use the same noise, so a sample changes the losses at the endpoints and between them by similar
         amounts, which largely cancel in the excess. Therefore the errors of the excess are often much smaller than the
-        errors of the losses suggest.
+        errors of the losses.
         """
         ts = torch.tensor([row["t"] for row in self.table], dtype=torch.float64, device=self.influences.device)[:, None]
         rest = self.influences - ((1 - ts) * self.influences[0] + ts * self.influences[-1])
@@ -65,7 +65,7 @@ class PosteriorCurve(Curve):
     def error(self) -> float:
         """The Monte Carlo standard error of the barrier, that is, of the excess at its highest point.
 
-        The barrier is the maximum of several noisy values, but the error does not account for this.
+        The barrier is the maximum of several noisy values, but the error ignores the choice of the largest value.
         """
         return self.excess_errors[max(range(len(self.excess)), key=self.excess.__getitem__)]
 
@@ -92,10 +92,10 @@ def posterior_line(
     """Return the predictive loss along a path from one posterior to another; default: the Wasserstein geodesic.
 
     Every point is sampled with the same noise. To compare a path to `q_b` with a path to the aligned `q_b.push(s, g)`,
-    pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. If the path ends at `q_b` itself,
-    as between diagonal Gaussians, both paths have the same functions as samples at t = 1, and the same loss. If the
-    path rewrites `q_b`, for example by rotated Kronecker factors, its endpoint has the same distribution, but other
-    samples.
+    pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. Between diagonal Gaussians, a path
+    ends at `q_b` itself. Both paths then have the same loss at t = 1, because their samples compute the same functions.
+    If a path rewrites `q_b`, for example with rotated Kronecker factors, its endpoint has the distribution of `q_b`,
+    but different samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
     the likelihoods of the endpoints, each with all samples. The path of mixtures never has a barrier, because -log is
@@ -113,11 +113,11 @@ def posterior_line(
         path: `geodesic` or `mixture`.
 
     Raises:
-        ValueError: There are fewer than three points, the path does not exist between these posteriors, or a condition
+        ValueError: There are fewer than three points, the path does not exist between `q_a` and `q_b`, or a condition
             of `predict` is violated.
 
     References:
-        Rossi et al. (2023), equations 6 and 10, figure 3; 25 points and 128 samples there.
+        Rossi et al. (2023), equations 6 and 10, figure 3, with 25 points and 128 samples.
     """
     if points < 3:
         raise ValueError(f"a line needs both ends and at least one point between them, but points={points}")
@@ -170,7 +170,7 @@ class PosteriorSlice:
         """Return a surface divided by the number of examples, `[rows, columns]`.
 
         Raises:
-            KeyError: There is no surface of this name.
+            KeyError: There is no surface with the given name.
         """
         return self.plane.values[name] / (1 if name == "loss" else self.examples)
 
@@ -193,10 +193,10 @@ def posterior_slice(
 
     For example, pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. The picture
     of this plane shows how deep the valleys between the three posteriors are. The prior is often *higher* between
-    networks, because norms are smaller there. Therefore the likelihood and the prior are separate surfaces. For a plane
-    through samples, pass one network of each posterior, `{n: t[0] for n, t in q.at(noise).items()}`. For the
-    transformed posterior, pass the result of `push_noise` to `at`. With transformed noise, the transformed posterior
-    gives a sample with the same function as the sample of the original posterior.
+    networks, because the weights have smaller norms there. Therefore the likelihood and the prior are separate
+    surfaces. For a plane through samples, pass one network of each posterior, `{n: t[0] for n, t in
+    q.at(noise).items()}`. For the transformed posterior, pass the result of `push_noise` to `at`. With the transformed
+    noise, a sample of `q.push(s, g)` computes the same function as the sample of `q`.
 
     Args:
         first: The origin: parameters, or a posterior whose mean is used.

@@ -17,7 +17,7 @@ from regauge.core.params import Params, require_finite
 from regauge.core.task import Batch, call
 
 TOGETHER = 2**21
-"""The largest number of entries, in parameters or in an intermediate result, of samples evaluated together.
+"""Samples are evaluated together if their parameters and intermediate results have at most this number of entries.
 
 Evaluating small networks together saves the overhead of each call. With more entries, evaluating networks together
 saves no time on a CPU, and batched convolutions become several times slower than single convolutions."""
@@ -40,9 +40,9 @@ def predict(
 
     All noise is held in memory, but only `chunk` samples of parameters are held at a time. Small samples are evaluated
     together (`torch.func.vmap`), unless the module's control flow depends on values. By default, samples are small if
-    they have at most `TOGETHER` entries in their parameters and in the largest intermediate result. The first sample
-    shows the size of this result. The number of samples that are evaluated together changes the result only by
-    rounding.
+    they have at most `TOGETHER` entries in their parameters and in the largest intermediate result. The size of the
+    largest intermediate result is measured on the first sample. The number of samples that are evaluated together
+    changes the result only by rounding.
 
     Args:
         posterior: Any posterior (for example an ensemble), or the parameters of one network.
@@ -50,8 +50,8 @@ def predict(
             used.
         batches: Pairs (inputs, targets), as for `Task`. The batches are read once and held in memory. Integer targets
             may have any shape, and each integer is one example. Negative targets (such as -100) are ignored.
-        noise: The noise of the samples. If several posteriors use the same noise, their differences are far more
-            precise.
+        noise: The noise of the samples. Differences between posteriors are far more precise with shared noise than with
+            independent noise.
         samples: The number of samples, if `noise` is not given.
         generator: The random generator of the samples.
         likelihood: The likelihood of a target given the outputs; `Categorical()` by default.

@@ -55,8 +55,8 @@ class Predictive:
         targets: The targets of the examples, `[examples, ...]`.
         averages: The `statistics` of the likelihood, averaged over samples, `[examples, ...]`, and the average
             "log_likelihood".
-        is_exact: Whether the samples are the whole distribution, as for one network. For a whole distribution, no score
-            is an estimate.
+        is_exact: Whether the samples are the whole distribution, as for one network. In this case, all scores are
+            exact.
 
     References:
         Rossi et al. (2023), equation 5, which is a sum and not negated.
@@ -71,9 +71,9 @@ class Predictive:
     def loss(self) -> float:
         """The negative log predictive likelihood per example, in nats.
 
-        The loss is an estimate from S samples. On average, this estimate is too large compared with infinitely many
+        The loss is an estimate from S samples. On average, the estimate is larger than the loss of infinitely many
         samples, by about the mean over examples of `Var(p_i) / (2 S E(p_i)^2)`. For a single sample, the expectation of
-        the loss is the expected loss of one network (`gibbs`). `corrected` removes most of this bias.
+        the loss is the expected loss of one network (`gibbs`). `corrected` removes most of the bias.
         """
         return -float(log_mean_exp(self.log_likelihoods).mean())
 
@@ -206,7 +206,7 @@ class Entropy:
 
     @property
     def mutual_information(self) -> Tensor:
-        """The mutual information of class and parameters, which is the difference of both entropies; never negative."""
+        """The mutual information of class and parameters, `predictive - expected`, which is never negative."""
         return (self.predictive - self.expected).clamp(min=0)
 
 

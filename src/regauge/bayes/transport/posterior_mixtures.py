@@ -1,4 +1,4 @@
-"""Mixtures of two posteriors. A path of mixtures never has a barrier, so a missing barrier is not evidence."""
+"""Mixtures of two posteriors. A path of mixtures never has a barrier, even if the networks on the path are bad."""
 
 from dataclasses import dataclass
 
@@ -114,10 +114,9 @@ class MixturePath:
 def mixture(a: Posterior, b: Posterior) -> MixturePath:
     """Return the path of mixtures `(1 - t) a + t b` between posteriors of any kinds.
 
-    By Jensen's inequality, the log predictive likelihood of a mixture is never below the weighted average of both
-    posteriors. Therefore a path of mixtures never has a barrier, even if the networks between the two posteriors are
-    bad. Use the path of mixtures only as a control. A missing barrier on it is not evidence of good networks between
-    the posteriors.
+    By Jensen's inequality, the log predictive likelihood of a mixture is never below the weighted average of the log
+    predictive likelihoods of both posteriors. Therefore a path of mixtures never has a barrier, even if the networks
+    between the two posteriors are bad. Use the path of mixtures only as a control.
 
     References:
         Rossi et al. (2023), section 3, figure 3.

@@ -23,8 +23,8 @@ SIGNAL = 2.0
 class Diagnostics:
     """Measures that show which part of a network a variational posterior uses.
 
-    If standard deviations equal the prior's and few units are active, the posterior of the other units equals the prior
-    (over-pruning). Barriers between over-pruned posteriors imply little about networks that use all of their units.
+    In an over-pruned posterior, few units are active, and the posterior of all inactive units equals the prior.
+    Barriers between over-pruned posteriors imply little about networks that use all of their units.
 
     Attributes:
         kl: The Kullback-Leibler divergence from the prior, in nats.
@@ -34,7 +34,7 @@ class Diagnostics:
         std_ratios: The same median for each parameter.
         active: The number of active units in each group. A unit is active if the mean of one of its outgoing weights
             exceeds two standard deviations.
-        sizes: The total number of units in each of these groups.
+        sizes: The total number of units in each group of `active`.
         uncounted: Groups whose units were not counted, with the reason.
     """
 
@@ -77,9 +77,10 @@ def compare_with_prior(
     parameters.
 
     The symmetry determines which weights read a unit. A weight reads a unit if scaling the unit by a positive factor
-    divides the weight by a power of this factor. Some groups have no such scales (odd or smooth activations, residual
-    streams). In a group without such scales, a weight reads a unit if the second axis of the weight contains this unit.
-    The second axis is the input axis of torch's linear and convolutional layers. Biases do not read units.
+    divides the weight by a power of this factor. In some groups, units cannot be scaled (odd or smooth activations,
+    residual streams). If the units of a group cannot be scaled, a weight reads a unit if the second axis of the weight
+    contains the unit. The second axis is the input axis of torch's linear and convolutional layers. Biases do not read
+    units.
 
     Args:
         posterior: A diagonal Gaussian.

@@ -29,11 +29,11 @@ class VariationalConfig(DescentConfig):
 
         -(1/N) ( E_q[log likelihood + log prior] + T entropy(q) ),
 
-    Here, samples of the weights on a batch estimate the likelihood, and the other terms have a closed form. Another
-    definition weights the Kullback-Leibler divergence: likelihood - T KL(q, prior). The other definition is equivalent
-    if the standard deviation of the prior is divided by sqrt(T).
+    The likelihood is estimated on batches, with samples of the weights. The prior and the entropy have closed forms.
+    Some papers weight the Kullback-Leibler divergence instead: likelihood - T KL(q, prior). The two bounds are
+    equivalent if the standard deviation of the prior is divided by sqrt(T).
 
-    Learning rates refer to this bound per example. A learning rate for the bound summed over N examples must therefore
+    Learning rates refer to the bound per example. A learning rate for the bound summed over N examples must therefore
     be multiplied by N. The rate 1e-6 in table 1 of Rossi et al. (2023) therefore becomes 0.06 for 60,000 examples. The
     published rate is small: the divergence changes the logarithm of a standard deviation by at most 1e-5 per step (with
     momentum 0.9). Standard deviations stay close to their initial values unless there are at least 10^5 steps.

@@ -46,13 +46,14 @@ class BestGauge(GaugeMethod):
 
     Methods start from the network without translations, which is also a candidate. Therefore copies of a network that
     differ by a translation get the same gauge, unless the unchanged copy is best. Translations of 16-bit tensors are
-    not removed, because these tensors would lose precision.
+    not removed, because 16-bit tensors would lose precision.
 
     Attributes:
         scheme: The rounding scheme for weights.
         methods: The methods, in the order in which they are tried. If several networks are equally good, the first of
             them is kept. By default, the methods equalize scales, rotate all possible groups by Hadamard matrices, and
-            learn rotations by the error of the weights. With a task, rotations are also learned by function.
+            learn rotations by the error of the weights. With a task, rotations are also learned from the outputs of the
+            model.
         by: Whether networks are compared by the task's loss or by the rounding error of the weights. If a task is
             given, the default is the loss.
         steps: The number of steps for learned rotations, if `methods` is not given.
@@ -127,8 +128,8 @@ class BestGauge(GaugeMethod):
         return methods, () if is_learned else (note,)
 
     def _judge(self, problem: GaugeProblem, compared: Mapping[str, Chosen]) -> tuple[float, dict[str, float]]:
-        """Return the loss without rounding, and the losses of some networks on held-out data, if there are such
-        data.
+        """Return the loss without rounding. If there are held-out data, also return the losses of some networks on
+        held-out data.
         """
         whole = self._loss(problem, problem.task, is_rounded=False)(problem.moved(()))
         if problem.test is None:
@@ -182,7 +183,8 @@ def default_methods(
         steps: The number of steps for learned rotations.
         is_loss: Whether networks are compared by a loss.
         is_learned: Whether rotations are learned.
-        is_by_function: Whether rotations may also be learned by function, which holds many gradients in memory.
+        is_by_function: Whether rotations may also be learned from the model's outputs, which needs memory for many
+            gradients.
     """
     methods: list[GaugeMethod] = [Equalize(), Hadamard(scheme, is_kept_always=is_loss)]
     if is_learned:

@@ -11,7 +11,7 @@ from regauge.gauging.result import Chosen
 class Chain(GaugeMethod):
     """A sequence of methods. Each method starts from the previous result, and the last method defines the objective.
 
-    Scales must come before rotations. Rotations set gains to one, and later scales would change these gains.
+    Scales must come before rotations, because rotations set gains to one, and scales would change the gains again.
 
     Attributes:
         methods: The methods, in the order in which they are applied.

@@ -31,11 +31,11 @@ class Equalize(GaugeMethod):
     """Cross-layer equalization of every family of positive scales, in exact steps without data.
 
     The range of a set of weights is their largest magnitude. The factor of a unit makes the range of the weights that
-    it multiplies equal to the range of the weights that it divides. For a plain ReLU unit, this is `s = sqrt(range_out
-    / range_in)`. Ranges are computed over the weights of layers and embedding tables. If one side has only vectors,
-    such as the gain of a norm, its range is computed over these vectors. Linear groups (values, queries and keys of
-    attention) are scaled by diagonal matrices. Sweeps over all families continue until no factor changes. The largest
-    imbalance decreases, and the result is the same for all networks of an orbit.
+    it multiplies equal to the range of the weights that it divides. For a plain ReLU unit, the factor is `s =
+    sqrt(range_out / range_in)`. Ranges are computed over the weights of layers and embedding tables. If a unit
+    multiplies or divides only vectors, such as the gain of a norm, the range is computed over the vectors. Linear
+    groups (values, queries and keys of attention) are scaled by diagonal matrices. Sweeps over all families continue
+    until no factor changes. The largest imbalance decreases, and the result is the same for all networks of an orbit.
 
     The objective is the negative mean imbalance of all units, `|log2(range_out / range_in)|`.
 

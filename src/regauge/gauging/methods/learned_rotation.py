@@ -16,13 +16,13 @@ from regauge.gauging.result import Chosen
 from regauge.gauging.rounding import FOUR_BITS, RoundToNearest
 
 STRETCHING = 5
-"""The learning rate of scales and whole linear groups, relative to that of rotations."""
+"""The learning rate of scales and whole linear groups, relative to the learning rate of rotations."""
 EVERY = 10
 """The number of steps after which the current point is evaluated with true rounding."""
 RATES = (0.3, 0.1, 0.03)
 """Learning rates of the rounds of descent by function, divided by the learning rate of descent by weights."""
 ON_EXPECTED = 150
-"""The largest number of steps on the expected distance; the steps on the rounded outputs follow."""
+"""The largest number of steps on the expected distance, which come before the steps on the rounded outputs."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class LearnedRotation(GaugeMethod):
     in dB.
 
     If `by="function"`, descent reduces the distance between the outputs of the rounded network and of the given network
-    on the task's batches. If the task uses cross entropy, this distance is the Kullback-Leibler divergence of the
-    softmax in nats. For other tasks, this distance is the relative squared error. The descent optimizes not only
+    on the task's batches. If the task uses cross entropy, the distance is the Kullback-Leibler divergence of the
+    softmax in nats. For other tasks, the distance is the relative squared error. The descent optimizes not only
     rotations, but also the complete linear groups (between queries and keys, and between values and outputs) by matrix
-    exponentials, and all positive scales. There are two descents, which begin at the given network. The first descent
-    reduces the expected distance, to second order in the rounding errors. As a result, weights to which the outputs are
-    sensitive get small quantization steps. The second descent reduces the distance of the rounded network directly. The
-    second descent uses straight-through gradients of the rounding and gradients of the quantization steps, which depend
-    on the ranges. The objective is the negative distance on the last quarter of the batches, which neither descent
-    uses. Targets are not needed. Signs are not optimized, because they do not change the rounding. The method holds
-    `PROBES` gradients of the layers in memory.
+    exponentials, and all positive scales. Two descents follow each other, and the first begins at the given network.
+    The first descent reduces the expected distance, to second order in the rounding errors. As a result, weights to
+    which the outputs are sensitive get small quantization steps. The second descent reduces the distance of the rounded
+    network directly. The second descent uses straight-through gradients of the rounding and gradients of the
+    quantization steps, which depend on the ranges. The objective is the negative distance on the last quarter of the
+    batches, which neither descent uses. Targets are not needed. Signs are not optimized, because they do not change the
+    rounding. The method holds `PROBES` gradients of the layers in memory.
 
     For both values of `by`, the method evaluates steps with true rounding and keeps the best element. Because of
     rounding, the distance has many local minima. Therefore the second descent consists of rounds. Each round starts at
@@ -54,8 +54,8 @@ class LearnedRotation(GaugeMethod):
 
     Attributes:
         scheme: The rounding scheme for weights.
-        steps: The number of Adam steps. If `by="function"`, at most `ON_EXPECTED` steps on the expected distance come
-            before these steps.
+        steps: The number of Adam steps. If `by="function"`, at most `ON_EXPECTED` further steps, which come first,
+            reduce the expected distance.
         lr: The initial learning rate of Adam. The learning rate falls linearly to zero in each round.
         by: The error that is minimized, of the "weights" or of the "function". The error of the function requires a
             task.

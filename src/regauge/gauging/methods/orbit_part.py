@@ -109,8 +109,8 @@ class OrbitPart:
         return self._moved(self.symmetry, moved, point.matrices, point.scales)
 
     def gradients(self, point: Point, gradients: Params) -> Params:
-        """Return gradients of a function at a point, given its gradients at the start; the result is differentiable in
-        the point.
+        """Return gradients of a function at a point, given its gradients at the starting network; the result is
+        differentiable in the point.
 
         If the symmetry does not change the function, its gradients transform by the inverse transpose of the action. A
         leading axis may index several gradients.

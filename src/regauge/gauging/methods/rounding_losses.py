@@ -20,8 +20,9 @@ from regauge.gauging.methods.spreading_rotations import RoundedLayers
 from regauge.gauging.rounding import RoundToNearest, round_network
 
 PROBES = 16
-"""The number of gradients that approximate the second derivative of the distance. Each takes as much memory as all
-layers."""
+"""The number of gradients that approximate the second derivative of the distance. Each gradient takes as much memory as
+all layers.
+"""
 
 
 class RoundingLoss(Protocol):
@@ -65,7 +66,7 @@ class OfFunction:
     If the task uses cross entropy, the distance is the Kullback-Leibler divergence of the softmax over the last axis,
     in nats. For other tasks, the distance is the squared difference relative to the squared outputs. Targets are not
     used. The last quarter of the batches, and at least one batch, is held out. Scores use the held-out batches, and
-    descents use the other batches in turn. If there is a single batch, it is used for both.
+    descents use the other batches in turn. A single batch is used for scores and for descents.
     """
 
     def __init__(self, params: Mapping[str, Tensor], scheme: RoundToNearest, task: Task) -> None:

@@ -33,9 +33,9 @@ class Smooth(GaugeMethod):
     channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor. The weights
     that read these activations are multiplied by s. Here a is the size of each unit's activations, and w is the largest
     weight that reads the unit. The method tries several values of alpha on a grid. The method keeps the value of alpha
-    for which rounding the weights changes the outputs of the layers least. If every value increases this change, the
-    family is not scaled. The symmetry contains all layers that read the same activations, including routers and shared
-    experts. Therefore scales are never moved across an operation that would change the function.
+    for which rounding the weights changes the outputs of the layers least. If every value of alpha increases the change
+    of the outputs, the family is not scaled. The symmetry contains all layers that read the same activations, including
+    routers and shared experts. Therefore scales are never moved across an operation that would change the function.
 
     With its default arguments, the method searches as AWQ does. `Smooth(alpha=0.5, statistic="max",
     is_against_weights=True)` is SmoothQuant.
@@ -48,7 +48,8 @@ class Smooth(GaugeMethod):
         activations: The rounding scheme for activations when values of alpha are compared. Each token or example has
             its own scale. If None, activations are not rounded.
         alpha: The exponent alpha. If None, the method searches for the best value.
-        grid: The number of equal steps from zero to one. The method tries each endpoint of the steps as alpha.
+        grid: The number of equal intervals between zero and one. The method tries the endpoints of all intervals as
+            alpha.
         statistic: The measure of activation size: the mean or the largest magnitude.
         is_against_weights: Whether `beta = 1 - alpha`; otherwise, beta is zero.
 

@@ -25,7 +25,7 @@ RANK = 4
 
 @dataclass(frozen=True)
 class Equivariant:
-    """A head that maps features to a change of every parameter.
+    """A head that maps features to one change for every parameter.
 
     Initially, the size of the change is `scale` times the size of the tensor.
 
@@ -33,9 +33,9 @@ class Equivariant:
     of one unit is computed from the features of the unit. Along an axis on which matrices act, let `v_i` be the vectors
     of weights that a matrix multiplies. The change of `v_i` is `a_i v_i`, plus a few terms of the form `b_i` times the
     mean over j of `c_j v_j`. The numbers `a`, `b` and `c` are computed from features. Therefore a matrix transforms the
-    change in the same way as the weights. If signs still act on weights, the change is computed from features that
-    signs change, and from the weights themselves. For angles, the sine of twice the angle replaces the weights. Buffers
-    are not changed.
+    change in the same way as the weights. If signs act on the canonical weights, the change is computed from features
+    that signs change, and from the weights themselves. For angles, the sine of twice the angle replaces the weights.
+    Buffers are not changed.
 
     Attributes:
         scale: The initial size of the changes. Every tensor has its own learned size.
@@ -159,7 +159,7 @@ class _Changes(nn.Module):
 
 
 class _Change:
-    """The change of one part of a tensor (piece), computed from the features of the part's units."""
+    """The change of one part of a tensor (a piece), computed from the features of the part's units."""
 
     def __init__(self, written: WrittenValues, read: Read, count: int, known: Known) -> None:
         self.written = written
@@ -200,7 +200,7 @@ class _Change:
 
     def share_out(self, change: Tensor) -> Tensor:
         """Multiply the change of a weight by the shares (weights) of the units that it reads. Copies of a unit
-        therefore divide the change among them.
+        therefore divide the change among each other.
         """
         if self.weights is None:
             return change

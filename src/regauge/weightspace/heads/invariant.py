@@ -1,4 +1,4 @@
-"""The invariant head: its outputs for a network are the same for all networks of an orbit."""
+"""The invariant head, whose outputs are the same for all networks of an orbit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Invariant:
 
     If units are weighted by shares of their outgoing weights, root mean squares are used instead of maxima.
 
-    The features of each unit set, and of each block of pairs, are mapped linearly. An MLP maps the sum of all results
-    to the outputs.
+    The features of each unit set, and of each block of pairs, are mapped linearly. An MLP maps the sum of the linear
+    maps to the outputs.
 
     Attributes:
         outputs: The number of outputs for each network.
@@ -62,8 +62,8 @@ class Invariant:
 
 
 class _Pool(nn.Module):
-    """The mean and the maximum of the features of every unit set and of every block of weights. Each of them has a
-    separate linear map, and the results are summed.
+    """The mean and the maximum of the features of every unit set and of every block of weights. Every mean and maximum
+    has a separate linear map, and the results are summed.
     """
 
     def __init__(self, count: int, width: int, outputs: int, generator: torch.Generator | None) -> None:

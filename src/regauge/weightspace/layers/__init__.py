@@ -1,6 +1,6 @@
-"""Layers of metanetworks. Each layer has a frozen dataclass of settings; its `build` creates a torch module.
+"""Layers of metanetworks. Each layer has a frozen dataclass of settings, whose method `build` creates a torch module.
 
-The inputs of this module are `Features` and their layout, and the outputs are new `Features`:
+The inputs of the module are `Features` and their layout, and the outputs are new `Features`:
 
     layer = MessagePassing().build(Plan(layouts, width, reads=frozenset({"units", "network"}), generator=generator))
     features = layer(features, layout)

@@ -54,7 +54,7 @@ class OddNorm(nn.RMSNorm):
 
 
 class ScaledNorm(nn.Module):
-    """Division of a vector by its exact root mean square, even if this is tiny. A vector of zeros stays zero."""
+    """Division of a vector by its exact root mean square, which may be tiny. A vector of zeros stays zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

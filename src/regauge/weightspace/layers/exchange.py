@@ -20,7 +20,9 @@ from regauge.weightspace.shares import Shares, log_weights
 
 Sets = Literal["mean", "attention"]
 Reads = dict[Key, list[tuple[int, ...]]]
-"""For each tensor of features, one tuple of axes for each time it is read: the axes that are not pooled."""
+"""For each tensor of features, one tuple of axes for each time the tensor is read. The tuple contains the axes that are
+not pooled.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,9 @@ class ExchangeLayer(nn.Module):
     """The layer `x + L(silu(norm(x)))` for all features x, where `L` consists of one linear map for each hub.
 
     A hub is a set of units, or of pairs of units, that occurs in several tensors (see `hubs`). Features are pooled once
-    for each hub that reads them. The pooled features at a hub are concatenated. From the pooled features, one linear
-    map computes the outputs for all tensors to which the hub writes. The initial entries of a map have variance 1 / n,
-    where n is the number of features that one output reads from all hubs together. Sums therefore have the same initial
-    size as their terms.
+    for each hub that reads them. One linear map computes, from the concatenated pooled features of a hub, the outputs
+    for all tensors to which the hub writes. The initial entries of a map have variance 1 / n, where n is the number of
+    features that one output reads from all hubs together. Sums therefore have the same initial size as their terms.
     """
 
     def __init__(self, settings: Exchange, plan: LayerPlan) -> None:

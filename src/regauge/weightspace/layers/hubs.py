@@ -109,7 +109,8 @@ def _links(grid: Grid, place: Grid, *, has_diagonals: bool = True) -> list[tuple
     """Return all ways to assign axes of features to axes of a hub. An axis of nested units is assigned together with
     the axes of the units that contain them.
 
-    If the copies of a split unit count as one unit, diagonals are left out, because they would distinguish the copies.
+    If the copies of a split unit count as one unit, diagonals are left out, because diagonals would distinguish the
+    copies.
     """
     choices = [
         (POOLED, *(k for k, other in enumerate(place.groups) if other == group and len(place.bases[k]) == len(own)))

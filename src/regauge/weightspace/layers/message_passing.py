@@ -28,7 +28,7 @@ class MessagePassing(Layer):
         e <- e + MLP(e, x, y),      message to x: mean over y of (A e) * (B y) + C e
 
     and then `x <- x + MLP(x, messages, features of the units that contain x, network)`. All tensors share the maps of a
-    layer; the encoder's features distinguish the tensors. All sums are over axes of dense blocks, without scatter
+    layer; the encoder's features distinguish the tensors. All sums run over axes of dense tensors, without scatter
     operations.
 
     Attributes:

@@ -12,10 +12,9 @@ from regauge.weightspace.layers.plan import Layer, LayerPlan, Traits
 class NFN(Layer):
     """A layer of linear maps as in neural functional networks for permuted hidden units (HNP), for any architecture.
 
-    Every tensor has separate maps from every other tensor. The new features of a weight between units i and j are
-    linear in the weight's own features. The new features are also linear in the features of the units i and j, and in
-    pooled features. The pooled features are means of all tensors over axes that the weight lacks, and means over all
-    axes:
+    Each pair of tensors has separate linear maps. The new features of a weight between units i and j are linear in the
+    weight's own features. The new features are also linear in the features of the units i and j, and in pooled
+    features. The pooled features are means of all tensors over axes that the weight lacks, and means over all axes:
 
         W'[i, j] = A W[i, j] + B [means over other axes, b at i] + C [the same at j] + D [means of everything]
 
@@ -23,8 +22,8 @@ class NFN(Layer):
     other entry by entry. If a weight tensor connects a unit set with itself, its transpose and its diagonal also have
     separate maps. The linear maps are combined with layer normalization, SiLU and a residual connection.
 
-    No group permutes inputs and classes. Therefore the encoder maps these values to features once, and layers do not
-    keep the values as channels. The number of parameters grows with the square of the number of tensors that have units
+    No group permutes inputs and classes. Therefore the encoder maps inputs and classes to features once, and layers
+    have no channels for them. The number of parameters grows with the square of the number of tensors that have units
     in common.
 
     References:

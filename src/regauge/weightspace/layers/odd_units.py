@@ -1,4 +1,4 @@
-"""Features of units that change their signs together with weights: messages between units, updates by messages, and
+"""Unit features that change their signs together with weights: messages between units, updates by messages, and
 messages to the network.
 """
 
@@ -38,18 +38,18 @@ class Turned:
 
 
 class OddUnits(nn.Module):
-    """The part of a layer that updates the unit features that signs change.
+    """The part of a layer that updates those unit features that signs change.
 
     Messages are sums over weights times features. If units have angles, messages are multiplied by the frequency and
-    added to the angles, and sine and cosine are applied, as in a sine network. Units without angles add a map of their
-    messages, multiplied by functions of features that no sign changes.
+    added to the angles, and the layer applies sine and cosine, as in a sine network. Units without angles add a map of
+    their messages, multiplied by functions of features that no sign changes.
 
     Args:
         plan: The plan of the layer.
         hidden: The width of the MLPs' hidden layers.
-        reaches: For each layout, the characters (exponents of signs) of unit features before this layer.
-        is_pass: Whether features are initially sent unchanged. If features are sent unchanged, untrained layers equal
-            the forward pass of the network that is read.
+        reaches: For each layout, the characters (exponents of signs) of unit features before the layer.
+        is_pass: Whether untrained layers send features unchanged. In this case, untrained layers compute the forward
+            pass of the network that is read.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int, reaches: Sequence[Reach], *, is_pass: bool) -> None:
@@ -103,8 +103,8 @@ class OddUnits(nn.Module):
     def hear(
         self, features: Features, units: Mapping[str, Tensor], layout: Layout
     ) -> tuple[dict[str, list[Tensor]], dict[str, dict[Character, list[Tensor]]]]:
-        """Return the messages that no sign changes, and those that signs change, sorted by character (the exponents of
-        signs).
+        """Return the messages that no sign changes, and the messages that signs change, sorted by character (the
+        exponents of signs).
         """
         even: dict[str, list[Tensor]] = {name: [] for name in units}
         odd: dict[str, dict[Character, list[Tensor]]] = {
@@ -134,8 +134,8 @@ class OddUnits(nn.Module):
         return even, odd
 
     def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
-        """Add messages to the features of the units of one set. Functions of invariant features later multiply the
-        result.
+        """Add messages to the features of the units of one set. In a later step, the result is multiplied by functions
+        of invariant features.
         """
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)

@@ -26,7 +26,7 @@ class LayerPlan:
         width: The length of the vectors of units, pairs and networks.
         reads: The outputs that the next layer or the head reads; see `weightspace.layers`.
         generator: The random number generator for the initial weights.
-        before: The number of layers that precede this layer.
+        before: The number of layers that precede the layer.
     """
 
     layouts: Sequence[Layout]
@@ -57,8 +57,8 @@ class LayerPlan:
     def for_ends(
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
-        """Return one linear map for each unit set that a block connects (each end). With `are_read`, only the blocks
-        are considered whose vectors the next layer or the head reads.
+        """Return one linear map for each unit set that a block connects (each end). With `are_read`, only blocks count
+        whose vectors the next layer or the head reads.
         """
         ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
@@ -85,7 +85,7 @@ class ForEnds(nn.ModuleList):
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
-        """Apply to vectors the module that belongs to one unit set of a block (one of its ends)."""
+        """Apply the module of one unit set of a block (one of its ends) to vectors."""
         made: Tensor = self[self.number(end)](x)
         return made
 
@@ -98,8 +98,8 @@ class Traits:
         is_shared: Whether all parameters are shared between tensors. With shared parameters, one layer works for any
             architecture.
         keeps_pairs: Whether the layer has features of pairs of units.
-        weighs_units: Whether the layer can weight units by shares of their outgoing weights, with which a unit that was
-            split into two counts as one. Layers with means can weight units, but layers with sums or maxima cannot.
+        weighs_units: Whether the layer can weight units by shares of their outgoing weights. With shares, two copies
+            into which a unit was split count as one unit. Only layers with means, not sums or maxima, can weight units.
         channels: The number of functions of each weight between units by which the layer multiplies.
         has_odd: Whether the layer has features that signs or scales change; see `Layer.reaches`.
         respects: Parts of a symmetry, in addition to permutations, for which the layer needs no canonical form.

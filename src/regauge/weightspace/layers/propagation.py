@@ -22,10 +22,10 @@ class Propagation(Layer):
 
         message to unit i:   sum over c and j of E_ijc B_c x_j / sqrt(number of j)
 
-    Here, `E_ijc` are `channels` linear functions of the encoded weight between i and j; no layer changes these
-    functions. All messages together are therefore a product of matrices, and pairs of units have no features. A layer
-    costs `channels` times as much as evaluating the network that is read on `width` inputs. With one channel, which is
-    the weight itself, a layer is like one layer in a forward or backward pass of this network. After the messages, `x
+    Here, `E_ijc` are `channels` linear functions of the encoded weight between i and j; no layer changes `E_ijc`. All
+    messages together are therefore a product of matrices, and pairs of units have no features. A layer costs `channels`
+    times as much as evaluating the network that is read on `width` inputs. With one channel, which is the weight
+    itself, messages are computed as in a forward or backward pass of the network that is read. After the messages, `x
     <- x
     + MLP(x, messages, features of the units that contain x, network)`.
 
@@ -45,11 +45,11 @@ class Propagation(Layer):
         channels: The number of functions of each weight.
         expansion: The width of the MLP's hidden layer, as a multiple of the net's width.
         is_signed: Whether the layer respects signs and half periods by features `u`, without a canonical form.
-        is_pass: Whether the maps `B` of `u` are initialized as the identity. With identity maps, untrained layers equal
-            the forward pass of the network that is read.
+        is_pass: Whether the maps `B` of `u` are initialized as the identity. With identity maps, untrained layers
+            compute the forward pass of the network that is read.
 
     References:
-        Related to the blocks of arXiv 2607.02166, which multiply features and weights too.
+        arXiv 2607.02166, whose blocks also multiply features and weights.
     """
 
     channels: int = 4
@@ -145,7 +145,7 @@ def _multiply(values: Tensor, sent: Tensor, block: Block, end: End, other: End) 
     """Return, for each unit of one set that a block connects, the sum over the units of another set: `[models, *sizes
     of the first set, width]`.
 
-    All sums are computed as one batched matrix product, because einsum would copy both factors.
+    All sums are computed as one batched matrix product, because `einsum` would copy the two factors.
     """
     shared = [axis for axis in end.axes if axis in other.axes]
     rows, columns = ([axis for axis in one.axes if axis not in shared] for one in (end, other))

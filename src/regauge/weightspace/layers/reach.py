@@ -4,8 +4,8 @@ Layers have no maps for features that are always zero.
 
 The exponents with which signs and scales multiply a value or feature are called its character. Units have one feature
 vector for every character that their values have (`Layout.unit_signs`). In the input of the first layer, a feature is
-nonzero only if values of single units, such as biases, have its character. Further features become nonzero by messages,
-or as products of two features. Messages are sums of features of other units times features of weights.
+nonzero only if values of single units, such as biases, have its character. In later layers, messages and products of
+two features make further features nonzero. Messages are sums of features of other units times features of weights.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,7 +29,7 @@ class Message:
     Attributes:
         receiver: The index of the end that receives the sum.
         is_block_odd: Whether the sum uses features of the block that signs or scales change.
-        heard: The character (exponents of signs and scales) of the received sum.
+        heard: The character (exponents of signs and scales) of the sum that is received.
         sources: The index of every other end of the block, with the character of the features that its units send.
     """
 
@@ -87,7 +87,7 @@ def _products(
     known: Collection[Character], wanted: Collection[Character]
 ) -> dict[Character, list[tuple[Character, Character]]]:
     """Return the exponents of signs of products of two features, with all pairs of factors; features that scales change
-    are left out.
+    are not included.
     """
     result: dict[Character, list[tuple[Character, Character]]] = {}
     for a, b in combinations(sorted(known), 2):

@@ -73,8 +73,8 @@ class _Activated(torch.autograd.Function):
 class _Mapped(torch.autograd.Function):
     """The functions `x + silu(norm(x)) weight'` and pooled `silu(norm(x))`, which save only `x`.
 
-    Intermediate results are computed for some networks at a time. Intermediate results are not stored, but computed
-    again for the gradient. Intermediate results therefore stay in a cache of the processor.
+    Intermediate results are computed for some networks at a time, such that they fit in a cache of the processor. For
+    the gradient, intermediate results are computed again instead of stored.
     """
 
     @staticmethod
@@ -162,8 +162,8 @@ def _rows(x: Tensor) -> Tensor:
 class _Largest(torch.autograd.Function):
     """The maximum along an axis; if several entries are the maximum, they share the gradient.
 
-    `x.max(axis)` also computes indices. Computing indices takes twenty times as long along an axis that is not the
-    last.
+    `x.max(axis)` also computes indices. Along any axis but the last, computing indices takes twenty times as long as
+    the maximum.
     """
 
     @staticmethod
@@ -216,7 +216,7 @@ class Pools:
         return torch.einsum(x, [0, *(1 + place for place in places), last], [*range(last + 1)])
 
     def over(self, kept: tuple[int, ...]) -> Tensor:
-        """Return the features pooled over all axes except `kept`; the kept axes stay in order."""
+        """Return the features pooled over all axes except `kept`; the order of the axes in `kept` does not change."""
         if kept not in self.known:
             source = min((axes for axes in self.known if {*kept} <= {*axes}), key=lambda axes: self.known[axes].numel())
             away, x = _away(source, kept), self.known[source]

@@ -22,15 +22,15 @@ from regauge.weightspace.shares import LOGARITHM_FLOOR, Shares, log_weights, wei
 class RelationalAttention(Layer):
     """A layer in which units attend to connected units, themselves, the network, and units that contain them.
 
-    For a unit x, a unit y, and the features `e` of the weight between x and y:
+    For units x and y, and the features `e` of the weight between x and y, attention computes
 
         logit = q_x k_y + (A e) k_y + q_x (B e) + c e,      message = (M e) * v_y + V e
 
-    The softmax runs over everything to which x attends, separately in each of several heads. Before the attention, `e
-    <- e + MLP(e, x, y)`. After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Only
-    existing connections are computed, in dense blocks. A weight of zero also counts as a connection. In the paper,
-    units attend to all units instead. The term `c e` replaces the paper's product of `A e` and `B e`. Norms come before
-    the layers (pre-norm), which helps deep nets to keep information about the inputs.
+    The softmax runs over all keys to which x attends, separately for each head. Before the attention, `e <- e + MLP(e,
+    x, y)`. After the attention, `x <- x + MLP(x, messages)`. Every norm normalizes single vectors. Attention is
+    computed only between units that a weight connects, in dense blocks; a weight of zero also connects units. In the
+    paper, units attend to all units instead. The term `c e` replaces the paper's product of `A e` and `B e`. Norms come
+    before the layers (pre-norm), which helps deep nets to keep information about the inputs.
 
     Attributes:
         heads: The number of attention heads.
@@ -87,7 +87,7 @@ class _Connection(nn.Module):
     connects.
 
     A network has many weights but few units. Therefore unit vectors, not features of weights, are multiplied by the
-    matrices of linear maps. In the same way, features are summed before a linear map is applied.
+    matrices of linear maps. For the same reason, features are summed before a linear map is applied.
     """
 
     def __init__(self, width: int, heads: int, attention: int, generator: torch.Generator | None) -> None:
@@ -282,7 +282,7 @@ def _split(x: Tensor, parts: int) -> Tensor:
 
 
 def _order(end: End, block: Block) -> tuple[int, ...]:
-    """Return the axes of a block: first the axes of one unit set, in their order in the set, then all others."""
+    """Return the axes of a block: first the axes of one unit set, in their order in the set, then all other axes."""
     return (*end.axes, *(axis - 1 for axis in others(end, block)))
 
 

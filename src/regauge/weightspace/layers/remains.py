@@ -21,7 +21,7 @@ norms."""
 
 
 class Remains(nn.Module):
-    """A map from vectors that signs and scales change to vectors that they do not change.
+    """A map from vectors that signs and scales change to vectors that signs and scales do not change.
 
     Division by the size of the vectors makes the result invariant under scales. Products of two linear maps make the
     result invariant under signs.
@@ -138,7 +138,7 @@ def log_size(u: Float[Tensor, "*units width"]) -> tuple[Float[Tensor, "*units 1"
 
 
 def _squash(sizes: Iterable[tuple[float, Tensor, Tensor]]) -> Tensor:
-    """Return a slowly growing function of a weighted sum of logarithms, or zero if one of the norms is zero."""
+    """Return asinh of a weighted sum of logarithms, or zero if one of the norms is zero."""
     total: Tensor | float = 0.0
     is_there: Tensor | bool = True
     for power, size, there in sizes:

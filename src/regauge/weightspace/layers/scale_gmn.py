@@ -30,14 +30,14 @@ class ScaleGMN(Layer):
         u <- u + (D u + messages) * f(x, messages),    x <- x + MLP(x, messages, i(D u + messages), network)
 
     If a group has several families of signs, a value may change with a product of several signs. Units have features
-    `u` for every such product that occurs in the network.
-    Products of two features `u` give further features. Maps of features that signs change have no biases. Products are
-    summed over units only if the signs of these units cancel in each product. Each sign is its own inverse, so forward
-    and backward messages use the same products.
+    `u` for every such product that occurs in the network. Products of two features `u` give further features. Maps of
+    features that signs change have no biases. Products are summed over units only if the signs of the summed units
+    cancel in each product. Each sign is its own inverse, so forward and backward messages use the same products.
 
-    Positive scales can be treated in the same way, as published. With scales, `i(u)` consists of the direction of `u`,
-    and of logarithms of ratios of sizes that no scale changes. Backward messages begin at the outputs, and use features
-    that scale like outgoing weights. No weight is inverted, and kernels may be padded with zeros.
+    With `is_scaled`, features also change together with positive scales, as in the paper. In this case, `i(u)` consists
+    of the direction of `u`, and of logarithms of ratios of sizes that no scale changes. Backward messages begin at the
+    outputs, and use features that scale like outgoing weights. No weight is inverted, and kernels may be padded with
+    zeros.
 
     `ScaleGMN` differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
     first. The canonical form of scales is continuous (unlike that of signs), and the first layer can then read the
@@ -46,9 +46,9 @@ class ScaleGMN(Layer):
 
     Attributes:
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
-        is_scaled: Whether the layer is also equivariant to scales, by products. Even then, scales are canonicalized in
-            three cases: if no features have the exponents that messages need (squared ReLU), if matrices or other
-            canonical forms depend on scales, or if the net uses shares, moments or probes.
+        is_scaled: Whether the layer is also equivariant to scales, by products. Even with `is_scaled`, scales are
+            canonicalized in three cases: if no features have the exponents that messages need (squared ReLU), if
+            matrices or other canonical forms depend on scales, or if the net uses shares, moments or probes.
 
     References:
         Kalogeropoulos et al. (2024), section 4, equations 8 to 14.

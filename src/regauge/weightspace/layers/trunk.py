@@ -43,7 +43,7 @@ class Update(nn.Module):
 
 
 class PairUpdate(Update):
-    """The update of the vectors of pairs by the vectors of both units."""
+    """The update of the vectors of pairs by the vectors of the two units."""
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:
         super().__init__(plan, hidden)

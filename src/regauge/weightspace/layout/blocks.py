@@ -7,7 +7,7 @@ from regauge.core.groups import Group
 
 @dataclass(frozen=True)
 class UnitSet:
-    """All units of one group; if the group is repeated within another group, the units of every copy.
+    """All units of one group. If the group is repeated within another group, the set contains the units of every copy.
 
     Attributes:
         name: The name of the group.
@@ -34,8 +34,8 @@ class Label:
             otherwise zero.
         shift: For each family of shifts, the amount that one half period adds to the values.
         is_inverse: For groups of matrices, whether the inverse transpose acts on the axis.
-        reads: For values of one parameter: one if a layer sums over these units along this axis of the parameter, and
-            otherwise zero. For a product of two parameters, the sum of both numbers.
+        reads: For values of one parameter: one if a layer sums over the group's units along this axis of the parameter,
+            and otherwise zero. For a product of two parameters, the sum of the numbers of the two parameters.
     """
 
     group: str
@@ -100,14 +100,13 @@ class Grid:
     sizes: tuple[int, ...]
 
     def keep(self, axes: tuple[int, ...]) -> "Grid":
-        """Return a grid with only some of the axes, and with the axes within which these are repeated."""
+        """Return a grid with only some of the axes, and with the axes that contain these axes."""
         bases = (tuple(axes.index(base) for base in self.bases[k]) for k in axes)
         return Grid(tuple(self.groups[k] for k in axes), tuple(bases), tuple(self.sizes[k] for k in axes))
 
 
 def find_ends(labels: tuple[str, ...], bases: tuple[tuple[int, ...], ...]) -> tuple[End, ...]:
-    """Return the ends of a block: each axis within which no other axis is repeated, preceded by the axes that contain
-    it.
+    """Return the ends of a block: each axis that contains no other axis, preceded by the axes that contain it.
     """
     inner = {base for own in bases for base in own}
     return tuple(End(group, (*bases[k], k)) for k, group in enumerate(labels) if k not in inner)

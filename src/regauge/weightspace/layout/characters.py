@@ -1,7 +1,7 @@
 """Characters: the exponents with which signs and scales multiply values and features, by axis and family.
 
-A shift of a sine by an odd number of half periods acts like a sign on other values. If half-period shifts are not
-canonicalized, their signs count as separate families.
+If a sine is shifted by an odd number of half periods, values that depend on the sine change their signs. If half-period
+shifts are not canonicalized, their signs count as separate families.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,8 +10,9 @@ from itertools import product
 from regauge.weightspace.layout.blocks import Block, End, Label
 
 Character = tuple[tuple[bool | int, ...], ...]
-"""The exponents of all families of signs, shifts (both booleans) and scales (integers), for each axis. Exponents of
-canonicalized families are zero."""
+"""The exponents of all families of signs, shifts and scales, for each axis. The exponents of signs and shifts are
+booleans, and the exponents of scales are integers. Exponents of canonicalized families are zero.
+"""
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:
@@ -88,7 +89,8 @@ def find_sources(
 
     Args:
         block: A block of weights that connects two or more unit sets (its ends).
-        character: The character of the block's features: that of its values, or that of invariant features.
+        character: The character of the block's features: the character of its values, or the character of invariant
+            features.
         receiver: The index of the end whose units receive the sums.
         known: For each unit set, the characters of the features that its units may send in addition to invariant
             features.

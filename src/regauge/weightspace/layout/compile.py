@@ -33,7 +33,7 @@ class Layout:
         pieces: The parts into which tensors are cut (pieces), by name.
         steps: The products of tensors that are read instead of the tensors. Each factor is a part of a tensor or an
             earlier product.
-        is_signed: Whether signs act on the values that are read; if not, signs are canonicalized first.
+        is_signed: Whether signs act on the values that are read. If false, signs are canonicalized first.
         is_scaled: Whether positive scales act on the values that are read.
         waves: The angles of each unit set whose units have one angle each, or None if half periods are canonicalized.
     """
@@ -174,14 +174,14 @@ class Layout:
 
     @cached_property
     def key(self) -> str:
-        """A key that is equal for two layouts if they can use the same learned parameters; sizes may differ."""
+        """A key that is equal for two layouts if they can use the same learned parameters, even if sizes differ."""
         blocks = [(b.name, b.channels, [(label.group, label.reads) for label in b.labels], b.ends) for b in self.blocks]
         sets = [(s.name, s.axes, None if s.is_permuted else s.sizes[-1]) for s in self.units.values()]
         pieces = [(name, p.channels, [label.group for label in p.labels]) for name, p in self.pieces.items()]
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
-        """Return a property because of which another layout needs other learned parameters, or None."""
+        """Return a property of another layout that requires different learned parameters, or None."""
         ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):
@@ -253,9 +253,9 @@ def compile_layout(
         contracted: Names of the groups of matrices that are replaced by products over their axes. Default: the groups
             whose products are small enough.
         is_signed: Whether features change under signs, because signs are not canonicalized.
-        has_shifts: Whether features also change under half-period shifts, because these are not canonicalized. If so,
-            values to which half periods are added are read through their sine and cosine. If half periods of several
-            kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
+        has_shifts: Whether features also change under half-period shifts, because the shifts are not canonicalized. In
+            this case, values to which half periods are added are read through their sine and cosine. If half periods of
+            several kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
         readers: The axes (parameter, axis) along which layers sum over units. If `readers` is not empty, units have
             weights (shares) in all means.
 

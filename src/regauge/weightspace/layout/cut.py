@@ -72,7 +72,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class _Segment:
-    """Indices of one axis, on all of which the same groups act, arranged as `[*units of each group, rest]`."""
+    """Indices of one axis on which the same groups act, arranged as `[*units of each group, rest]`."""
 
     sites: tuple[Site, ...]
     index: Int[Tensor, "*units rest"]

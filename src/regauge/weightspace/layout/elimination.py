@@ -22,7 +22,7 @@ inputs."""
 
 @dataclass(frozen=True)
 class Product:
-    """The product of two blocks over one axis of both.
+    """The product of two blocks, summed over an axis that they have in common.
 
     Attributes:
         left: The name of the first factor, a block or a part of a tensor.
@@ -83,8 +83,8 @@ def eliminate(
     For a group of invertible matrices, some values are multiplied by a matrix and others by its inverse. The products
     of values that the matrix multiplies with values that its inverse multiplies determine the orbit. For rotations, the
     norms of blocks and the products of all pairs of blocks determine the orbit. The result is None if products do not
-    determine the orbit, or if the products have more than `most` times as many entries. A group for which the result is
-    None needs a canonical form.
+    determine the orbit, or if the products have more than `most` times as many entries as their inputs. If the result
+    is None, the group needs a canonical form.
     """
     places = {
         name: [k for k, label in enumerate(block.labels) if label.group == group.name]
@@ -119,7 +119,8 @@ def eliminate(
 
 
 def fold(block: Block, bases: Bases, groups: set[str]) -> tuple[Block, Bases, list[tuple[str, Step]]]:
-    """Return a block in which the axes of some groups are merged with the channels, and the steps for this."""
+    """Return a block in which the axes of some groups are merged with the channels, and the steps that merge the axes.
+    """
     steps: list[tuple[str, Step]] = []
     while True:
         found = next((k for k, label in enumerate(block.labels) if label.group in groups), None)

@@ -18,7 +18,7 @@ class Turn:
     Attributes:
         source: The name of the block, or of the part of a tensor, that contains the angles.
         frequency: The frequency in radians per unit of the values.
-        is_sine: Whether this block contains the sine of the angles, instead of the cosine.
+        is_sine: Whether the block contains the sine of the angles, instead of the cosine.
     """
 
     source: str
@@ -67,7 +67,7 @@ def is_shifted(block: Block) -> bool:
 def split(block: Block) -> dict[str, tuple[Block, Turn]]:
     """Return two blocks, which contain the sines and the cosines of a block of angles.
 
-    An odd number of half periods changes their signs.
+    An odd number of half periods changes the signs of sines and cosines.
     """
     found = find_period(block)
     assert found is not None

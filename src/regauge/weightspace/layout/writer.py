@@ -19,13 +19,13 @@ class WrittenValues:
 
     Attributes:
         piece: The piece of the tensor.
-        block: The block whose features determine the new values. It has the axes of units, and the unit sets that index
-            them.
+        block: The block whose features determine the new values. The block has the axes of units, and the unit sets
+            that index these axes.
         units: The axes of the piece that index sets of units.
         matrices: The axes of the piece on which contracted matrices act.
         fixed: The axes of the piece along which entries count as separate values of a unit.
         group: The axis on which matrices act, if there is exactly one such axis.
-        bases: The indices of the unit axes within which this group of matrices is repeated.
+        bases: The indices of the unit axes within which the group of `group` is repeated.
     """
 
     piece: Piece

@@ -11,7 +11,7 @@ from regauge.weightspace.layers.dense import Dense, Norm
 
 CHANNELS = (16, 32)
 KERNELS = (5, 3)
-"""The channels and kernel size of each convolution over a grid of probes, which has stride two."""
+"""The channels and kernel size of each convolution over a grid of probes. The convolutions have stride two."""
 CONVOLUTIONS: dict[int, type[nn.Conv2d | nn.Conv3d]] = {2: nn.Conv2d, 3: nn.Conv3d}
 """Convolution classes by the number of axes of the grid."""
 
@@ -22,7 +22,7 @@ class OutputReader(nn.Module):
     If the probes form a grid, convolutions come before the MLP.
 
     Args:
-        sizes: The lengths of the grid's axes, or the number of probes if they have no order.
+        sizes: The lengths of the grid's axes, or the number of probes if the probes form no grid.
         channels: The number of output values of a network at each probe.
         hidden: The width of the MLP.
         outputs: The number of outputs for each network.

@@ -24,7 +24,7 @@ MOST_OUTPUTS = 2**14
 class MismatchError(ValueError):
     """An error for a module with which the networks of a symmetry cannot be evaluated on probes.
 
-    If a net was loaded from a file, this error does not mean that the file is damaged.
+    If a net was loaded from a file, the file is not damaged.
     """
 
 
@@ -63,8 +63,8 @@ class Probed:
     ) -> "Probed":
         """Trace a module and find the intermediate values that are read.
 
-        Discovery determines which values belong to which units. A random element checks this numerically, also in
-        float64 if the module can be evaluated in float64.
+        Discovery determines which values belong to which units. A random element checks the assignment numerically, in
+        float64 too if the module can be evaluated in float64.
 
         Args:
             module: The module, not on the meta device.
@@ -72,7 +72,7 @@ class Probed:
             inputs: The arguments: positional arguments by index, keyword arguments by name.
             per_example: Names of the arguments that have `count` examples on their first axis.
             count: The number of examples.
-            outputs: The outputs that are compared, as for `discover`.
+            outputs: The outputs that are compared; see `discover`.
             reads_units: Whether values that belong to units are read in addition to the outputs.
 
         Raises:

@@ -26,18 +26,18 @@ PLAIN = (bool, int, float, str, type(None))
 class Probes:
     """Inputs that a net learns and on which it evaluates the networks that it reads.
 
-    Gradients reach these inputs through the evaluated networks.
+    Gradients reach the learned inputs through the evaluated networks.
 
     Activations at the probes become features of units. Activations are averaged over all axes except units and probes,
     for example over pixels and tokens. Outputs become features of the network. For any module, discovery finds which
-    activations belong to which units, and a random element checks this. Activations that belong to no unit, such as
-    activations inside recurrent operators, are not used. Networks are evaluated in their canonical form, in the
-    module's dtype. Activations that signs change become features that signs change, if layers have such features.
+    activations belong to which units, and a random element checks the assignment. Activations that belong to no unit,
+    such as activations inside recurrent operators, are not used. Networks are evaluated in their canonical form, in the
+    module's dtype. If layers have features that signs change, activations that signs change become such features.
 
     Floating-point inputs are learned. Probes are initialized to random examples. If there are fewer examples than
-    probes, probes are sampled from a normal distribution with the mean and deviation of the examples. Other
-    inputs, such as tokens and masks, are not learned, but copied from examples. An argument whose first axis has
-    another length than that of the first tensor is not changed.
+    probes, probes are sampled from a normal distribution with the mean and deviation of the examples. Other inputs,
+    such as tokens and masks, are not learned, but copied from examples. An argument does not change if the length of
+    its first axis differs from the length of the first tensor.
 
     With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may form
     a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an image.
@@ -48,12 +48,12 @@ class Probes:
 
     Attributes:
         module: The module of the networks. The module's own parameters are not used.
-        examples: Positional arguments of the module, as for `discover`: a batch with examples along the first axis.
+        examples: Positional arguments of the module (see `discover`): a batch with examples along the first axis.
         kwargs: Keyword arguments of the module.
         inputs: The number of probes, or the lengths of the two or three axes of a grid of probes.
-        outputs: The outputs of the module that are used, as for `discover`.
-        constant: Names of arguments (indices for positional arguments) that do not have one row per example, although
-            their first axis has the same length.
+        outputs: The outputs of the module that are used; see `discover`.
+        constant: Names of arguments (indices for positional arguments) whose first axis does not index examples,
+            although it has the same length.
         hidden: The width of the MLP on the outputs.
         dropout: The dropout probability of the MLP's hidden units in training.
 
@@ -92,7 +92,7 @@ class Probes:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The lengths of the grid's axes, or the number of probes if they have no order."""
+        """The lengths of the grid's axes, or the number of probes if the probes form no grid."""
         return (self.inputs,) if isinstance(self.inputs, int) else tuple(self.inputs)
 
     @property

@@ -15,7 +15,7 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
-"""The largest relative difference of equal values, in the search for the axis of the examples."""
+"""A tolerance: values with a smaller relative difference count as equal in the search for the axis of the examples."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,9 @@ class Along:
 
 
 def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
-    """Find the axis of the examples, by comparing values before and after the examples are rolled; or return None."""
+    """Find the axis of the examples by comparing values before and after the examples are rolled. Return None if there
+    is no such axis.
+    """
     if not values.numel():
         return None
     allowed = CLOSE * float(values.abs().max())
@@ -91,7 +93,7 @@ def find_readings(
 ) -> Iterator[ProbeReading]:
     """Yield the parts of one intermediate value that belong to unit sets, each as a `ProbeReading`.
 
-    Values are left out if matrices without a canonical form act on their axes, because such values belong to no units.
+    Values on whose axes matrices without a canonical form act are left out, because they belong to no units.
     """
     try:
         pieces = cut(name, shape, sites)

@@ -91,9 +91,9 @@ def export_dwsnets(
     """Write DWSNets' folders: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
     Layer numbers increase by one in sine networks and by two in ReLU networks. Programs that read these sine networks
-    add 1/2 to the output of each network. For a network whose function does not include this 1/2, the number is
+    add 1/2 to the output of each network. If the function of a network does not include this addition, 1/2 is
     subtracted from the last bias, so the function stays the same. The label is the column "label". The split is the
-    column "split" or, if there is no such column, the split of the store.
+    column "split" or, without a column "split", the split of the store.
 
     Raises:
         ValueError: The networks are not chains of linear layers with ReLU or with sines of frequency 30, or have no
@@ -174,9 +174,10 @@ def _write_matrix(
     named: Sequence[tuple[str, tuple[int, ...]]],
     progress: Progress,
 ) -> list[dict[str, Any]]:
-    """Write the networks as rows of one array, without holding all in memory, and the layout; return the rows.
+    """Write the networks as rows of one array, and the layout, and return the rows. The networks are never all in
+    memory.
 
-    Tensors have other names and shapes in the files, which `named` specifies.
+    `named` specifies the names and shapes that tensors have in the files.
     """
     variables: list[Variable] = []
     for spec, (name, shape) in zip(store.architecture.layout, named, strict=True):

@@ -1,11 +1,11 @@
 """Importers of a folder or zip file with one checkpoint for each network, identified by the file name.
 
-Three published layouts are known by name. In two of the published layouts, checkpoints belong to `seq`, a chain of
-linear layers. DWSNets' sine networks are folders `..._{split}_{label}_{number}/checkpoints/model_final.pth`;
-Deep-Align's are zip files of state dictionaries with an extra entry "label". If the layers of a chain have consecutive
-numbers, the network has sines. If the numbers of the layers increase by two, there are ReLUs between the layers. NFN's
-sine networks (with a chain named `net`) are files `randinit_smaller_{label}s/net{number}.pth`, whose number determines
-the split.
+Three published layouts are known by name. In the layouts of DWSNets and Deep-Align, the checkpoints contain a chain of
+linear layers named `seq`. DWSNets' sine networks are folders
+`..._{split}_{label}_{number}/checkpoints/model_final.pth`; Deep-Align's networks are zip files of state dictionaries
+with an extra entry "label". If the layers of a chain have consecutive numbers, the network has sines. If the numbers of
+the layers increase by two, there are ReLUs between the layers. NFN's sine networks (with a chain named `net`) are files
+`randinit_smaller_{label}s/net{number}.pth`, whose number determines the split.
 """
 
 import re
@@ -50,12 +50,12 @@ def read_folder(
     """Return the checkpoints whose names match a template, such as "{id}/step{step}.pt".
 
     Another example is "lr{lr}/seed{seed}/**.safetensors". A field in braces matches a substring of the name without a
-    slash and becomes a column. If all values of a column are integers or numbers, the column is converted to this type.
-    "id" is the trajectory and "step" is the checkpoint on the trajectory. If the template has no integer id, all
-    checkpoints that differ only in their step form a trajectory, and trajectories are numbered. No two checkpoints may
-    have the same id and step. `*` matches any characters except slashes, and `**` matches any characters. The column
-    "file" contains the whole name. Files that `export` wrote contain all their columns in the header; values in the
-    file name take precedence.
+    slash and becomes a column. If all values of a column are integers or numbers, the column is converted to integers
+    or numbers. The field "id" numbers the training run (trajectory), and "step" numbers the checkpoint of the run. If
+    the template has no integer id, all checkpoints that differ only in their step form a trajectory, and trajectories
+    are numbered. No two checkpoints may have the same id and step. `*` matches any characters except slashes, and `**`
+    matches any characters. The column "file" contains the whole name. Files that `export` wrote contain all their
+    columns in the header; values in the file name take precedence.
 
     Args:
         path: The path of the folder or zip file.
@@ -145,8 +145,8 @@ def read_dwsnets(path: str | Path) -> Source:
     """Return DWSNets' sine networks from a folder or zip file, with split and label from their folder names.
 
     Raises:
-        FileNotFoundError: There are no such files at the path.
-        ValueError: The files do not contain such networks.
+        FileNotFoundError: The path contains no files with the published names.
+        ValueError: The files do not contain sine networks of this layout.
 
     References:
         Navon et al. (2023), Equivariant architectures for learning in deep weight spaces, section 6.
@@ -160,8 +160,8 @@ def read_nfn(path: str | Path) -> Source:
     The outputs of the networks lie in [-1, 1]. Unlike in `read_dwsnets`, 1/2 is not added to the outputs.
 
     Raises:
-        FileNotFoundError: There are no such files.
-        ValueError: The files do not hold such networks.
+        FileNotFoundError: The path contains no files with the published names.
+        ValueError: The files do not contain sine networks of this layout.
 
     References:
         Zhou et al. (2023), Permutation equivariant neural functionals, section 4.1, and their configurations.
@@ -184,7 +184,7 @@ def read_deep_align(path: str | Path) -> Source:
     """Return Deep-Align's networks from a zip file or folder, with the label that each file stores.
 
     Raises:
-        FileNotFoundError: There are no such files at the path.
+        FileNotFoundError: The path contains no files with the published names.
         ValueError: The networks are not chains of linear layers. For other networks, use `read_folder` with a model.
 
     References:

@@ -234,7 +234,7 @@ def read_hdf5(
         inputs: Example inputs of the module.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ImportError: h5py is not installed.
         ValueError: There is no architecture, the data set is unknown, or the row length differs from the architecture's
             number of entries.

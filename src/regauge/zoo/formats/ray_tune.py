@@ -26,7 +26,7 @@ Described = TypeVar("Described")
 CHECKPOINT = re.compile(r"(?P<trial>.*)/checkpoint_(?P<epoch>\d{1,18})/checkpoints")
 BLOCK = re.compile(r"vit\.blocks\.(\d{1,9})\.")
 HEADS = 6
-"""The attention heads of the vision transformers (ViT-S), which their tensors do not show."""
+"""The number of attention heads of the vision transformers (ViT-S), which the shapes of tensors do not determine."""
 IGNORED = ("config", "hist_stats")
 """Entries of a result that repeat the settings, or that are not single values."""
 

@@ -2,9 +2,10 @@
 
 The files of the networks are `{set}/{run}_{epoch}_{hits}.pt`, where `hits` is the test accuracy in units of 1/10,000.
 The table `metadata/{set}.csv` lists checkpoints with the settings of their runs. `{set}` is "mnist" or "ag_news".
-Networks for images contain the embedding of patches and fixed position codes. Networks for texts contain neither: their
-tokens are word vectors that all networks share and that the zoo does not contain. Each run also has a checkpoint with
-its best test accuracy. The name of this file has no epoch, and the checkpoint is not imported.
+Networks for images contain the embedding of patches and fixed position codes. Networks for texts contain no embedding
+and no position codes. Their inputs are word vectors, which all networks share and which are not part of the zoo. Each
+run also has a checkpoint with its best test accuracy. The name of this file has no epoch, and the checkpoint is not
+imported.
 """
 
 import math
@@ -26,7 +27,7 @@ BLOCK = re.compile(r"encoder\.(\d{1,9})\.")
 HITS = 10_000
 """The factor between the test accuracy and the number in a file name."""
 JUDGED = "75"
-"""The epoch of the networks on which the paper trains and tests."""
+"""The training epoch of the networks that the paper uses for its experiments."""
 SEED, SHARES = 3, (("train", 0.7), ("validation", 0.15))
 """The default seed of the paper's program, and the shares of its splits. All further networks are for testing."""
 HEADS = 2

@@ -184,7 +184,8 @@ class Source:
         """Return a population with one file per network, which the column "file" names.
 
         File entries that are listed in `beside` are not parameters. `convert` maps all other entries and the file name
-        to the architecture's parameters. Reading raises a ValueError if a network has other tensors.
+        to the architecture's parameters. Reading raises a ValueError if a network's tensors differ from the
+        architecture's tensors.
         """
         layout = {spec.name: spec for spec in architecture.layout}
 
@@ -224,14 +225,14 @@ def import_zoo(
     Args:
         source: The source that an importer returned.
         folder: The folder of the store.
-        symmetry: The symmetry of the architecture. By default, it is discovered if the architecture has a module and
-            example inputs.
-        storage: The storage dtype, as in `Store.create`.
+        symmetry: The symmetry of the architecture. By default, the symmetry is discovered if the architecture has a
+            module and example inputs.
+        storage: The storage dtype; see `Store.create`.
         progress: Displays the number of networks imported by this call.
 
     Raises:
         FileExistsError: The folder contains the networks of another source, another store, or other files.
-        ValueError: A network does not fit the others, or the source has other names for networks in the store.
+        ValueError: Networks have different tensors, or the source has other names for networks in the store.
     """
     about = {**source.about, "path": os.path.abspath(source.path)}
     known = Store.find(folder)

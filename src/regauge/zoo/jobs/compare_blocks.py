@@ -76,7 +76,7 @@ class CompareBlocks:
         return self.networks[k * self.size : (k + 1) * self.size]
 
     def _read(self, k: int) -> Params:
-        """Return the networks of a block. Only their shards are read."""
+        """Return the networks of a block. Shards without these networks are not read."""
         places = self._block(k)
         part = Store.open(self.store).part(dict.fromkeys(place.shard for place in places))
         return part.read(part.numbers(places))
@@ -94,7 +94,7 @@ def plan_comparison(
     size: int = 64,
     what: str | None = None,
 ) -> CompareBlocks:
-    """Return the jobs that compute a matrix, or the rest of an interrupted computation.
+    """Return the jobs that compute a matrix, or the remaining jobs of an interrupted computation.
 
     Args:
         store: The store, or its folder. Indices of networks refer to this store.

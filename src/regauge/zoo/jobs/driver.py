@@ -65,8 +65,8 @@ def run_jobs(
         executor: The executor of the jobs. By default, jobs are done one after the other in this process. If the pool
             of the executor breaks because a worker died, another pool is opened for the missing jobs.
         share: The share of all jobs that this process does.
-        rounds: The number of consecutive pools that may break without any finished job. If the pool does not break, but
-            no job of a round succeeds, no further round follows.
+        rounds: The number of consecutive pools that may break without any finished job. No further round follows a
+            round in which the pool does not break and no job succeeds.
         progress: The display of the number of finished jobs.
 
     Returns:
@@ -127,7 +127,7 @@ def perform(job: Job[K], key: K) -> None:
 def share_of(environment: Mapping[str, str] = os.environ) -> Share:
     """Return the jobs of this process as a `Share`, from RANK and WORLD_SIZE (torchrun) or from a Slurm job array.
 
-    If no such environment variable is set, this process does all jobs.
+    If neither torchrun nor Slurm has set environment variables, this process does all jobs.
 
     Raises:
         ValueError: Only some of the variables are set, or their values are invalid.

@@ -17,7 +17,7 @@ from typing import Any
 from regauge.training.threads import THREAD_VARIABLES, one_thread
 
 MakeExecutor = Callable[[], AbstractContextManager[Executor]]
-"""A function that opens an executor. This function is called again after a pool breaks."""
+"""A function that opens an executor. After a pool breaks, the function is called again and opens another executor."""
 RETRIES = 3
 """The number of times that Dask repeats a job that failed or whose worker died."""
 
@@ -68,7 +68,7 @@ def dask(address: str | None = None, *, workers: int | None = None) -> MakeExecu
         workers: The number of local processes; by default one per processor.
 
     Raises:
-        ConnectionError: No scheduler answers at this address.
+        ConnectionError: No scheduler answers at the given address.
         ImportError: Dask is not installed.
     """
     if find_spec("distributed") is None:

@@ -43,18 +43,18 @@ EARLIER = "earlier_counts"
 KINDS = {"PopulationConfig": "Config"}
 """Names of settings classes in stores of earlier versions, by their current names."""
 SHARD_WORK = 1e13
-"""The largest number of multiplications that one shard's training may need. Such training takes some minutes on one
-core."""
+"""The largest number of multiplications that one shard's training may need. At this limit, training takes some minutes
+on one core.
+"""
 
 
 class Stage:
-    """The finished stacks of one job, kept in a small store of their own, from which another job can continue after a
-    kill.
+    """The finished stacks of one job, in a separate small store. If the job is killed, another job can continue.
 
     A stack is a set of networks that are trained together, and is stored in parts. The names of the parts identify the
     process that trained the stack, and the last part has a special name. If a process was killed within a stack, the
-    stored parts of this stack are not used. Every network must be trained by one process, because another processor may
-    round differently.
+    stored parts of the unfinished stack are not used. Every network must be trained by one process, because another
+    processor may round differently.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -111,7 +111,9 @@ class Stage:
         return Store.create(self.folder, self.store.architecture, storage=self.store.storage)
 
     def _pieces(self, blocks: Iterable[SavedNetworks]) -> Iterator[tuple[SavedNetworks, bool]]:
-        """Yield blocks, joined up to the size limit, each with whether it is the last one. Yield at least one block."""
+        """Yield blocks, joined up to the size limit, each with a flag that marks the last block. Yield at least one
+        block.
+        """
         joined: list[SavedNetworks] = []
         size = 0
         for block in blocks:
@@ -150,7 +152,7 @@ class TrainShards:
     contains the earlier numbers of networks in order. A new shard begins at each earlier number, because shards never
     change.
 
-    A shard is written when its last network is trained. Before that, the finished stacks of the shard are stored
+    A shard is written when its last network is trained. Until then, the finished stacks of the shard are stored
     separately. If a job was killed and is repeated, it trains only the unfinished stacks. `advance` counts trained
     networks in this process, including fractions. Worker processes do not display progress.
     """
@@ -254,15 +256,15 @@ def plan_training(
         folder: The folder of the store.
         size: The number of networks in a shard. The size must be a multiple of the group size if the worst networks of
             a group are discarded. The default is the size in an existing store. For a new store, the default is at most
-            512 networks, and at most the number that is trained in some minutes.
-        storage: The storage dtype, as in `Store.create`.
+            512 networks, and at most the number of networks that one core trains in some minutes.
+        storage: The storage dtype; see `Store.create`.
         device: The device for training, which the store does not record.
 
     Raises:
         FileExistsError: The folder contains another store, more networks of this population, or other files. Also
             raised if the chosen library of matrix products is not the library that the store records.
-        ValueError: The size is invalid, the networks in the store depend on the number of networks, or networks would
-            be equal.
+        ValueError: The size is invalid, the networks in the store depend on the number of networks, or several networks
+            would be equal.
     """
     if size is not None and size < 1:
         raise ValueError(f"the size of a shard is {size}, but must be at least 1")
@@ -311,7 +313,8 @@ def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) ->
 
 
 def _require_extensible(store: Store, config: PopulationConfig) -> None:
-    """Raise an error if a store has more networks than requested, or if networks depend on their number."""
+    """Raise an error if a store has more networks than requested, or if its networks depend on the number of networks.
+    """
     count, name = _count_in(store.about), str(store.folder)
     if config.count < count:
         raise FileExistsError(

@@ -14,7 +14,7 @@ class Map:
 
     Attributes:
         points: `[networks, dims]`, centered; the direction of largest variance comes first.
-        share: The sum of the kept eigenvalues, divided by the sum of all positive eigenvalues.
+        share: The sum of the eigenvalues that the map uses, divided by the sum of all positive eigenvalues.
     """
 
     points: NDArray[np.float64]
@@ -26,8 +26,8 @@ def flat_map(distances: ArrayLike, *, dims: int = 2) -> Map:
 
     The largest eigenvalues of the Gram matrix -1/2 J D^2 J are kept, where D are the distances and J is the centering
     matrix. Distances of points in `dims` dimensions are reproduced exactly. For distances between aligned networks (in
-    one universe), the coordinates are principal components. For distances between orbits, eigenvalues can be negative;
-    these are dropped.
+    one universe), the coordinates are principal components. For distances between orbits, eigenvalues can be negative.
+    Negative eigenvalues are dropped.
 
     Args:
         distances: A symmetric matrix with a zero diagonal, `[networks, networks]`.

@@ -56,7 +56,8 @@ class OrbitDistances:
     seed: int = 0
 
     def __call__(self, first: Params, second: Params) -> Tensor:
-        """Return the matrix, float64 `[n, m]`. If both populations are the same object, only half is computed.
+        """Return the matrix, float64 `[n, m]`. If both populations are the same object, only half of the matrix is
+        computed.
 
         Raises:
             ValueError: The networks have different architectures, do not fit the symmetry, or are not finite.
@@ -143,7 +144,7 @@ class Barriers:
             endpoints.
         symmetry: The symmetry of the architecture. By default, networks are not aligned.
         points: The number of networks on each path, including both endpoints. With three networks, only the midpoint is
-            evaluated between the endpoints, as in the paper's figure.
+            evaluated between the endpoints, as in figure 7.2 of the paper.
         method: The method that aligns pairs. Default: `WeightMatching()`, with `scales="recompute"` if the task
             prepares networks.
         seed: The seed of the method's generator.
@@ -171,7 +172,8 @@ class Barriers:
             raise ValueError("a method is for aligning pairs, which needs a symmetry; give one, or leave it out")
 
     def __call__(self, first: Params, second: Params) -> Tensor:
-        """Return the matrix, float64 `[n, m]`. If both populations are the same object, only half is computed.
+        """Return the matrix, float64 `[n, m]`. If both populations are the same object, only half of the matrix is
+        computed.
 
         Raises:
             ValueError: The networks have different architectures, or cannot be aligned.

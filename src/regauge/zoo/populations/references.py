@@ -35,8 +35,8 @@ class AlignShards:
 
     Networks with NaN or Inf are skipped. Rows keep their columns and get more columns. The column "objective" is the
     value that the method maximizes, and "objective_before" is its value before alignment. The column "is_converged" is
-    added if the method reports it. The attributes have the same meaning as in `plan_population`. `reference` is the
-    checkpoint to which networks are aligned, and `products` is the library of matrix products.
+    added if the method reports convergence. `plan_population` describes the attributes. `reference` is the checkpoint
+    to which networks are aligned, and `products` is the library of matrix products.
     """
 
     source: Path
@@ -119,7 +119,7 @@ def reference(store: Store, to: To, *, count: int = 64, seed: int = 0) -> Params
         seed: The seed of the sampling.
 
     Raises:
-        ValueError: The store does not have this network, or the symmetry is not known.
+        ValueError: The store does not contain the requested network, or the symmetry is not known.
     """
     symmetry = store.require_symmetry()
     if isinstance(to, Path):
@@ -159,7 +159,7 @@ def plan_population(
         source: The folder of the store to align.
         target: The folder of the store for the aligned networks, new or from an interrupted run.
         to: The network to which all networks are aligned; see `reference`.
-        method: The alignment method, as in `align_pairs`.
+        method: The alignment method; see `align_pairs`.
         count: The number of networks from which the reference is determined.
         seed: The seed of all generators.
 

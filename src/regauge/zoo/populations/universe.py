@@ -26,7 +26,7 @@ class Universe:
         mean: The mean of the transformed networks, a single network to which other networks can be aligned.
         spread: The mean squared distance from the mean, over all parameters.
         initial: The spread before alignment, after scales and matrices were determined. The final spread is never
-            larger.
+            larger than `initial`.
         history: The spread after the initial alignment and after each round; it never increases.
         is_converged: Whether the last round's improvement was below the tolerance.
     """
@@ -83,7 +83,7 @@ def universe(
 
     Raises:
         KeyError: A parameter that the symmetry transforms is missing.
-        ValueError: The networks do not fit the symmetry or are not finite, or a number is invalid.
+        ValueError: The networks do not fit the symmetry or are not finite, or `rounds` is less than 1.
 
     References:
         Ainsworth et al. (2023), Git Re-Basin, appendix A.10; Crisostomi et al. (2024), C2M3, for universes.

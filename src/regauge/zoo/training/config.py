@@ -148,13 +148,13 @@ class PopulationConfig(DescentConfig):
     Attributes:
         architecture: The architecture of all networks.
         data: The training data: a name in `regauge.zoo.training.SETS`, or `package.module:function` for a function that
-            returns Examples, the same in every process. If examples are passed to `train`, their name.
+            returns the same Examples in every process. If examples are passed to `train`, `data` is their name.
         count: The number of networks; their ids are 0 to count - 1.
         seed: Seed of the population. All random numbers depend only on this seed and on the ids.
         initialization: Initialization of the parameters of the networks.
         subset: Rule for the subset of the examples on which a network is trained; all examples if None.
         copies: Number of networks for every signal, if networks represent signals. Network i learns signal `i //
-            copies`; after the last signal, the first follows again.
+            copies`, counted cyclically.
         group: Number of networks with consecutive ids that are trained on the same batches.
         checkpoints: Steps after which checkpoints are stored, in addition to the last step.
         discards: Rules by which the training of bad networks is stopped.

@@ -185,7 +185,7 @@ def image_classes(data: ImageData, mean: float, std: float) -> Examples:
 def image_signals(data: ImageData) -> Examples:
     """Return images as signals: functions from pixel centers in [-1, 1]^2 (row by row) to channels, with class labels.
 
-    Test images are spread evenly among training images, so the first signals contain both kinds.
+    Test images are spread evenly among training images, so the first signals contain training and test images.
     """
     images, labels = torch.cat([data.train_images, data.test_images]), torch.cat([data.train_labels, data.test_labels])
     count, channels, height, width = images.shape

@@ -165,8 +165,8 @@ class Running:
         return rows
 
     def block(self, rows: Sequence[Row], params: Params, *, is_checkpoint: bool) -> SavedNetworks:
-        """Return the networks of the stack at a step. Between checkpoints, return only those whose training stops at
-        this step.
+        """Return the networks of the stack at a step. Between checkpoints, return only the networks whose training
+        stops at the given step.
         """
         index = [k for k, alive in enumerate(self.is_alive) if alive and (is_checkpoint or _is_given_up(rows[k]))]
         if len(index) < len(self.members):

@@ -35,11 +35,13 @@ STACK = 512
 """The largest number of networks in a stack."""
 STACK_BY_VMAP = 64
 COMPILED_WORK = 1e12
-"""A program is compiled if training needs more multiplications than this. Such training takes minutes on one core, and
-compiling saves a third of the time."""
+"""A program is compiled if training needs more multiplications than this limit. Above the limit, training takes minutes
+on one core, and compiling saves a third of the time.
+"""
 COMPILED_SIZE = 50_000
-"""Networks with more parameters than this are not compiled. In such networks, matrix products take most of the time,
-and compiling does not accelerate matrix products."""
+"""Networks with more parameters than this limit are not compiled. In large networks, matrix products take most of the
+time, and compiling does not accelerate matrix products.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ def train(
     """Train a population or some of its networks.
 
     Networks are trained in stacks, on one thread. To use more cores, train different ids in different processes. A
-    network depends only on the config and the id. For any stacks, back ends and other ids, every step is the same up to
+    network depends only on the config and the id. The stack, the back end and the other ids change each step only by
     rounding. In float32, rounding differences grow during training. After long training, parameters therefore also
     depend on the stack, the library of matrix products and the processor. In float64, the differences are at most 1e-9
     in all tests.
@@ -83,8 +85,7 @@ def train(
         advance: A function that is called after every step with the number of trained networks. Networks in training
             count as fractions.
         on_step: A function that is called after each step of a stack with a `regauge.training.State`: the number of the
-            step, the losses and ids of the networks, and the learning rate. Stopped networks may still be among these
-            networks.
+            step, the losses and ids of the networks, and the learning rate. The ids may still include stopped networks.
 
     Yields:
         For each stack, one block at every checkpoint and at the end. If networks are discarded at another step, an
@@ -92,7 +93,7 @@ def train(
 
     Raises:
         ValueError: Ids are repeated or do not belong to the population. A share of an incomplete group would be
-            discarded. Networks would be equal. Also raised if the module cannot be trained in stacks.
+            discarded. Several networks would be equal. Also raised if the module cannot be trained in stacks.
     """
     chosen = list(range(config.count)) if ids is None else sorted(ids)
     if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
