@@ -15,7 +15,7 @@ VERSION = "0.2.0"
 
 
 def later(place: str, *args: Any, **settings: Any) -> Callable[[], Any]:
-    """Return a factory for a default value. When called, it imports and calls `package.module:Class`."""
+    """Return a factory for a default value. The factory imports and calls `package.module:Class`."""
 
     def make() -> Any:
         module, _, name = place.partition(":")
@@ -34,7 +34,8 @@ def documentation() -> str:
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most similar to a mistyped name, as a whole or in a part; None if none is similar.
+    """Return the known name that is most similar to a mistyped name, as a whole or in a part; None if no name is
+    similar.
 
     >>> nearest("brest", ["digits", "breast-cancer"])
     'breast-cancer'
@@ -70,7 +71,7 @@ def attach(
         file: The `__file__` of the package. The stub is the `.pyi` file next to it. None for a package without public
             names.
         moved: Names from earlier versions with their new places: `package`, `package:name` or `package:Class.method`.
-            The old names still work, but they are not listed. The package may belong to another distribution.
+            The old names still work, but they are not listed. The new package may belong to another distribution.
     """
     load, listed, public = lazy_loader.attach(package) if file is None else lazy_loader.attach_stub(package, file)
 

@@ -62,12 +62,13 @@ def canonicalize(
     | translations | each family is zero or centered, as in `symmetry.split` |
     | rotations behind gains | gains are one, and the stream is rotated as above; reordered where a gain is zero |
 
-    Layers are processed in the order of the signal. Each step fixes one kind of freedom by entries that the remaining
-    freedom cannot change. Freedom that no entries determine is not fixed; `canonical_manifold(symmetry).left` describes
-    this freedom. The scales of normalization layers are fixed by their gains and biases: the pair, or the gain alone,
-    gets norm one. The scales of a residual stream are fixed by the layers that write to it without reading hidden
-    units. Batch normalization is treated as in evaluation mode. Running statistics are transformed along with the
-    parameters. If running statistics are recomputed afterwards, the function changes.
+    Layers are processed in the order of the signal. Each step fixes one kind of freedom (such as scales) by entries
+    that all kinds of freedom that are not yet fixed cannot change. If no entries determine a kind of freedom, it is not
+    fixed. `canonical_manifold(symmetry).left` describes the freedom that is not fixed. The gains and biases of
+    normalization layers fix their scales: gain and bias together, or the gain alone, get norm one. The scales of a
+    residual stream are fixed by layers that write to the stream without reading hidden units. Batch normalization is
+    treated as in evaluation mode. Running statistics are transformed along with the parameters. If running statistics
+    are recomputed afterwards, the function changes.
 
     The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If a unit
     has no incoming weights and its bias is zero, its outgoing weights are scaled. Equal units keep their order, because
@@ -76,12 +77,12 @@ def canonicalize(
     depends on the given network if two compared numbers are equal up to rounding.
 
     A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
-    and `Linear(6, 2)` has six inner coordinates and at most rank two. Some entries of the two factors of a product with
-    lower rank do not affect the function. The canonical form of a product with lower rank is its factorization by rank.
-    The factorized network computes the same function. The factorized network is not on the orbit, but networks on the
-    orbit come arbitrarily close to it. Networks with the same canonical form therefore compute the same function, but
-    may lie on different orbits. Inner coordinates that are zero in both factors have zero gradients. `factorize`
-    computes the factorization by rank alone.
+    and `Linear(6, 2)` has six inner coordinates and at most rank two. If the rank is lower than the number of inner
+    coordinates, some entries of the factors do not affect the function. In this case, the canonical form contains the
+    factorization of the product by rank. The factorized network computes the same function. It is not on the orbit, but
+    networks on the orbit come arbitrarily close to it. Networks with the same canonical form therefore compute the same
+    function, but may lie on different orbits. Inner coordinates that are zero in both factors have zero gradients.
+    `factorize` computes only the factorization by rank.
 
     Args:
         params: A network, a population with a leading model axis, or the path of a checkpoint. The given tensors are
@@ -90,7 +91,7 @@ def canonicalize(
         parts: The parts of the symmetry to fix: some of "permutation", "sign", "scale", "shift", "linear",
             "translation" and "rotation". Default: all parts. The canonical form is the same under elements of the given
             parts.
-        reference: A network of the same architecture. If a reference is given, alignment to it fixes signs, half
+        reference: A network of the same architecture. With a reference, alignment to the reference fixes signs, half
             periods, rotations and order, instead of sums and sorting. Before the alignment, the translations, gains,
             scales and invertible matrices of the reference are fixed as well.
         method: The method that aligns the network to the reference. Default: `WeightMatching(scales="keep")`. Scales
@@ -99,7 +100,7 @@ def canonicalize(
         generator: The random number generator, for methods that use random numbers.
         out: The path or `Output` to which the canonical form of a checkpoint is written, together with its element.
         memory: The memory limit for a checkpoint: a number of bytes, or text such as "2GB". Default: half of the
-            machine's memory. All parameters in float64 must fit in this memory.
+            machine's memory. All parameters in float64 must fit within the limit.
 
     Returns:
         The network `act(canonical_element(params, symmetry, ...), params)` up to rounding, if every matrix product has
@@ -165,19 +166,18 @@ def factorize(
 ) -> Mapping[str, Tensor]:
     """Return a network with the same function in which the factors of matrix products have minimal rank.
 
-    If a product does not have full rank, one of its factors has coordinates that the other factor never reads. The
-    returned network has no coordinates that are never read. The returned network computes the same function as the
-    given one. However, no element of the group maps the given network to the returned network, because they are not on
-    the same orbit. `canonicalize` begins with this factorization.
+    If a product does not have full rank, one of its factors has coordinates that the other factor never reads. In the
+    returned network, each factor is zero in all directions that the other factor does not read. The returned network
+    computes the same function as the given network. However, the two networks are not on the same orbit, so no element
+    of the group maps one to the other. `canonicalize` begins with `factorize`.
 
     Args:
         params: A network, or a population with a leading model axis.
         symmetry: The symmetry of the architecture.
-        parts: The parts of the symmetry, as for `canonicalize`. If "linear" is not among the parts, nothing changes.
+        parts: The parts of the symmetry; see `canonicalize`. If "linear" is not among the parts, nothing changes.
 
     Returns:
-        The given tensors if every product has full rank. If a product does not have full rank, new tensors in float64
-        on the CPU.
+        The given tensors if every product has full rank. Otherwise, new tensors in float64 on the CPU.
     """
     symmetry = symmetry.bind(params)
     is_asked = parts is None or "linear" in parts
@@ -245,7 +245,7 @@ def _base(params: Mapping[str, Tensor], symmetry: Symmetry, parts: Sequence[str]
 
 
 def _is_split(symmetry: Symmetry, parts: Sequence[str]) -> bool:
-    """Return whether the given parts include those that representatives fix: translations and rotations."""
+    """Return whether the given parts include the parts that representatives fix: translations and rotations."""
     return bool((symmetry.translations and TRANSLATION in parts) or (symmetry.rotatable and ROTATION in parts))
 
 
@@ -292,11 +292,10 @@ def orbit_distance(
     """Return the distance of two networks up to symmetry, an upper bound on the distance between their orbits.
 
     Both networks are canonicalized, and the second one is aligned to the first. The returned distance is the Euclidean
-    distance between their parameters, without buffers. Canonical scales give incoming weights unit norm. Scales are not
-    chosen to bring the networks closer. Up to rounding, the distance depends only on the two orbits. The distance is
-    zero if both networks are on one orbit, or if they have the same products of less than full rank (see
-    `canonicalize`). The returned distance is an upper bound on the smallest distance, because matching ends in a local
-    optimum.
+    distance between their parameters, without buffers. Scales give incoming weights unit norm; they are not chosen to
+    bring the networks closer. Up to rounding, the distance depends only on the two orbits. The distance is zero if both
+    networks are on one orbit, or if they have the same factorization by rank (see `canonicalize`). The returned
+    distance is an upper bound on the smallest distance, because matching ends in a local optimum.
 
     Args:
         params_a: The first network.
@@ -323,7 +322,7 @@ def orbit_distance(
 def normalize_logits(
     params: Mapping[str, Tensor], symmetry: Symmetry, *, weight: str, bias: str | None = None, norm: float = 1.0
 ) -> Params:
-    """Scale the last layer of a network to give its weight a certain Euclidean norm.
+    """Scale the last layer of a network such that its weight has the Euclidean norm `norm`.
 
     Scaling the last layer is not a symmetry, because it multiplies all logits by the same positive number. The ranking
     of the classes stays the same, but probabilities, calibration and loss change. Therefore `canonicalize` never scales
@@ -333,13 +332,13 @@ def normalize_logits(
         params: A network, or a population with a leading model axis.
         symmetry: The symmetry of the architecture.
         weight: The name of the last layer's weight.
-        bias: The name of the last layer's bias, if there is one. If the layer has a bias that is not named here, the
+        bias: The name of the last layer's bias, if there is one. If the layer has a bias that `bias` does not name, the
             predicted class may change.
         norm: The norm of the weight: one, as in section 6.2 of the thesis, or the square root of the number of classes,
             as in section 4.4.
 
     Raises:
-        KeyError: The network has no parameter with this name.
+        KeyError: The network has no parameter with the given name.
         ValueError: The norm is not positive, or the weight is zero.
 
     References:
@@ -372,7 +371,9 @@ def match_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> Element:
-    """Return the element that aligns a canonical network, or a population of them, to another, without scales."""
+    """Return the element, without scales, that aligns a canonical network (or each network of a population) to
+    another.
+    """
     method = WeightMatching(scales="keep") if method is None else method
     run: Any = align_pairs if leading_axes(symmetry, moved) else align
     names = symmetry.rotatable if all(bool(_is_free(symmetry, one).all()) for one in (anchor, moved)) else ()

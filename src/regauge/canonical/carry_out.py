@@ -46,8 +46,8 @@ def carry_out(
     """Return the element that carries out the steps of a plan for the given parts, for a network or a population.
 
     The steps for scales make norms one. The norms are square roots of sums of squares or, with `power=1`, sums of
-    absolute values. Sums of absolute values stay the same if weights are divided among copies of the unit that they
-    read. The argument `streams` names rotations of residual streams that gains prevent (`behind_gains`). Rotations of
+    absolute values. If a unit is split into copies that divide its outgoing weights, sums of absolute values stay the
+    same. The argument `streams` names rotations of residual streams that gains prevent (`behind_gains`). Rotations of
     streams belong to the part "rotation", not to "linear".
     """
     reads = [_names_read(step) for step in plan.steps]
@@ -123,7 +123,7 @@ def whiten_by_rank(root: Float64[Tensor, "k n"], *, is_forward: bool) -> Float64
 
 
 class _Work:
-    """The current element, and the parameters that later steps read, after this element has acted on them."""
+    """The current element, and the parameters that later steps read, transformed by the current element."""
 
     def __init__(self, symmetry: Symmetry, params: Mapping[str, Tensor], power: int, needed: frozenset[str]) -> None:
         self.symmetry, self.power, self.needed = symmetry, power, needed
@@ -155,7 +155,7 @@ class _Work:
             self.element = self.element.replace(name, replace(product, perm=self.element[name].perm))
 
     def values(self, place: GroupSite) -> Float[Tensor, "*lead size values"]:
-        """Return, for each unit, the entries of one parameter that the group moves together with this unit.
+        """Return, for each unit, the entries of one parameter that the group moves together with the unit.
 
         The leading axes are the model axes, followed by the bases of the group.
         """
@@ -165,7 +165,8 @@ class _Work:
         return tuple(self.symmetry[base].size for base in group.within)
 
     def scale(self, step: ScaleStep) -> Value:
-        """Scale every unit such that its incoming or, if they are zero, its outgoing weights have norm one.
+        """Scale every unit such that its incoming weights have norm one. If they are zero, its outgoing weights get
+        norm one.
 
         A unit without any weights keeps its scale.
         """
@@ -184,8 +185,8 @@ class _Work:
     def balance(self, step: LinearStep) -> Value:
         """Compute the matrix `A = sqrt(D) U' R^-T`, which makes both Gram matrices equal to D, where `R S' = U D W'`.
 
-        If only one of both Gram matrices is known, it becomes the identity. A group may act on several copies of its
-        units. Copies without full rank are balanced only in as many coordinates as their rank.
+        If only one Gram matrix is known, it becomes the identity. A group may act on several copies of its units. In a
+        copy whose rank is r, only r coordinates are balanced.
         """
         roots = [self._root(places) for places in (step.forward, step.inverse) if places]
         is_good = torch.stack([is_regular(root) for root in roots]).all(0)
@@ -230,7 +231,9 @@ class _Work:
         return Value(matrix=torch.where(is_distinct[..., None, None], found, blank))
 
     def coordinates(self, place: GroupSite, weighed: Sequence[GroupSite | int] = ()) -> Float[Tensor, "*lead n values"]:
-        """Return the entries in coordinates that can be rotated, without the mean if the vector of ones is kept."""
+        """Return the entries in coordinates that can be rotated, without the mean if rotations preserve the vector of
+        ones.
+        """
         tensor, lead = self.tensors[place.name], len(self.lead)
         for other in weighed:
             axis = other if isinstance(other, int) else other.site.placement.axis
@@ -334,7 +337,7 @@ class _Classes:
         self._classes[order] = np.concatenate([[0], np.cumsum(is_new)])
 
     def order(self) -> np.ndarray:
-        """Return the rows ordered by class. Rows that are equal in all comparisons keep their order."""
+        """Return the rows ordered by class. Rows that are equal in all comparisons keep their original order."""
         return np.argsort(self._classes, kind="stable")
 
 
@@ -358,7 +361,7 @@ def _moved_by(
     step: Step, groups: tuple[Group, ...], shapes: Mapping[str, tuple[int, ...]], names: frozenset[str]
 ) -> Symmetry:
     """Return the part of a symmetry that a step needs: the tensors that the step changes, its group, and the groups
-    within which this group is repeated.
+    within which its group is repeated.
     """
 
     def is_moved(place: Placement) -> bool:

@@ -28,18 +28,17 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
     Let a group of invertible matrices multiply the entries X, and let their inverse transposes multiply the entries Y.
     The function then depends only on the product `Y' X`. Let P be the projection onto the columns of Y, and let `X1 = P
     X`. Let Q be the projection onto the columns of X1, and let `Y1 = Q Y`. X1 and Y1 have the same product as X and Y,
-    and each of them has the rank of the product. All such pairs with the same product form one orbit, which contains a
-    network of smallest norm. The orbit of the given pair X and Y comes arbitrarily close to the orbit of the result,
-    although no element maps one to the other. In a chain of groups, the result is Kalman's minimal realization: the
-    part that the inputs reach and the outputs read.
+    and their rank is the rank of the product. All pairs of factors that have the rank of their product, and the same
+    product, form one orbit, which contains a network of smallest norm. The orbit of the given pair X and Y comes
+    arbitrarily close to the orbit of the result, although no element maps one to the other. In a chain of groups, the
+    result is Kalman's minimal realization: the part that the inputs reach and the outputs read.
 
     Args:
         params: A network or a population.
         symmetry: The symmetry. All sizes of its groups must be known.
 
     Returns:
-        The given tensors if every product has full rank. If a product does not have full rank, the projected tensors
-        are new tensors in float64.
+        The given tensors if every product has full rank. Otherwise, projected tensors are new tensors in float64.
 
     References:
         Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for the part that inputs reach
@@ -65,7 +64,7 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
 
 
 def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
-    """Return whether, in any matrix product, one factor annihilates part of the other."""
+    """Return whether, in any matrix product, one factor annihilates part of the other factor."""
     groups = [symmetry[name] for name in balanced_matrices(symmetry)]
     sides = ((group, is_inverse) for group in groups for is_inverse in (True, False))
     return not all(
@@ -76,7 +75,7 @@ def has_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> bool:
 def _projection(
     params: Mapping[str, Tensor], symmetry: Symmetry, group: Group, zero: float, *, is_inverse: bool
 ) -> tuple[Float64[Tensor, "*lead n n"], bool]:
-    """Return the projection onto the span of one factor of a product, and whether this span is the whole space."""
+    """Return the projection onto the span of one factor of a product, and whether the span is the whole space."""
     root: Tensor | None = None
     for name, sites in symmetry.sites.items():
         for site in sites:

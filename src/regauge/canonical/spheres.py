@@ -45,10 +45,9 @@ class Manifold:
 
     Points are parameters. Tangent vectors are dictionaries with the same names and shapes. Distances count every
     floating-point parameter once. On the spheres, distances are angles in radians. Buffers and further names of tied
-    tensors are interpolated too, but distances ignore them. If a unit has no incoming weights, it has no point on its
-    sphere. A unit without incoming weights moves on a straight line towards or from zero. Populations have a leading
-    model axis on every tensor. The manifold does not align networks. Signs, orders and rotations must already agree, as
-    after `canonicalize`.
+    tensors are interpolated too, but distances ignore them. A unit without incoming weights has no point on its sphere,
+    and moves on a straight line towards or from zero. Populations have a leading model axis on every tensor. The
+    manifold does not align networks. Signs, orders and rotations must already agree; `canonicalize` makes them agree.
 
     Attributes:
         symmetry: The symmetry. All sizes of its groups must be known.
@@ -130,7 +129,7 @@ class Manifold:
         """Return the network at fraction t of the geodesic, exactly the first network at t = 0 and the second at t = 1.
 
         Raises:
-            ValueError: An error of `log`.
+            ValueError: The velocity of the geodesic cannot be computed; see `log`.
         """
         self._require_pair(params_a, params_b)
         self._require_near(params_a, params_b)
@@ -141,13 +140,13 @@ class Manifold:
         """Return the Karcher mean of canonical networks. The mean of two networks lies on the geodesic between them.
 
         Args:
-            networks: One or more networks. On each sphere, all networks should lie within a half sphere. If networks do
-                not lie within a half sphere, the mean may not be unique.
+            networks: One or more networks. On each sphere, all networks should lie within a half sphere. Otherwise, the
+                mean may not be unique.
             weights: One nonnegative weight for each network. Default: equal weights.
 
         Raises:
-            ValueError: There are no networks, they are not canonical or have different architectures, the weights do
-                not fit, or the units on a sphere cancel.
+            ValueError: There are no networks, or the networks are not canonical or have different architectures. The
+                number of weights is wrong, or the points on a sphere cancel.
         """
         if not networks:
             raise ValueError("there are no networks; a mean needs at least one")
@@ -236,12 +235,12 @@ def canonical_manifold(symmetry: Symmetry, *, head: str | None = None) -> Manifo
 
     Args:
         symmetry: The symmetry. All sizes of its groups must be known: it was discovered, or bound to parameters.
-        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. A weight of norm one lies on
-            one sphere.
+        head: The name of the last layer's weight, if `normalize_logits` gave it norm one. The weight of the last layer
+            then lies on one sphere.
 
     Raises:
-        KeyError: The symmetry has no parameter with this name.
-        ValueError: Another sphere already contains entries of this weight.
+        KeyError: The symmetry has no parameter with the name `head`.
+        ValueError: Another sphere already contains entries of the weight `head`.
     """
     steps = plan(symmetry)
     spheres = [

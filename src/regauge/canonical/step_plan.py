@@ -1,11 +1,10 @@
 """The plan of a canonical form: the order in which group elements are fixed, and the entries that fix them.
 
-The order and the entries depend only on the symmetry. Each step fixes one kind of freedom of one group by entries that
-the remaining freedom cannot change. A ReLU unit is scaled to give its incoming weights unit norm. Before a unit is
-scaled, the scales of the units that it reads must be fixed. Therefore layers are processed in the order of the signal.
-A residual stream is fixed by layers that write to it, if all other scales of these layers are already fixed. Later
-steps do not change the entries that earlier steps fixed. One pass over all steps is therefore sufficient, and the
-result is exact.
+The order and the entries depend only on the symmetry. Each step fixes one kind of freedom of one group, by entries that
+no later step changes. A ReLU unit is scaled to give its incoming weights unit norm. Before a unit is scaled, the scales
+of the units that it reads must be fixed. Therefore layers are processed in the order of the signal. A residual stream
+is fixed by layers that write to it, if all other scales of these layers are already fixed. One pass over all steps is
+therefore sufficient, and the result is exact.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,9 +21,10 @@ from regauge.core.symmetry import Symmetry
 class ScaleStep:
     """A step that scales each unit such that its entries in all tensors in `places` have norm one.
 
-    The field `spare` contains biases, which are used instead if all entries in `places` are zero. The scale of each
-    family is the unit's factor, raised to the power of the family's entry in `direction`. The unit's factor divides the
-    entries at `opposite` (outgoing weights). If a unit has no other nonzero entries, its outgoing weights get norm one.
+    The field `spare` contains biases. If all entries in `places` are zero, biases get norm one instead. The scale of
+    each family is the unit's factor, raised to the power of the family's entry in `direction`. The unit's factor
+    divides the entries at `opposite` (outgoing weights). If a unit has no other nonzero entries, its outgoing weights
+    get norm one.
     """
 
     group: str
@@ -39,7 +39,7 @@ class LinearStep:
     """A step whose matrix makes both Gram matrices equal and diagonal, or a single Gram matrix the identity.
 
     The matrix multiplies the entries at `forward`, and its inverse transpose multiplies the entries at `inverse`. If
-    the product of the entries on both sides does not have full rank, only as many coordinates as the rank are balanced.
+    the product of the entries on both sides has rank r, only r coordinates are balanced.
     """
 
     group: str
@@ -52,9 +52,9 @@ class RotationStep:
     """A step whose rotation makes the Gram matrix of a group's entries (in all tensors of `places`) diagonal, in
     descending order.
 
-    If an earlier step has made the Gram matrix the identity, it does not distinguish coordinates. To distinguish
-    coordinates, entries are first multiplied by fixed weights along other axes, which `weighed` lists for each tensor
-    of `places`.
+    If an earlier step has made the Gram matrix the identity, the matrix does not distinguish coordinates. To
+    distinguish coordinates, entries are first multiplied by fixed weights along other axes, which `weighed` lists for
+    each tensor of `places`.
     """
 
     group: str
@@ -75,7 +75,7 @@ class ShiftStep:
 
 @dataclass(frozen=True)
 class SignStep:
-    """A step that flips units such that the sum of their entries is positive, in the first tensor where this sum is not
+    """A step that flips units such that the sum of their entries is positive, in the first tensor where the sum is not
     zero.
 
     `flips` contains the sign families that flip. `flips` is empty for a group of matrices, whose coordinates flip
@@ -229,8 +229,8 @@ class _Planner:
                 self.rotated.remove(name)
 
     def _weighed(self, group: str) -> tuple[tuple[GroupSite | int, ...], ...]:
-        """Return, for each tensor in which only this group is not fixed yet, the axes for `RotationStep.weighed`: axes
-        on which no group acts, and axes whose rotations are already fixed.
+        """Return, for each tensor in which only the given group is not fixed yet, the axes for `RotationStep.weighed`:
+        axes on which no group acts, and axes whose rotations are already fixed.
         """
         result = []
         for place in filter(self._is_bare, self.places[group]):
@@ -316,7 +316,7 @@ class _Planner:
         return self._is_steady(place) and self.signs[place.group.name].contains(place.signs)
 
     def settle_orders(self) -> None:
-        """Fix permutations of inner groups before those of outer groups.
+        """Fix permutations of inner groups before permutations of outer groups.
 
         Groups whose units are computed from axes with a fixed order come first.
         """
@@ -332,7 +332,7 @@ class _Planner:
 
     def _keys(self, group: Group) -> tuple[Places, Places]:
         """Return the tensors whose sums can be compared (weights first), and the tensors whose single entries can be
-        compared too.
+        compared.
         """
         sums = [p for p in self.places[group.name] if self._is_fixed(p) and all(map(self._is_fixed, p.others))]
         sums.sort(key=lambda place: not place.is_weight)
@@ -340,7 +340,9 @@ class _Planner:
         return tuple(sums), tuple(p for p in sums if not any(o.group.name in open_names for o in p.others))
 
     def left(self) -> Iterable[tuple[str, str, str]]:
-        """Return what no step fixes: the group, the part of its elements (such as signs), and a sentence for each."""
+        """Return the freedom that no step fixes: the group, the part of its elements (such as signs), and a
+        sentence.
+        """
         for group in self.symmetry.groups:
             name, copies = group.name, self.symmetry.count_copies(group.name)
             where = f"group {name!r}" + (f" ({copies} copies)" if copies > 1 else "")
@@ -362,8 +364,8 @@ class _Planner:
 
 
 class Span:
-    """Products of scales (or signs) that are already fixed, as vectors of exponents, and the directions that change
-    none of them.
+    """Products of scales (or signs) that are already fixed, as vectors of exponents, and the directions that change no
+    fixed product.
 
     Args:
         families: The length of the vectors.
@@ -388,12 +390,12 @@ class Span:
         return self._known[key]
 
     def is_same(self, left: Sequence[int], right: Sequence[int]) -> bool:
-        """Return whether every free direction changes both vectors in the same way."""
+        """Return whether every free direction changes the two vectors by the same amount."""
         return self.contains([a - b for a, b in zip(left, right, strict=True)])
 
     def settle(self, vector: Sequence[int]) -> tuple[Fraction, ...]:
-        """Add a vector to the fixed ones. Return the dual vector, whose product with `vector` is 1 and with all earlier
-        vectors 0.
+        """Add a vector to the fixed vectors. Return the dual vector, whose product with `vector` is 1 and with all
+        earlier vectors 0.
         """
         chosen = next(free for free in self._free if self._dot(vector, free))
         length = self._dot(vector, chosen)

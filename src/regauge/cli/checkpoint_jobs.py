@@ -79,7 +79,9 @@ def provenance_of(options: Any, *, element: str | None = None, **places: Path) -
 
 
 def _is_input(value: object) -> bool:
-    """Return whether an option's value names a file or folder; some options also accept other words."""
+    """Return whether the value of an option is the path of a file or folder, because some options also accept other
+    words.
+    """
     return isinstance(value, Path) or (isinstance(value, str) and bool(value) and bool(Input("", value).files))
 
 

@@ -20,7 +20,7 @@ NOTHING = (None, "", (), False, MISSING)
 FEW = 8
 """A command with at most this number of options displays all of them."""
 FIRST = 6
-"""Options that `--help` of other commands displays."""
+"""The number of options that `--help` displays for commands with more than `FEW` options."""
 ORDER = (
     "output target model symmetry data base rule method share path metric endpoints align reference meta kind inputs "
     "networks by autoencoder latent seconds width depth strength points steps memory resume overwrite seed json"
@@ -100,7 +100,7 @@ def _with_groups(options: type) -> type:
 
 
 def _with_first(options: type) -> type:
-    """Return a class whose help shows the most important options, and how to see the others."""
+    """Return a class whose help shows the most important options, and how to see all other options."""
     found = list(options_of(options))
     optional = [one for one in found if not one.is_positional]
     if len(optional) <= FEW:

@@ -17,7 +17,9 @@ HELP, ALL = ("-h", "--help"), "--help-all"
 CONFIG = (conf.DisallowNone, conf.FlagCreatePairsOff, conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
 """How options are built from classes, for parsing and for help."""
 INSTEAD = (("--steps", "--epochs", "--seconds"), ("--input-shape", "--data"))
-"""Options with the same purpose. If a command lacks an option, the error names the others of its group."""
+"""Options with the same purpose. If a command lacks an option, the error names the other options of the option's
+group.
+"""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 """An argument in a message of the library, in backticks."""
 NAMES = {"out": "output"}
@@ -35,14 +37,16 @@ def as_options(text: str) -> str:
 
 
 GROUP = "regauge.commands"
-"""The entry points by which other distributions add commands. Each names an options class; the module with the name of
-the command, in the package of this class, runs the command."""
+"""The entry points by which other distributions add commands. Each entry point names an options class. The module with
+the name of the command, in the package of the options class, runs the command.
+"""
 ELSEWHERE = {"reproduce": "regauge-papers"}
 """The commands that other distributions of the project add."""
 
 
 def with_others(commands: Any, words: Sequence[str]) -> Any:
-    """Return the commands of regauge and, unless the user named one of these, the commands of other installed packages.
+    """Return the commands of regauge and, unless the user named a command of regauge, the commands of other installed
+    packages.
 
     Args:
         commands: The union of the options of regauge's commands.
@@ -80,7 +84,9 @@ def require_command(words: list[str], commands: Any) -> None:
 
 
 def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
-    """Find the command that the user named, with its options (for a partial name, those of its subcommands)."""
+    """Find the command that the user named, with its options. For a partial name, return the options of its
+    subcommands.
+    """
     typed = "regauge"
     for word in words:
         known = commands_by_name(commands)

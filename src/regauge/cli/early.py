@@ -21,7 +21,7 @@ def require_ready(options: Any) -> None:
         FileExistsError: The output exists.
         FileNotFoundError: A checkpoint does not exist.
         ImportError: An extra is not installed.
-        UsageError: Another file does not exist.
+        UsageError: A file that is not a checkpoint does not exist.
         ValueError: The suffix of the output is not the suffix of a picture.
     """
     options = getattr(options, "command", options)

@@ -42,7 +42,7 @@ class FlowFit(LearnRun):
     unaligned: bool = False
     """Do not align networks to their common mean first. Equivariant nets can then also sample other widths."""
     aligned: bool = False
-    """Align networks first. This is the default, but was not in earlier versions."""
+    """Align networks to their common mean first, which is the default. Earlier versions did not align by default."""
     net: Annotated[str | None, arg(metavar="NET", help=NET_HELP)] = None
     layer_settings: Annotated[str, arg(metavar="JSON")] = "{}"
     """Settings of the layers as JSON."""
@@ -55,8 +55,9 @@ class FlowFit(LearnRun):
     loss: Loss = "cross-entropy"
     prior: Literal["full", "matched", "uniform", "plain", "initialization"] | None = None
     """Distribution at time 0. full (default for aligned networks): normal with their covariances. matched: normal with
-    their means and deviations. uniform: the same, but uniform on spheres. plain: normal with deviation 0.1.
-    initialization: normal, matched to the initialization of the population."""
+    their means and deviations. uniform: like matched, but uniform on spheres. plain: normal with deviation 0.1.
+    initialization: normal, matched to the initialization of the population.
+    """
     coupling: Annotated[tuple[Literal["assignment", "alignment"], ...], arg(metavar="PART ...")] = ()
     """Pairs of prior samples and networks in a batch. assignment: minimize the sum of squared distances. alignment:
     align each network to its prior sample. By default pairs are independent."""
@@ -104,13 +105,14 @@ class FlowSample(Sampling):
 class FlowGuide(Sampling):
     """Sample networks from a flow into a new store, guided by the gradient of a loss on DATA.
 
-    The command prints their loss and accuracy, and those of three controls: networks sampled without guidance, these
-    networks after the same number of gradient steps, and random networks after the same number of gradient steps.
+    The command prints the loss and accuracy of guided networks and of three controls: networks sampled without
+    guidance, such networks after the same number of gradient steps, and random networks after the same number of
+    gradient steps.
     """
 
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     test: Annotated[str | None, arg(metavar="DATA")] = None
-    """Data on which losses and accuracies are measured; by default those of --data."""
+    """Data on which losses and accuracies are measured; by default the data of --data."""
     strength: float = 10.0
     """Sum of the learning rates of all steps: each step adds minus the gradient times --strength / --steps."""
     start: float = 0.0
@@ -126,8 +128,8 @@ class FlowGuide(Sampling):
 class FlowJudge:
     """Compare sampled networks with held-out networks, and with networks that were made without a flow.
 
-    The command prints losses, accuracies and distances to training networks. It writes them to a page, with a map of
-    the sampled and trained networks, and the calibration of the sampled networks' average prediction.
+    The command prints losses, accuracies and distances to training networks. It also writes a page with all numbers, a
+    map of the sampled and trained networks, and the calibration of the sampled networks' average prediction.
     """
 
     flow: Annotated[Positional[Path], arg(help=FLOW_HELP)]
@@ -159,6 +161,6 @@ FlowCommand = (
 
 @dataclass(frozen=True)
 class Flow:
-    """Flows, generative models of networks: fit one to trained networks, sample new ones, guide and evaluate them."""
+    """Flows, generative models of networks: fit a flow to trained networks, and sample, guide and evaluate networks."""
 
     command: FlowCommand

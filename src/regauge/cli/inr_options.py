@@ -37,7 +37,7 @@ class InrFit:
     depth: int | None = None
     """Number of hidden layers; by default 4 for shapes and 3 for images."""
     start: Annotated[str, arg(metavar="random|shared|CHECKPOINT")] = "random"
-    """Initial weights: random, those that all networks of inr2vec share (shared), or those of a checkpoint."""
+    """Initial weights: random, shared (the weights that all networks of inr2vec share), or the path of a checkpoint."""
     bias: Literal["torch", "siren", "zero"] = "torch"
     """Initial biases: spread over many periods of the sines (torch), as small as the weights (siren), or zero."""
     lr: float = RATE
@@ -59,7 +59,8 @@ class InrRender:
     """The axis of the shape that points upward in a picture."""
     resolution: int | None = None
     """For a mesh: number of grid points along each edge, by default 128. For an image: its height in pixels, by default
-    that of the original image."""
+    the height of the original image.
+    """
     seed: int = 0
     """Seed of the random points."""
     overwrite: Overwrite = False

@@ -104,14 +104,16 @@ class LearnPredictor(LearnNet):
     inputs: Annotated[str, arg(metavar="GRID|DATA", help=INPUTS_HELP)] = ""
     probes: Annotated[str, arg(metavar="N|NxN")] = "0"
     """Run the networks on this number of learned inputs, and read the outputs. The learned inputs are initialized with
-    some of --inputs. With 16x16, they lie on a grid, and convolutions read the outputs. With --depth, the net also
-    reads weights; both predictions are averaged with the weight that is best in validation."""
+    some of --inputs. With 16x16, the learned inputs lie on a grid, and convolutions read the outputs. With --depth, the
+    net also reads weights; both predictions are averaged with the weight that is best in validation.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 @with_settings(AutoencoderConfig, f"width depth dropout latent examples {TRAINING}")
 class LearnAutoencoder(LearnNet):
-    """Train an autoencoder of networks: a net that maps each orbit to a vector, and one that maps vectors to networks.
+    """Train an autoencoder of networks: a net that maps each orbit to a vector, and a net that maps vectors to
+    networks.
 
     The decoded networks are trained to have the same outputs as the encoded networks at the inputs. Networks are split
     by run, or by a column "split" of the store. An interrupted training continues with --resume.
@@ -124,8 +126,9 @@ class LearnAutoencoder(LearnNet):
     decoder_widths: Annotated[tuple[int, ...], arg(metavar="INT ...")] = ()
     """Widths of the hidden layers of the decoder mlp; by default 256 and 512."""
     loss: Literal["squared-error", "distillation"] = "squared-error"
-    """Loss between the outputs of both networks: the squared error, or, for logits of classifiers, the divergence of
-    softened probabilities."""
+    """Loss between the outputs of the encoded and the decoded network: the squared error, or, for logits of
+    classifiers, the divergence of softened probabilities.
+    """
     temperature: float = 1.0
     """Number by which --loss distillation divides logits."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None

@@ -32,7 +32,7 @@ STATISTICS_HELP = (
 
 @dataclass(frozen=True, kw_only=True)
 class Judging:
-    """Settings for the commands that evaluate networks between others: the model, the data and the loss."""
+    """Settings for the commands that evaluate networks between other networks: the model, the data and the loss."""
 
     model: Model = None
     data: Annotated[str, arg(metavar="DATA", help=DATA_HELP)]
@@ -48,7 +48,7 @@ class Judging:
 
 @dataclass(frozen=True, kw_only=True)
 class Between(Judging):
-    """Settings for evaluating networks that lie between others."""
+    """Settings for evaluating networks that lie between other networks."""
 
     statistics: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + STATISTICS_HELP)] = None
 
@@ -98,7 +98,7 @@ class Plane(Between):
     output: Picture
     """The plot (.svg, .png or .pdf). The table is written to a .csv file of the same name."""
     metric: Literal["loss", "accuracy"] = "loss"
-    """The metric in the plot; the table contains both."""
+    """The metric in the plot. The table contains loss and accuracy."""
     resolution: int = 21
     """Number of points along the longer side of the grid."""
     margin: float = 0.2

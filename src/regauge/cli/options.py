@@ -32,7 +32,7 @@ DATA_HELP = BATCHES_HELP + "For networks that represent a signal: also a SIGNAL,
 
 @dataclass(frozen=True)
 class Existing:
-    """A mark for options that name an existing file or folder, with the error sentence for a missing one."""
+    """A mark for options that name an existing file or folder, with the error sentence for a missing file or folder."""
 
     sentence: str
 
@@ -75,12 +75,14 @@ Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "inte
 
 
 class UsageError(ValueError):
-    """An error about options that exclude each other. It names options, while library errors name arguments."""
+    """An error about options that exclude each other. Its message names options, while messages of the library name
+    arguments.
+    """
 
 
 @dataclass(frozen=True)
 class Held:
-    """Settings that declare further tensors as structure, in addition to those that tracing finds."""
+    """Settings that declare further tensors as structure, in addition to the structure that tracing finds."""
 
     keep: tuple[str, ...] = ()
     """Names or patterns of parameters that must stay as they are, such as fixed filters or tables of sines."""
@@ -104,7 +106,9 @@ class ExampleInputs(Held):
 
 @dataclass(frozen=True)
 class Written:
-    """The form of the output, by default that of the checkpoint from which other files are copied."""
+    """The form of the output. By default, the output has the form of the checkpoint from which other files are
+    copied.
+    """
 
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, arg(metavar="DTYPE")] = None
     """Dtype of the written floating-point tensors: float32, bfloat16, float16 or float64. config.json names it too."""

@@ -58,7 +58,8 @@ def report(command: str, *, as_json: bool) -> Iterator[None]:
 
 
 def tell(text: object, /, **facts: Any) -> None:
-    """Print a text, or add its facts to the report: equal names join lists, and texts without facts are notes.
+    """Print a text, or add its facts to the report. Lists with the same name are joined, and texts without facts become
+    notes.
 
     Strings from files may contain line breaks; the caller must escape them.
     """

@@ -135,7 +135,7 @@ def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:
 
 
 def method_of(options: Matching, plain: type[Method] = rg.WeightMatching) -> Method:
-    """Return the method that the options name. If they name none and there are no data, return `plain`."""
+    """Return the method that the options name. If the options name no method and no data, return `plain`."""
     name, has_data = options.method, options.data is not None
     if name == "auto":
         name = "data" if has_data and not options.restarts else "weights"

@@ -26,7 +26,8 @@ class Judged:
     If the model has batch normalization, the task recomputes its statistics.
 
     Attributes:
-        choosing: The data for statistics and for training paths, or the data of `task` if neither is done.
+        choosing: The data for statistics and for training paths, or the data of `task` if neither statistics nor paths
+            are computed.
         statistics: The data for batch normalization statistics; empty if there are no such statistics.
     """
 
@@ -76,7 +77,7 @@ def read(options: Judging, paths: Sequence[Path | Checkpoint], held: Held | None
 
 
 def _divide(options: Judging, model: Model, dtype: torch.dtype) -> tuple[rg.Task, rg.Task]:
-    """Return the task for choices and the task for judging; both use all of DATA if nothing is chosen."""
+    """Return the task for choices and the task for judging; both tasks use all of DATA if nothing is chosen."""
     data = task_on(options, model, options.data, dtype)
     if options.test is not None:
         return data, task_on(options, model, options.test, dtype)

@@ -46,7 +46,7 @@ class LearnEncode:
 
 @dataclass(frozen=True)
 class LearnDecode:
-    """Write the decoded networks: one network for each orbit, with nearly the same function as the encoded one."""
+    """Write the decoded networks: one network for each orbit, with nearly the same function as the encoded network."""
 
     autoencoder: Annotated[Positional[Path], arg(help=AUTOENCODER_HELP)]
     networks: Annotated[Positional[Path], arg(metavar="STORE|CHECKPOINT|LATENTS")]

@@ -106,7 +106,7 @@ def require_named(paths: tuple[Path, ...]) -> tuple[Path, ...]:
 
 
 def tell_chosen(count: int, stored: int | None, checkpoints: str) -> None:
-    """Print the number of stored networks that are read, unless all are read."""
+    """Print the number of stored networks that are read, unless all networks are read."""
     if stored is not None and count < stored:
         why = "the last checkpoint of each run; --checkpoints all reads all" if checkpoints == "last" else "as chosen"
         warn(f"{count:,} of {stored:,} stored networks are read: {why}")

@@ -39,7 +39,9 @@ class ZooTrain:
     output: NewStore
     networks: int | None = None
     """Number of networks, by default from the config. A smaller store is extended. The store has all checkpoints that
-    the config names (82 for each network of uci-mlps). Most commands read only the last of each run by default."""
+    the config names (82 for each network of uci-mlps). By default, most commands read only the last checkpoint of each
+    run.
+    """
     seed: int | None = None
     """Seed of all random numbers; by default from the config."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"
@@ -80,7 +82,7 @@ class ZooImport:
     input_shape: tuple[str, ...] = ()
     """Shapes of the model's inputs, for example 2x784."""
     activation: str | None = None
-    """Read only networks with this activation from the small CNN zoo, which has several."""
+    """Read only networks with this activation from the small CNN zoo, whose networks have different activations."""
     dataset: str | None = None
     """Name of the data set in an HDF5 file, "dataset" by default."""
     storage: Storage = None

@@ -25,7 +25,7 @@ class ZooNearest:
 
     store: StoreFolder
     network: Positional[Path]
-    """A checkpoint whose tensors have the same names and shapes as those of the store."""
+    """A checkpoint whose tensors have the same names and shapes as the networks of the store."""
     count: int = 10
     """Number of networks that are printed."""
     json: Json = False
@@ -33,17 +33,19 @@ class ZooNearest:
 
 @dataclass(frozen=True)
 class ZooAlign:
-    """Align all networks of a store to one, and write a new store; the same command continues an interrupted run.
+    """Align all networks of a store to one network, and write a new store; the same command continues an interrupted
+    run.
 
-    All checkpoints of all runs are aligned. The folder of the new store also contains the network to which they were
-    aligned.
+    All checkpoints of all runs are aligned. The folder of the new store also contains the network to which all networks
+    were aligned.
     """
 
     store: StoreFolder
     output: NewStore
     to: Annotated[str, arg(metavar="ID|medoid|universe")] = "medoid"
-    """The network to which all are aligned: the last checkpoint of the run with this id; the medoid (the network
-    nearest to all others); or the universe (the mean of networks that were aligned with one another)."""
+    """The network to which all networks are aligned: the last checkpoint of the run with this id; the medoid (the
+    network nearest to all others); or the universe (the mean of networks that were aligned with one another).
+    """
     sample: int = 64
     """Number of networks from which the medoid or the universe is computed."""
     on: Annotated[str, arg(help="Where the shards are aligned, as for `regauge zoo train`.")] = "here"

@@ -134,7 +134,7 @@ def draw(options: ZooMap) -> None:
 
 
 def find_nearest(options: ZooNearest) -> None:
-    """Print the networks of a store whose fingerprints are nearest to that of a checkpoint."""
+    """Print the networks of a store whose fingerprints are nearest to the fingerprint of a checkpoint."""
     store = Store.open(options.store)
     with show_progress() as progress:
         rows = zoo.Fingerprints.of(store, progress=progress).find_nearest(options.network, options.count)

@@ -109,7 +109,7 @@ def _affine(program: Program, node: Node, uses: Counter[str]) -> tuple[Node, Aff
 
 
 def _sole_user(node: Node, operator: str) -> Node | None:
-    """Return the node that reads a value if it is the only one and calls this operator; otherwise return None."""
+    """Return the only node that reads a value, if the node calls the given operator. Otherwise, return None."""
     users = list(node.users)
     return users[0] if len(users) == 1 and operator_name(users[0]) == operator else None
 

@@ -31,7 +31,7 @@ class Curve:
         table: One row for each point, with "t" and all metrics at this point.
         stored: The metrics of both given networks before `prepare` was applied, if `prepare` changed every network on
             the path.
-        unaligned: The curve before the second network was aligned. None if `line` did not align it.
+        unaligned: The curve before the second network was aligned. None if `line` did not align the second network.
 
     References:
         Frankle et al. (2020); Ainsworth et al. (2023), definition 2.1; Navon et al. (2024), section 6.
@@ -161,13 +161,13 @@ def line(
     Args:
         params_a: The network at t = 0. For `WassersteinGeodesic`, a pair of dictionaries: means and standard
             deviations. For `WassersteinGeodesic`, `judge` and `prepare` are functions of pairs of dictionaries.
-        params_b: The network at t = 1. Align it first, or pass `symmetry`, because the barrier between unaligned
-            networks has little meaning.
+        params_b: The network at t = 1. Align this network first, or pass `symmetry`, because the barrier between
+            unaligned networks has little meaning.
         judge: A task, or a function that maps parameters to metrics. The metrics must include "loss".
         points: The number of equally spaced points t, including both endpoints.
-        symmetry: If given, the weights of the second network are first aligned to the first network, as by the default
-            of `rg.align`. If `symmetry` is given, the result stores the curve before alignment in `unaligned`, and
-            `plot` shows both curves. A symmetry can be given only for linear paths.
+        symmetry: If given, the weights of the second network are first aligned to the first network, with the default
+            method of `rg.align`. The result then also contains the curve before alignment in `unaligned`, and `plot`
+            shows both curves. A symmetry can be given only for linear paths.
         path: The path: `Straight()` (default), `Geodesic`, `WassersteinGeodesic`, `Bezier`, `PolygonalChain` or
             `Repaired`.
         prepare: A function that is applied to every network on the path, including the endpoints. Default: the

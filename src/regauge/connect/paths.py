@@ -20,9 +20,7 @@ Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 class Path(Protocol):
-    """A path from one network (t = 0) to another (t = 1). At its endpoints, a path returns exactly these two
-    networks.
-    """
+    """A path from one network (t = 0) to another (t = 1). At the endpoints, it returns the two networks themselves."""
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         """Return the network at t, where t = 0 is the first endpoint and t = 1 the second."""
@@ -36,7 +34,7 @@ class PreparedPath(Path, Protocol):
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
         """Return a function that maps t to the network at t.
 
-        The endpoints must not change while this function is in use.
+        The endpoints must not change while the returned function is in use.
         """
         ...
 
@@ -117,7 +115,7 @@ class Repaired:
 
     Attributes:
         module: The module that is called with the parameters.
-        batches: The batches, as for `repair`.
+        batches: The batches; see `repair`.
         path: The path whose inner networks are repaired.
 
     References:
@@ -133,7 +131,7 @@ class Repaired:
 
         Raises:
             TraceError: The module cannot be traced.
-            ValueError: The arguments do not suit `repair`, which lists the cases.
+            ValueError: The arguments are invalid for `repair`, which lists the cases.
         """
         return self.walk(params_a, params_b)(t)
 
@@ -169,7 +167,7 @@ class ControlledPath(ABC):
     def between(cls, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], *, bends: int = 1) -> Self:
         """Return the linear path with `bends` equally spaced control points.
 
-        Such a path is an initialization for training.
+        The result is an initialization for training.
         """
         return cls(tuple(interpolate(params_a, params_b, k / (bends + 1)) for k in range(1, bends + 1)))
 
@@ -209,6 +207,6 @@ class PolygonalChain(ControlledPath):
     """
 
     def weights(self, t: float) -> tuple[float, ...]:
-        """Return weights of which at most two are nonzero: those of the endpoints of one segment."""
+        """Return weights of which at most two are nonzero: the weights of the endpoints of one segment."""
         position = t * (len(self.inner) + 1)
         return tuple(max(0.0, 1 - abs(position - k)) for k in range(len(self.inner) + 2))

@@ -51,9 +51,9 @@ class Plane:
     def at(self, x: float, y: float) -> Params:
         """Return the network at a point of the plane, which is an affine combination of the three networks.
 
-        Buffers are combined with the same (barycentric) weights. Combined buffers are clamped to the range of the three
-        networks, because an extrapolated variance could be negative. Entries that are equal in all three networks stay
-        equal bit by bit.
+        Buffers are combined with the barycentric weights of the parameters. Combined buffers are clamped to the range
+        of the three networks, because an extrapolated variance could be negative. Entries that are equal in all three
+        networks stay equal bit by bit.
         """
         networks = self._networks
         params = combine(networks, barycentric(self.points, torch.tensor([x, y], dtype=torch.float64)).tolist())
@@ -96,9 +96,9 @@ def plane(
     Args:
         params_a: The network at the origin.
         params_b: The network on the positive x axis.
-        params_c: A third network, which must not lie on the line through the others. Align the second and third network
-            to the first beforehand. Networks that are not aligned can look far apart although they compute the same
-            function.
+        params_c: A third network, which must not lie on the line through the other two networks. Align the second and
+            third network to the first beforehand. Networks that are not aligned can look far apart although they
+            compute the same function.
         resolution: The number of points along the longer side of the grid. The shorter side has roughly the same
             spacing.
         margin: The margin of the grid around the three networks, as a share of the longer side of their bounding box.

@@ -27,7 +27,9 @@ from regauge.core.params import Params, equal_names, require_finite, require_sam
 from regauge.core.task import Task, call
 
 FAR = 0.05
-"""A note is given if the network is farther from the mean of the endpoints than this share of their distance."""
+"""A share of the distance between the endpoints. A note is given if the network is farther than this share from the
+mean of the endpoints.
+"""
 CONSTANT_UNIT = 1e-6
 """A unit counts as constant if its standard deviation is below this share of its magnitude."""
 
@@ -40,7 +42,7 @@ class RepairResult:
         params: The parameters, with the names, dtypes and devices of the interpolated network.
         layers: The names of the layers whose weights were rescaled, in graph order.
         losses: If there is a task, the losses of the interpolated network and of the repaired network.
-        is_kept: Whether `params` are those of the repaired network, and not of the interpolated network.
+        is_kept: Whether `params` belong to the repaired network instead of the interpolated network.
         off: The distance between the interpolated network and the mean of the endpoints.
         spread: The largest distance between an endpoint and the first endpoint.
     """
@@ -122,13 +124,13 @@ def repair(
 ) -> RepairResult:
     """Give every unit of an interpolated network the interpolated mean and standard deviation of the endpoints.
 
-    A linear layer or convolution is repaired if another such layer follows it. Before the nonlinearity, each unit gets
-    the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints. To achieve this, the
-    unit's incoming weights are rescaled and its bias is shifted. The architecture of the network stays the same. Layers
-    are repaired in graph order. The statistics of a layer are measured after all layers before it were repaired.
-    Therefore all layers have the desired statistics at the end. Measuring each endpoint takes one pass over the
-    batches. Each layer on the longest path through the model takes one further pass, which runs only up to this layer.
-    Statistics are computed over all examples and positions.
+    A linear layer or convolution is repaired if another linear layer or convolution follows. Before the nonlinearity,
+    each unit gets the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints. To
+    achieve this, the unit's incoming weights are rescaled and its bias is shifted. The architecture of the network
+    stays the same. Layers are repaired in graph order. The statistics of a layer are measured after all layers before
+    it were repaired. Therefore all layers have the desired statistics at the end. Measuring each endpoint takes one
+    pass over the batches. Each layer on the longest path through the model takes one further pass, which runs only up
+    to this layer. Statistics are computed over all examples and positions.
 
     The following parts are not changed: the last layer, layers whose weight is used twice, grouped transposed
     convolutions, embeddings, and the gates of recurrent layers. If a layer has no bias of its own, its mean is not
@@ -146,8 +148,8 @@ def repair(
         batches: Batches as in a `Task`, or inputs alone: tensors or mappings of keyword inputs. Targets are not used. A
             few thousand examples are sufficient. The examples are read many times.
         weights: The weight of every endpoint, which is `(1 - t, t)` at t. Default: equal weights.
-        task: A task that decides whether the repair helps. If its loss rises, the network is returned unchanged, with a
-            note.
+        task: A task that decides whether the repair helps. If the repair increases the loss of the task, the network is
+            returned unchanged, with a note.
         out: The path or `Output` to which the repaired checkpoint is written.
         memory: The memory limit for a checkpoint: a number of bytes, or text such as "2GB". Default: half of the
             machine's memory.
@@ -209,9 +211,9 @@ class Repairer:
     The statistics of the endpoints are measured once.
 
     Args:
-        module: The module, as for `repair`.
-        endpoints: The endpoints, as for `repair`. The endpoints must not change between calls.
-        batches: The batches, as for `repair`.
+        module: The module, as in `repair`.
+        endpoints: The endpoints, as in `repair`. The endpoints must not change between calls.
+        batches: The batches, as in `repair`.
     """
 
     def __init__(self, module: nn.Module, endpoints: Sequence[Mapping[str, Tensor]], batches: Iterable[Any]) -> None:
@@ -261,21 +263,21 @@ def variance_collapse(
 ) -> VarianceCollapse:
     """Measure the variance of every layer's units in an interpolated network and in its endpoints.
 
-    The variances are those of the outputs of all linear layers and convolutions, including the last layer. Variances
-    are measured before the nonlinearity, and after a batch normalization that follows the layer. After a repair, the
-    layers that `repair` corrects have ratio one. For posteriors, build all networks from the same normal sample, and
-    average the variances over several samples.
+    `variance_collapse` measures the outputs of all linear layers and convolutions, including the last layer. The
+    outputs are measured before the nonlinearity, and after a batch normalization that follows the layer. After a
+    repair, the layers that `repair` corrects have ratio one. For posteriors, build all networks from the same normal
+    sample, and average the variances over several samples.
 
     Args:
         params: The interpolated network.
         module: The module that is called with the parameters. Parameters stored in the module are not used.
         endpoints: The networks from which the network was interpolated.
-        batches: The batches, as for `repair`.
+        batches: The batches, as in `repair`.
         weights: The weight of every endpoint, which is `(1 - t, t)` at t. Default: equal weights.
 
     Raises:
         TraceError: The module cannot be traced.
-        ValueError: The arguments do not suit `repair`, which lists the cases.
+        ValueError: The arguments are invalid for `repair`, which lists the cases.
 
     References:
         Jordan et al. (2023), REPAIR, section 3.1; Rossi et al. (2023), figure 10.
@@ -291,8 +293,8 @@ def variance_collapse(
 def tabulate_variances(
     statistics: LayerStatistics, variances: Mapping[str, Tensor], stds: Mapping[str, Tensor]
 ) -> VarianceCollapse:
-    """Compare the unit variances `[units]` of every layer with expected standard deviations; both by the names of
-    values.
+    """Compare the unit variances `[units]` of every layer with expected standard deviations; both indexed by the names
+    of values.
     """
     rows = []
     for layer, name in zip(statistics.layers, statistics.places, strict=True):
@@ -308,20 +310,20 @@ def reset_batchnorm(params: Mapping[str, Tensor], module: nn.Module, batches: It
 
     If two networks are averaged, their activations often have a much smaller variance than the averaged statistics
     describe. The new statistics are plain averages, over the batches, of the mean and the unbiased variance of each
-    batch. All layers are measured in the same forward passes. In these passes, each batch normalization layer
-    normalizes with the current batch, and all other layers are in evaluation mode.
+    batch. All layers are measured in the same forward passes, in which each batch normalization layer normalizes with
+    the current batch, and all other layers are in evaluation mode.
 
     Args:
         params: The parameters and buffers, which are not modified.
         module: The module that is called with the parameters. Parameters stored in the module are not used.
-        batches: The batches, as for `repair`.
+        batches: The batches, as in `repair`.
 
     Returns:
         The same parameters with new statistics. If the module has no running statistics, the result equals `params`.
 
     Raises:
         TypeError: The parameters are not a dictionary, or `batches` is a single batch.
-        ValueError: There are no batches, or they can be iterated only once.
+        ValueError: There are no batches, or the batches can be iterated only once.
 
     References:
         Ainsworth et al. (2023); Jordan et al. (2023), REPAIR.
@@ -418,7 +420,7 @@ def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task
     """Make a task recompute batch normalization statistics for every network that it prepares.
 
     Args:
-        task: The task. If its model has no such statistics, the task is returned unchanged.
+        task: The task. If its model has no running statistics, the task is returned unchanged.
         batches: The batches from which statistics are computed. Default: the batches of the task.
     """
     if not any(name.endswith("running_mean") for name in task.module.state_dict()):

@@ -25,8 +25,8 @@ from regauge.training.descent import OnStep, cycle
 class LineTrainingConfig(DescentConfig):
     """Settings for training one endpoint of a linear path until the path has no loss barrier.
 
-    Each training batch is sampled with replacement from a batch of the task. With `batch=None`, the task's batches are
-    used whole.
+    Each training batch is sampled with replacement from a batch of the task. With `batch=None`, each step uses a whole
+    batch of the task.
 
     References:
         Paper 003, section 3.4, for loss, optimizer and schedule.
@@ -49,7 +49,7 @@ class LineTrainingConfig(DescentConfig):
 class FlatLine:
     """A network that was trained until the loss on the linear path from another network is small.
 
-    Unlike an aligned network, the trained network does not compute the same function as before.
+    Unlike an aligned network, the trained network does not compute its original function.
 
     Attributes:
         params: The second network after training.
@@ -71,8 +71,8 @@ class FlatLine:
 
     @property
     def approach(self) -> float:
-        """The relative decrease of the distance to the first network: 1 is a collapse onto it, and 0 means no
-        change.
+        """The relative decrease of the distance to the first network: 1 means that the two networks became equal, and 0
+        means no change.
         """
         return 1 - self.distance / self.distance_before if self.distance_before else 0.0
 
@@ -112,9 +112,9 @@ def straighten(
 
     The function `hyper_match` uses the same loss, but trains a hypernetwork. For a single pair of networks, a
     hypernetwork only parametrizes the weights in another way. Align the second network to the first beforehand; the
-    training then makes only small changes. The result may end far from the initial second network, because moving it
-    onto the first network also gives a low loss. `FlatLine.approach` measures how far the result has collapsed onto the
-    first network.
+    training then makes only small changes. The result may end far from the initial second network, because moving the
+    second network onto the first network also gives a low loss. `FlatLine.approach` measures how far the result has
+    collapsed onto the first network.
 
     Parameters are trained, and buffers are not changed. Any model and loss can be used.
 
@@ -230,7 +230,8 @@ def line_loss(
 
 
 def minibatches(task: Task, examples: int | None, generator: torch.Generator) -> Iterator[Batch]:
-    """Yield the task's batches forever. Unless `examples` is None, each is reduced to random rows, with replacement.
+    """Yield the task's batches forever. Unless `examples` is None, each batch is reduced to random rows, sampled with
+    replacement.
 
     Raises:
         ValueError: There are no batches, or the tensors of a batch have different numbers of rows.
@@ -270,7 +271,8 @@ def train_path(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Trained:
-    """Optimize the inner control points of a path to minimize the expected loss at a uniformly random point of it.
+    """Optimize the inner control points of a path to minimize the expected loss at a uniformly random point of the
+    path.
 
     Every step uses one batch and one random t. Align the networks first. Otherwise, the curve mostly learns a detour
     around a symmetry, which an alignment removes at no cost.

@@ -59,7 +59,8 @@ class LayerStatistics:
 
     Raises:
         TraceError: The module cannot be traced.
-        ValueError: There are no batches, they can be iterated only once, or the module fails on one.
+        ValueError: There are no batches, the batches can be iterated only once, or the module raises an error for a
+            batch.
     """
 
     def __init__(self, module: nn.Module, batches: Iterable[Any], networks: Sequence[Mapping[str, Tensor]]) -> None:

@@ -166,7 +166,9 @@ def pixel_centers(height: int, width: int) -> Tensor:
 
 
 def digits() -> ImageData:
-    """Return 1,797 handwritten digits of 8 x 8 pixels from scikit-learn; the test set is always the same 360."""
+    """Return 1,797 handwritten digits of 8 x 8 pixels from scikit-learn; the test set always contains the same 360
+    digits.
+    """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -197,7 +199,7 @@ def mnist(folder: str | Path | None = None) -> ImageData:
 def fashion_mnist(folder: str | Path | None = None) -> ImageData:
     """Return Fashion-MNIST: photographs of ten kinds of clothes, with the numbers, sizes and files of MNIST.
 
-    Files, errors and `folder` are as for `mnist`. The default folder is `fashion_mnist` in the data folder.
+    See `mnist` for files, errors and `folder`. The default folder is `fashion_mnist` in the data folder.
 
     References:
         Xiao, Rasul and Vollgraf (2017), Fashion-MNIST.
@@ -206,7 +208,7 @@ def fashion_mnist(folder: str | Path | None = None) -> ImageData:
 
 
 def has_mnist() -> bool:
-    """Return whether MNIST is on this machine, that is, needs no download."""
+    """Return whether MNIST is on this machine and needs no download."""
     return all(present(file) is not None for file in MNIST_FILES)
 
 
@@ -214,8 +216,8 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
     """Return CIFAR-10: 50,000 photographs of 32 x 32 pixels for training and 10,000 for testing.
 
     The files in `REGAUGE_DATA` may be the original archive, or images recompressed as JPEG. Recompression loses detail
-    (30 dB against the original), so accuracies are slightly below published ones. The name of the returned data shows
-    which version was read.
+    (30 dB against the original), so accuracies are slightly below published accuracies. The name of the returned data
+    shows which version was read.
 
     Args:
         folder: A folder that contains `cifar-10-binary.tar.gz`, or `cifar10_jpeg_train.npz` and

@@ -45,8 +45,8 @@ class TableData:
 def breast_cancer() -> TableData:
     """Return 569 tumors with 30 features each, malignant (0) or benign (1), from UCI and scikit-learn.
 
-    The test set is always the same 114 tumors. Paper 000 validates and tests on them. Features are standardized by the
-    455 training cases, while the paper uses all cases.
+    The test set always contains the same 114 tumors, on which paper 000 validates and tests. Features are standardized
+    by the 455 training cases. The paper standardizes by all cases.
 
     References:
         Street, Wolberg and Mangasarian (1993), Nuclear feature extraction for breast tumor diagnosis.
@@ -70,7 +70,7 @@ class TextData:
         name: The usual name, with the beginning of the text's SHA-256. Equal names mean equal texts.
         symbols: The characters that occur, sorted. A character's index is its position in this string.
         train: Symbol indices of the first part of the text, int64 `[characters]`.
-        validation: Symbol indices of the rest of the text.
+        validation: Symbol indices of the remaining text.
     """
 
     name: str

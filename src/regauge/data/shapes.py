@@ -73,7 +73,7 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 
     Raises:
         FileNotFoundError: The file does not exist. The shapes cannot be downloaded.
-        ValueError: There is no shape of this name, or the checksum of the file is wrong.
+        ValueError: There is no shape with the given name, or the checksum of the file is wrong.
     """
     if name not in SHAPES_SHA256:
         raise ValueError(f"there is no shape {name!r}; choose from {sorted(SHAPES_SHA256)}")
@@ -92,8 +92,8 @@ def shape(name: str, folder: str | Path | None = None) -> Shape:
 def voxels(category: Category, folder: str | Path | None = None) -> Tensor:
     """Return all occupancy grids of a category, boolean `[shapes, 32, 32, 32]`: 889 chairs or 465 monitors.
 
-    About 50 chairs and 14 monitors repeat another grid exactly. Errors and `folder` are as for `shape`. The default
-    folder is `modelnet10_voxels` in the folder that `REGAUGE_DATA` names.
+    About 50 chairs and 14 monitors repeat another grid exactly. See `shape` for errors and `folder`. The default folder
+    is `modelnet10_voxels` in the folder that `REGAUGE_DATA` names.
 
     References:
         Wu et al. (2015), 3D ShapeNets.
@@ -114,7 +114,7 @@ def shared_start(folder: str | Path | None = None) -> dict[str, Tensor]:
             variable `REGAUGE_DATA` names.
 
     Raises:
-        FileNotFoundError: The file does not exist. It cannot be downloaded.
+        FileNotFoundError: The file does not exist. The file cannot be downloaded.
         ValueError: The checksum of the file is wrong.
 
     References:

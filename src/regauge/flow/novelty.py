@@ -48,8 +48,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
 
 
 def measure(space: Space, first: Points, second: Points) -> Tensor:
-    """Return the distance of each pair of points: the smaller of the distances before and after pairwise alignment.
-    """
+    """Return the distance of each pair of points: the smaller of the distances before and after pairwise alignment."""
     return torch.minimum(space.distance(first, second), space.distance(move_near(space, second, first), second))
 
 

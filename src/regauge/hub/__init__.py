@@ -1,4 +1,4 @@
-"""Models, networks and data by name, and the model, inputs, tokens and configuration of a transformers folder."""
+"""Models, networks and data, opened by name. Also models, inputs, tokens and configurations of transformers folders."""
 
 from regauge.names import attach
 

@@ -22,7 +22,7 @@ def open_batches(name: str | Path, batch: int = 512) -> list[Batch]:
         batch: The batch size, for data from a file.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ValueError: There are no batches, an entry is not a pair of inputs and targets, or values are NaN or Inf.
     """
     name = str(name)
@@ -73,5 +73,7 @@ def _as_batch(item: Any, name: str) -> Batch:
 
 
 def _signed(targets: Tensor) -> Tensor:
-    """Return targets in a signed dtype, which torch can compare; too large values become negative (invalid)."""
+    """Return targets in a signed dtype, which torch can compare; values that are too large become negative, which marks
+    them as invalid.
+    """
     return targets.long() if targets.dtype in (torch.uint16, torch.uint32, torch.uint64) else targets

@@ -19,8 +19,8 @@ from regauge.hub.user_code import Values, call_factory
 DESCRIBED = {"regauge.inr": "regauge.inr.described_networks"}
 """Kinds of networks that headers of checkpoints describe, each with the module that builds them.
 
-Such a module has two functions. `build` returns a module and example inputs for a checkpoint. `find_task` returns a
-task for the data that such networks represent.
+Each listed module has two functions. `build` returns a module and example inputs for a checkpoint. `find_task` returns
+a task for the data that the network of a checkpoint represents.
 """
 
 
@@ -33,8 +33,8 @@ class Built:
         inputs: Positional inputs.
         kwargs: Keyword inputs.
         checkpoint: The checkpoint that describes the network; None for other models.
-        further: Other keyword inputs for the trace, for the case that the first inputs cannot be traced or do not reach
-            every submodel.
+        further: Other keyword inputs for the trace. They are used if the model cannot be traced with the first inputs,
+            or if the first inputs do not reach every submodel.
         lack: The reason why example inputs are missing.
     """
 
@@ -57,7 +57,7 @@ def build_model(name: str, values: Values = "if small") -> Built:
     Args:
         name: `package.module:factory`, `file.py:factory`, a folder with config.json, a model of the Hugging Face hub
             that is in the cache on this machine, or a checkpoint whose header describes its network.
-        values: Whether the model is initialized; otherwise it is built on the meta device.
+        values: Whether the model is initialized. If false, the model is built on the meta device.
 
     Raises:
         ValueError: The name is unknown, or the model cannot be built.

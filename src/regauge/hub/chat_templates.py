@@ -1,8 +1,8 @@
 """Chat templates that recipes select by name. The name of a template is the name of the model that uses its format.
 
 References:
-    Taori et al. (2023), Stanford Alpaca, whose headings are those of `alpaca`; the model cards of OpenAI's ChatML,
-    Llama 3, Mistral 7B Instruct v0.2 and EXAONE 3.5 for the others.
+    Taori et al. (2023), Stanford Alpaca, whose headings the template `alpaca` uses; for all other templates, the model
+    cards of OpenAI's ChatML, Llama 3, Mistral 7B Instruct v0.2 and EXAONE 3.5.
 """
 
 _PROMPT = "{%% if add_generation_prompt %%}{{ %s }}{%% endif %%}"

@@ -55,10 +55,10 @@ class Configuration:
         return self._count("vocab_size", "tokens")
 
     def keep_layers(self, kept: Sequence[int], stack: str | None = None) -> None:
-        """Keep some of the old layers, by changing the number of layers and all settings with one entry per layer.
+        """Select some of the layers: change the number of layers and all settings with one entry per layer.
 
         Args:
-            kept: The indices of the kept old layers, in their new order.
+            kept: The indices of the selected layers, in their new order.
             stack: A substring of the layer stack's name, if a network has several stacks.
 
         Raises:
@@ -73,7 +73,9 @@ class Configuration:
         _keep(part, key, count, kept)
 
     def _find_count(self, stack: str) -> tuple[int, tuple[str, ...]]:
-        """Return the number of layers of a stack, and the path of the setting for the length of only this stack."""
+        """Return the number of layers of a stack, and the path of the setting that gives the length of this stack
+        alone.
+        """
         settings, names = self._config.to_dict(), list(self.build())
         layers = LayerStack.of(names, str(self.folder), stack)
         count = layers.count
@@ -122,7 +124,7 @@ class Configuration:
 
     @contextmanager
     def as_folder(self) -> Iterator[Path]:
-        """Yield a temporary folder that holds only the edited config.json."""
+        """Yield a temporary folder that contains only the edited config.json."""
         with TemporaryDirectory() as name:
             (Path(name) / CONFIG).write_bytes(self.content)
             yield Path(name)
@@ -151,10 +153,10 @@ class Configuration:
         return there | {name: tuple(dict.fromkeys(box.source for box in boxes)) for name, boxes in made.items()}
 
     def token_axes(self) -> dict[str, int]:
-        """Return the token axis of every model tensor that has one.
+        """Return the token axis of every tensor of the model that has a token axis.
 
-        To find this axis, the method builds the model with one additional token. The axis that becomes longer is the
-        token axis.
+        To find the token axis, the method builds the model with one additional token. The axis that becomes longer is
+        the token axis.
         """
         larger = copy.copy(self)
         larger.document = copy.deepcopy(self.document)
@@ -203,7 +205,7 @@ def _part_at(document: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
 
 
 def _keep(part: dict[str, Any], key: str, count: int, kept: Sequence[int]) -> None:
-    """Keep some layers in a section of a configuration, if one of its settings is the number of layers."""
+    """Select some layers in a section of a configuration, if one of its settings is the number of layers."""
     for name, value in part.items():
         if "layer" in name and isinstance(value, list) and len(value) == count:
             part[name] = [value[k] if k < count else value[-1] for k in kept]

@@ -1,9 +1,8 @@
 """Loops over the experts of a mixture, converted such that they can be traced: every expert processes all tokens.
 
-The usual loop visits only experts that the router chose for at least one token. The usual loop cannot be traced,
-because the chosen experts depend on tensor values. The converted loop applies every expert to every token, and
-multiplies the results of experts that were not chosen by zero. The converted loop computes the same function as the
-original loop.
+The usual loop visits only experts that the router chose for at least one token. It cannot be traced, because the chosen
+experts depend on tensor values. The converted loop applies every expert to every token, and multiplies the results of
+experts that were not chosen by zero. The converted loop computes the same function as the original loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,12 @@ from torch.utils import _pytree as pytree
 class EveryExpert(TorchFunctionMode):
     """A context in which a loop over chosen experts applies every expert to every token.
 
-    Such a loop finds the chosen experts with `nonzero`, finds an expert's tokens with `where`, and adds these tokens'
-    results with `index_add_`. Only the loop itself may use the result of this `where`. The last `spare` entries of the
-    expert masks do not represent experts. The spare entries represent tokens that other devices process.
+    In one form, the loop finds the chosen experts with `nonzero`, finds the tokens of an expert with `where`, and adds
+    the results of the tokens with `index_add_`. Only the loop itself may use the result of `where`. The last `spare`
+    entries of the expert masks do not represent experts. The spare entries represent tokens that other devices process.
 
-    Another form of the loop sorts the tokens by expert. Another form of the loop splits the tokens by a list of token
-    counts per expert, and concatenates the experts' results with `cat`.
+    A second form of the loop sorts the tokens by expert. A third form splits the tokens by a list of token counts per
+    expert, and concatenates the results of the experts with `cat`.
     """
 
     def __init__(self, spare: int = 0) -> None:
@@ -78,7 +77,7 @@ class _Number(list[int]):
 class _Counts(list[int]):
     """The number of rows of each expert, for rows that are sorted by expert.
 
-    In a trace, placeholders are used in place of these numbers.
+    In a trace, placeholders replace the numbers of rows.
     """
 
     def __init__(self, blanks: list[int], counts: Tensor) -> None:
@@ -98,10 +97,10 @@ def _is_close(before: Tensor, after: Tensor) -> bool:
 
 
 def visit_every_expert(module: nn.Module, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Change a module's loops over experts so that every expert processes every token, if this keeps the outputs.
+    """Change a module's loops over experts so that every expert processes every token, if the outputs do not change.
 
-    If a module is on the meta device, its outputs cannot be compared. On the meta device, the module is therefore
-    called only once, and `EveryExpert` is assumed to convert its loops correctly.
+    If a module is on the meta device, its outputs cannot be compared. A module on the meta device is therefore called
+    only once, and `EveryExpert` is assumed to convert its loops correctly.
     """
     forward = module.forward
     is_meta = any(tensor.is_meta for tensor in module.state_dict().values())

@@ -16,10 +16,10 @@ from regauge.discovery.known_sizes import without_memory
 TOKENS = 8
 """The number of tokens in an example sentence of a language model."""
 SAMPLES = 4000
-"""The number of samples in an example sound. The number of frames in its spectrum is the next constant."""
+"""The number of samples in an example sound. `FRAMES` is the number of frames in its spectrum."""
 FRAMES = 64
 TRIALS = 30
-"""The number of shape combinations of several inputs that are tried."""
+"""The largest number of combinations of input shapes that are tried."""
 
 MASKED = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
 """Names of mask inputs, each with the name of the token input to which the mask applies."""
@@ -29,8 +29,9 @@ MEDIA = {
     "input_features": ("get_audio_features", ("audio_token_id", "audio_token_index")),
     "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
-"""Inputs other than text. For each input: the method that computes its features, and the settings that name its
-placeholder token."""
+"""Inputs other than text, each with the method that computes its features and the settings that name its placeholder
+token.
+"""
 COMPANIONS = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "pixel_attention_mask", "spatial_shapes", "bbox"),
     *("input_features_mask", "feature_attention_mask", "padding_mask", "future_values", "future_time_features"),
@@ -51,9 +52,9 @@ Kwargs: TypeAlias = dict[str, Tensor]
 def example_inputs(module: nn.Module, config: Any) -> Iterator[Kwargs]:
     """Yield small inputs that a transformers model accepts, beginning with inputs that reach most of its weights.
 
-    If a model also reads images or sounds, the last inputs are embeddings, which skip the submodels that would compute
-    them. The symmetry for inputs with embeddings does not change the axes of the embeddings. The first inputs reach all
-    submodels, and at most one later input skips a submodel.
+    If a model also reads images or sounds, the last inputs are embeddings, which skip the submodels that compute
+    embeddings. A symmetry that is discovered with embeddings as inputs does not change the axes of the embeddings. The
+    first inputs reach all submodels, and at most one later input skips a submodel.
 
     Raises:
         ValueError: No inputs are known that the model accepts.
@@ -161,7 +162,9 @@ class _Made:
         return not any(hasattr(self.config, name) for name in ("vision_config", "audio_config"))
 
     def _with_text(self, names: Sequence[str]) -> Iterator[Kwargs]:
-        """Yield media inputs with a text that contains placeholder tokens for their features, and without a text."""
+        """Yield media inputs with a text that contains placeholder tokens for their features, and with a text without
+        them.
+        """
         companions = [name for name in COMPANIONS if name in self.known]
         for more in [[], companions] if companions else [[]]:
             for kwargs in self._combined([*names, *more]):
@@ -171,7 +174,7 @@ class _Made:
                 yield kwargs | {"input_ids": self._tokens()}
 
     def _kinds_of(self, text: Tensor) -> Kwargs:
-        """Return the medium of each token (text, images, videos, sounds), for models that have such an input."""
+        """Return the medium of each token (text, images, videos, sounds), for models that read the media of tokens."""
         if KINDS not in self.known:
             return {}
         kinds = torch.zeros_like(text)
@@ -184,15 +187,17 @@ class _Made:
         return next((int(v) for n in MEDIA[medium][1] if (v := getattr(self.config, n, None)) is not None), -1)
 
     def _combined(self, names: Sequence[str]) -> Iterator[Kwargs]:
-        """Yield inputs of these names in all combinations of candidate shapes; nothing if a name is unknown."""
+        """Yield inputs with the given names, in all combinations of candidate shapes. Yield nothing if a name is
+        unknown.
+        """
         offers = [self._offers(name) for name in names]
         if names and all(offers):
             for chosen in itertools.islice(itertools.product(*offers), TRIALS):
                 yield {name: make() for name, make in zip(names, chosen, strict=True)}
 
     def _offers(self, name: str) -> list[Maker]:
-        """Return functions that make candidate values for a transformers argument of a given name; none for unknown
-        names.
+        """Return functions that make candidate values for a transformers argument with a given name. The result is
+        empty for unknown names.
         """
         if name == "pixel_values_videos":
             return self._patches() if "video_grid_thw" in self.known else self._pictures()[1:]
@@ -247,7 +252,9 @@ class _Made:
         return []
 
     def _has_grid(self) -> bool:
-        """Return whether the model reads images as lists of patches, with the numbers of patches along both sides."""
+        """Return whether the model reads images as lists of patches, with the numbers of patches along height and
+        width.
+        """
         return not {"image_grid_thw", "grid_thw"}.isdisjoint(self.known)
 
     def _codes(self) -> list[Maker]:
@@ -297,7 +304,7 @@ class _Made:
         return [partial(self._noise, 2 * 4 * 4, width) for width in self._patch_widths()]
 
     def _patch_widths(self) -> list[int]:
-        """Return possible widths of a flat patch. Some models read patches of two frames without a setting for it."""
+        """Return possible widths of a flat patch. Some models read patches of two frames, which no setting states."""
         side, frames = self._setting("patch_size", 14), self._setting("temporal_patch_size", None)
         width = self._setting(("in_channels", "in_chans", "num_channels"), 3) * side * side
         return [width * int(frames)] if frames else [width, 2 * width]

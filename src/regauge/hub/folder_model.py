@@ -13,7 +13,7 @@ from regauge.hub.example_inputs import Kwargs, example_inputs, parts_of
 from regauge.hub.user_code import Values, users_code
 
 MATERIALIZED = 150_000_000
-"""If the model of a folder has more parameters than this, it is built on the meta device without weights."""
+"""A limit on the number of parameters. Larger models of folders are built on the meta device without weights."""
 EXPERTS = "batched_mm"
 """The implementation of experts in transformers whose operators and shapes do not depend on values."""
 

@@ -56,6 +56,6 @@ class LayerStack:
 
 
 def _shortest(stack: str, stacks: Sequence[str]) -> str:
-    """Return the first component of a stack's name that no other stack's name contains; otherwise the whole name."""
+    """Return the first component of a stack's name that no other stack's name contains, or else the whole name."""
     others = {part for one in stacks if one != stack for part in one.split(".")}
     return next((part for part in stack.split(".") if part and part not in others), stack.removesuffix("."))

@@ -24,7 +24,7 @@ class Model:
     Attributes:
         name: The name of the model.
         tracing: The settings of tracing.
-        values: Whether the model is initialized or is built on the meta device.
+        values: When the model is initialized instead of built on the meta device; see `open_model`.
         retrace: Whether the model is traced again although its symmetry is known.
         verify: Whether the symmetry is verified numerically. Default: only if verification takes little time.
     """
@@ -72,7 +72,8 @@ class Model:
 
     @property
     def kwargs(self) -> Mapping[str, Any] | None:
-        """Keyword inputs that the module accepts: the inputs of the trace, or else the first inputs that work.
+        """Keyword inputs that the module accepts: the inputs of the trace, or else the first example inputs without an
+        error.
 
         Raises:
             ValueError: Neither keyword nor positional inputs are known.
@@ -86,12 +87,14 @@ class Model:
 
     @property
     def symmetry(self) -> Symmetry:
-        """The symmetry. For a folder, the user's cache stores the symmetry, with the content of config.json as key."""
+        """The symmetry. For a folder, the user's cache stores the symmetry under a key that includes the content of
+        config.json.
+        """
         return self.traced.symmetry
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint that describes the network, if the model's name is that of a checkpoint."""
+        """The checkpoint that describes the network, if the model's name is the path of a checkpoint."""
         return self.built.checkpoint
 
     @property
@@ -114,7 +117,7 @@ class Model:
         return trace_once(self.name, self.tracing, settings, lambda: self._traced_now, retrace=self.retrace)
 
     def in_folder(self, folder: Path) -> "Model":
-        """Return the model of another folder, traced in the same way."""
+        """Return the model of another folder, traced with the same settings."""
         return Model(str(folder), self.tracing, values=self.values, retrace=self.retrace, verify=self.verify)
 
     def on(self, inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> "Model":
@@ -126,8 +129,8 @@ class Model:
     def _traced_now(self) -> Traced:
         """The result of tracing the model in this process.
 
-        The trace uses the first example inputs that reach all submodels, or that are embeddings. With embeddings, the
-        outputs of skipped submodels are inputs, and the symmetry does not change their axes.
+        The trace uses the first example inputs that reach all submodels, or that are embeddings. Embeddings replace the
+        outputs of skipped submodels, so the symmetry does not change the axes of these outputs.
         """
         self._require_inputs()
         built = self.built
@@ -183,7 +186,9 @@ class Model:
             raise first from None
 
     def _unreached(self, found: Symmetry) -> list[str]:
-        """Return submodels that a folder's example inputs skip; for factories, users choose the inputs."""
+        """Return submodels that a folder's example inputs skip. For factories, the result is empty, because users
+        choose the inputs.
+        """
         if not self.built.further:
             return []
         from regauge.hub.folder_model import unreached_parts
@@ -219,9 +224,9 @@ def open_model(
 
     Args:
         name: A folder with config.json in Hugging Face style, or `org/model` for a model in the Hugging Face hub's
-            cache on this machine. Or `package.module:factory` or `file.py:factory`: a function that returns a module,
-            (module, example_inputs) or (module, example_inputs, example_kwargs). Or a weight file whose header
-            describes its network, as `rg.inr.Inr.save` writes it.
+            cache on this machine. The name may also be `package.module:factory` or `file.py:factory`: a function that
+            returns a module, (module, example_inputs) or (module, example_inputs, example_kwargs). A weight file is a
+            name too if its header describes its network, as in files of `rg.inr.Inr.save`.
         input_shape: Shapes of positional inputs that replace the model's example inputs, for example `["2x3x32x32"]`.
         input_dtype: Dtypes of positional inputs, for example `["int64"]`; float32 by default.
         outputs: Names of the outputs that the symmetry must preserve; all tensors by default.

@@ -1,4 +1,4 @@
-"""Checkpoints of one architecture under the same tensor names, with the symmetry that they share."""
+"""Checkpoints of one architecture under equal tensor names, with their common symmetry."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,15 +52,16 @@ def open_networks(
 
     Args:
         paths: The checkpoints: files, folders, BASE+ADAPTER, or hub models in the cache on this machine.
-        model: The model of the checkpoints, or its name. By default, the first checkpoint determines the model. To
-            determine the model, the first checkpoint must be a folder with config.json, or have a header that describes
-            the network.
+        model: The model of the checkpoints, or its name. By default, the first checkpoint determines the model. For
+            this purpose, the first checkpoint must be a folder with config.json, or have a header that describes the
+            network.
         symmetry: The symmetry to use instead of the symmetry of the model.
-        streamed: Whether tensors stay on the disk and are read one by one, or a function of the symmetry that decides.
+        streamed: Whether tensors stay on the disk and are read one by one, or a function that decides this, given the
+            symmetry.
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: The symmetry is unknown, a checkpoint is damaged, or a checkpoint is not a network of this model.
+        ValueError: The symmetry is unknown, a checkpoint is damaged, or a checkpoint is not a network of the model.
     """
     checkpoints = [Checkpoint.open(path) for path in paths]
     if model is None and symmetry is None:
@@ -118,7 +119,7 @@ def open_checkpoints(paths: Sequence[str | Path | Checkpoint], model: Model) -> 
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: A checkpoint is damaged, or is not a network of this model.
+        ValueError: A checkpoint is damaged, or is not a network of the model.
     """
     state = model.module.state_dict()
     named = [name_for(_unwrap(Checkpoint.open(path), state), model.module) for path in paths]
@@ -131,7 +132,9 @@ def _unwrap(checkpoint: Checkpoint, state: Params) -> Checkpoint:
 
 
 def _share(named: Sequence[Named], *, streamed: bool = False) -> Iterator[Checkpoint]:
-    """Return checkpoints with their model's tensors in the model's order; unchanged if tensors stay on the disk."""
+    """Return checkpoints with their model's tensors in the model's order; the checkpoints do not change if tensors stay
+    on the disk.
+    """
     for view, (_, expected) in zip(share([one for one, _ in named]), named, strict=True):
         yield view if streamed else view.with_params(match(view.params, expected or view.params, view.label))
 

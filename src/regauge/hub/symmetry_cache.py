@@ -3,8 +3,8 @@
 The symmetry depends on the folder's configuration and on the code that builds and traces the model. Therefore the key
 of a cached result consists of the content of config.json, the installed packages, the source of regauge, and the
 options. Models of factories are traced every time, because their code may have changed. Models with an incomplete
-configuration are also traced every time. A configuration is incomplete if the folder contains code, or if it refers to
-quantized weights or other files.
+configuration are also traced every time. A configuration is incomplete if the folder contains code, or if the
+configuration refers to quantized weights or other files.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ Named: TypeAlias = tuple[Checkpoint, Mapping[str, Tensor]]
 INERT = ("_name_or_path", "transformers_version")
 """Settings of a configuration that only describe its origin."""
 INCOMPLETE = ("auto_map", "quantization_config", "configuration_files")
-"""Settings that make a model depend on more than its configuration."""
+"""Settings with which a model depends on more than its configuration."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Traced:
         state: The `state_dict()` of the model, on the meta device if the model was built there or is known from an
             earlier run.
         was_meta: Whether the model was built on the meta device.
-        kwargs: Keyword inputs of the trace; None if there are none or the result is from an earlier run.
+        kwargs: Keyword inputs of the trace. None without keyword inputs, or if the result is from an earlier run.
         notes: Messages about parts that were left out, or about the earlier run that found the symmetry.
     """
 
@@ -138,7 +138,7 @@ def name_once(name: str, checkpoint: Checkpoint, state: Params, find: Callable[[
 
 
 def _origin_of(name: str, tracing: Tracing, settings: Any) -> dict[str, Any] | None:
-    """Return all facts on which the symmetry of a folder's model depends, or None if some are unknown."""
+    """Return all facts on which the symmetry of a folder's model depends, or None if some facts are unknown."""
     folder = folder_of(name)
     if folder is None:
         return None

@@ -36,7 +36,7 @@ def open_task(
 
     Args:
         model: The initialized model.
-        data: The name of the batches; see `open_batches`. If the model represents a signal, the name may also be that
+        data: The name of the batches; see `open_batches`. If the model represents a signal, `data` may also be the name
             of a signal.
         loss: The loss. With the cross entropy, accuracy is also measured.
         batch: The batch size, for data from a file.
@@ -86,7 +86,7 @@ def make_task(
 def example_task(model: Model, kwargs: Mapping[str, Any], outputs: Sequence[str] = ()) -> Task:
     """Make a task without targets on a model's example inputs.
 
-    The loss of this task is the mean square of the output.
+    The loss of the task is the mean square of the output.
     """
     inputs: Any = dict(kwargs) if kwargs else model.inputs
     if model.inputs and kwargs:

@@ -1,8 +1,8 @@
 """Comparison of tokenizers. Before a merge, all folders must assign tokens to the same embedding rows.
 
 Tokenizer files assign tokens to embedding rows. If folders assign the same token to different rows, their embeddings
-are not combined entry by entry. For all other files that differ, messages list the files, and the folder from which
-each file is copied.
+cannot be combined entry by entry. If files other than tokenizer files differ, messages list the files, and the folder
+from which each file is copied.
 """
 
 import json
@@ -50,7 +50,7 @@ class Difference:
 
     @property
     def is_order(self) -> bool:
-        """Whether both folders have the same tokens in different rows."""
+        """Whether the two folders have the same tokens in different rows."""
         return not (self.first or self.second)
 
     @classmethod
@@ -91,7 +91,7 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 
     Args:
         folder: The folder.
-        need: Text for the error: the reason why the tokenizer is needed, and advice.
+        need: The reason why the tokenizer is needed, and advice, for the text of the error.
 
     Raises:
         ValueError: The tokenizer cannot be read, or refers to files outside of the folder.
@@ -110,9 +110,9 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 
 
 def _require_own_files(folder: Path) -> None:
-    """Raise a ValueError if a tokenizer file is outside of its folder, or refers to a file outside of it.
+    """Raise a ValueError if a tokenizer file is outside of its folder, or refers to a file outside of the folder.
 
-    Without this check, the lines of such a file would become tokens of an output.
+    Without this check, the lines of a file outside of the folder would become tokens of an output.
     """
     for path in _describing(folder).values():
         require_inside(path)
@@ -205,7 +205,7 @@ def is_tokenizer(name: str) -> bool:
 
 
 def holds_tokens(key: str) -> bool:
-    """Return whether a setting of a model holds token ids."""
+    """Return whether a setting of a model contains token ids."""
     return key.endswith(NUMBERED)
 
 

@@ -1,8 +1,8 @@
 """Conversion of networks to one vocabulary: rows of embeddings and heads get the order of the result.
 
 If a network lacks a token, the row is copied from the base. If the base also lacks the token, the row is the mean over
-the networks that have the token. Rows are copied after all networks are aligned, because before the alignment the
-networks have different coordinates.
+the networks that have the token. Rows are copied after all networks are aligned, because unaligned networks have
+different coordinates.
 
 References:
     Goddard et al. (2024), mergekit: the documentation of `tokenizer` says which network gives missing tokens.
@@ -27,9 +27,9 @@ class TokenSource:
 
     Attributes:
         model: The folder of a model; None for a zero embedding.
-        token: The name of the token in that model, if it differs.
+        token: The name of the token in that model, if the name differs from the name in the result.
         number: The id of the token in that model, as an alternative to the name.
-        is_forced: Whether this embedding also replaces the embeddings of models that have the token.
+        is_forced: Whether the embedding also replaces the embeddings of models that have the token.
     """
 
     model: Path | None
@@ -46,8 +46,8 @@ class Vocabulary:
         source: The set of tokens: the union of all tokens, the tokens of the base (or the first model), or the tokens
             of a model's folder. The value "shared" selects the tokens that all networks have, which makes the networks
             comparable.
-        tokens: Tokens with specified embeddings. Tokens that are new are added.
-        multiple: The number of embeddings is rounded up to a multiple of this number.
+        tokens: Tokens with specified embeddings. A token that is not in the set is added.
+        multiple: A number such that the number of embeddings is rounded up to a multiple of it.
     """
 
     source: Literal["union", "base", "shared"] | Path
@@ -60,12 +60,12 @@ class TokenPlan:
     """A plan for converting networks to one vocabulary: the source of each row of the embeddings and heads.
 
     Attributes:
-        axes: The token axis of each tensor that has one.
+        axes: The token axis of each tensor that has a token axis.
         own: For each network and each row of the result, the row index in the network's tensors; -1 for missing rows.
         taken: The rows that a network copies from other networks, `[network, row]`.
         shares: The weight of each network in a copied row, `[network, row]`.
         given: For each row that is copied from a single network, the network and the row in that network.
-        blank: Rows without a token, which are set to the mean of the other rows.
+        blank: Rows without a token, which are set to the mean of the rows with a token.
     """
 
     axes: Mapping[str, int]
@@ -101,14 +101,14 @@ class TokenPlan:
 
         Args:
             vocabulary: The tokens of the result, each with its row.
-            networks: For each network, the row of every token that has one.
-            axes: The token axis of each tensor that has one.
+            networks: For each network, a map from its tokens to their rows.
+            axes: The token axis of each tensor that has a token axis.
             base: The index of the base; None without a base.
-            tokens: Tokens with specified rows. Each has the index of the network that provides the row (None for
+            tokens: Tokens with specified rows. Each token has the index of the network that provides the row (None for
                 zeros), and the source.
-            multiple: The number of rows is rounded up to a multiple of this number.
-            kept: The number of rows of all networks, if all networks have the same tokens. If all networks have the
-                same tokens, rows without a token keep their order.
+            multiple: A number such that the number of rows is rounded up to a multiple of it.
+            kept: The number of rows of all networks, if all networks have the same tokens. In this case, rows without a
+                token keep their order.
 
         Raises:
             ValueError: A network lacks a token whose row it must provide.
@@ -165,7 +165,7 @@ class Retokenized(CheckpointView):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files from which the checkpoint is read, including the files of both vocabularies."""
+        """All files from which the checkpoint is read, including the files of the old and the new vocabulary."""
         return (*self.source.files, *self._vocabulary)
 
     def read(self, name: str, *, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None) -> Tensor:

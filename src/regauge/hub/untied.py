@@ -25,15 +25,16 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
     """Untie the tied parameters in a folder's model, until the context ends.
 
     Args:
-        name: The folder. If None, the folder of the first checkpoint.
+        name: The folder. Default: the folder of the first checkpoint.
         checkpoints: Checkpoints of the folder, and other checkpoints of the same architecture.
 
     Yields:
-        A temporary folder with the configuration of the untied model. Also each checkpoint, with a second copy of the
-        tied tensors and with this configuration.
+        A temporary folder with the configuration of the untied model, and each checkpoint with this configuration and a
+        second copy of its tied tensors.
 
     Raises:
-        ValueError: The path is not a folder with config.json, the model has no tied tensors, or they cannot be untied.
+        ValueError: The path is not a folder with config.json, or the model has no tied tensors. Also raised if the tied
+            tensors cannot be untied.
     """
     name = name_model(checkpoints[0]) if name is None else name
     folder = Path(name or "")
@@ -81,7 +82,7 @@ def untie_job(job: FileJob | None) -> FileJob:
 
 
 def _untied_configuration(folder: Path) -> bytes:
-    """Return the config.json of a folder, changed to a model without ties."""
+    """Return the config.json of a folder, changed such that the model has no tied tensors."""
     return (json.dumps(_without_ties(read_object(folder / CONFIG)), indent=2) + "\n").encode()
 
 

@@ -30,7 +30,7 @@ LOG = logging.getLogger("regauge.hub")
 UNION = "`tokenizer=union`"
 """The argument that unifies vocabularies, for messages."""
 PADDING = 1 << 16
-"""The largest number of embedding rows without a token in any network."""
+"""The largest number of embedding rows without a token that a network may have."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def bring_together(
     remedy: str = "",
     is_shared: bool = False,
 ) -> United:
-    """Convert networks to the requested vocabulary. If only the order of tokens differs, the first network's is used.
+    """Convert networks to the requested vocabulary. If only the order of tokens differs, the order of the first network
+    is used.
 
     Differences in other files and settings are logged.
 
@@ -75,12 +76,11 @@ def bring_together(
         source: The index of the checkpoint whose files are copied to the output.
         tokenizer: "union" (all tokens), "base" (the tokens of the first network), or the path of one of the folders.
         remedy: Advice for the error about different tokens.
-        is_shared: Whether tokens that some networks lack are dropped. By default, tokens that some networks lack cause
-            an error.
+        is_shared: Whether tokens that some networks lack are dropped. By default, such tokens cause an error.
 
     Raises:
-        ValueError: Tokens differ and no vocabulary was chosen. A network has no tokenizer, or its embeddings have other
-            names than in its model.
+        ValueError: Tokens differ and no vocabulary was chosen. A network has no tokenizer, or its embeddings have
+            different names in the file and in the model.
     """
     first, networks = checkpoints[0].label, tuple(checkpoints)
     differences = {} if tokenizer is not None else compare_tokens(checkpoints)
@@ -116,7 +116,9 @@ def bring_together(
 
 @contextmanager
 def model_with(model: str | None, united: United) -> Iterator[str | None]:
-    """Yield the model's name, or a folder with the new configuration if no name is given and tokens changed."""
+    """Yield the name of the model. If no name is given and tokens changed, yield a folder with the new
+    configuration.
+    """
     content = united.files.get(CONFIG)
     if model is not None or content is None:
         yield model
@@ -145,7 +147,7 @@ def read_choice(text: str, folders: Sequence[Path]) -> Any:
 def unite(
     networks: Sequence[Checkpoint], wanted: Vocabulary, config: Configuration, *, base: int | None, source: int = 0
 ) -> United | None:
-    """Convert networks to the requested vocabulary; return None if they already have this vocabulary.
+    """Convert networks to the requested vocabulary; return None if the networks already have this vocabulary.
 
     Args:
         networks: The networks. Paths in `wanted` are the labels of networks.
@@ -156,7 +158,7 @@ def unite(
         source: The index of the checkpoint whose files are copied to the output.
 
     Raises:
-        ValueError: A network has no tokenizer, or its embeddings have other names than in its model.
+        ValueError: A network has no tokenizer, or its embeddings have different names in the file and in the model.
     """
     folders, named = [Path(one.label) for one in networks], config.token_axes()
     places = [one.path.parent for one in networks]

@@ -28,8 +28,8 @@ def build(checkpoint: Checkpoint, *, with_values: bool) -> tuple[nn.Module, tupl
 def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task | None:
     """Return a task for an INR on a named signal: 10,000 points of a shape, all cells of a grid, or all pixels.
 
-    The points are always the same, so losses of different commands can be compared. If `text` names no signal, the
-    result is None.
+    The points are always the same, so losses of different commands can be compared. The result is None if `text` is not
+    the name of a signal.
     """
     if not _is_signal(text):
         return None
@@ -42,7 +42,7 @@ def find_task(model: Built, text: str, *, loss: str, dtype: torch.dtype) -> Task
 
 
 def _is_signal(text: str) -> bool:
-    """Return whether DATA names a signal instead of a factory or a file with the arrays inputs and targets."""
+    """Return whether DATA is the name of a signal, and not a factory or a file with the arrays inputs and targets."""
     if not is_signal(text) or not text.endswith(".npz") or not Path(text).is_file():
         return is_signal(text)
     try:

@@ -102,7 +102,7 @@ class Embedding:
         """Return the codes `[networks, code]` of a population, or `[code]` of one network.
 
         Raises:
-            ValueError: The networks have other sizes than the training networks.
+            ValueError: The sizes of the networks differ from the sizes of the training networks.
         """
         rows = weight_rows(params, "hidden")
         if rows.shape[-1] != self.encoder.columns:
@@ -143,7 +143,7 @@ def train_embedding(
     """Train an encoder and a decoder on fitted networks. The decoder must reproduce a network's outputs from its code.
 
     The encoder reads only the layers between hidden layers, and is not invariant under permutations. For the networks
-    of the paper, this encoder suffices, because all of them have the same initialization.
+    of the paper, the encoder suffices, because all networks have the same initialization.
 
     Args:
         params: The networks, `[networks, ...]`.

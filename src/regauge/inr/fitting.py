@@ -71,11 +71,11 @@ def mse(outputs: Tensor, labels: Tensor) -> Tensor:
 LOSSES: dict[LossName, Callable[[Tensor, Tensor], Tensor]] = {"bce": bce, "mse": mse, "focal": Focal()}
 """Entrywise losses of outputs and labels `[n, out]`."""
 OWN_LOSSES: dict[str, LossName] = {"image": "mse", "occupancy": "focal"}
-"""The default loss for each signal; for all distances, the default is "bce"."""
+"""The default loss for each signal that is not a distance. For distances, the default is "bce"."""
 
 
 def loss_for(config: FitConfig, inr: Inr) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss of a network, as a function from outputs and labels `[n, out]` to losses of that shape."""
+    """Return the loss of a network, as a function from outputs and labels `[n, out]` to losses of the same shape."""
     return LOSSES[config.loss or OWN_LOSSES.get(inr.signal, "bce")]
 
 
@@ -143,11 +143,11 @@ def mean_loss(inr: Inr, params: Mapping[str, Tensor], samples: Samples, config: 
 class Gradient:
     """A function `f(params, (points, labels))` to the mean loss and its gradients, at the cost of matrix products.
 
-    A batch is processed in blocks of rows. Each block is processed forward and then immediately backward, which keeps
-    it in the cache. Sines and cosines are computed once, in place, and no array of the batch's size is written. The
+    A batch is processed in blocks of rows. Each block is processed forward and then immediately backward, so the block
+    stays in the cache. Sines and cosines are computed once, in place, and no array of the batch's size is written. The
     gradients equal those of automatic differentiation up to rounding, in the order of the parameters. The next call
     overwrites the memory of the gradients. The parameters have the dtype and device of `like`. `loss` maps outputs and
-    labels `[n, out]` to losses of that shape.
+    labels `[n, out]` to losses of the same shape.
     """
 
     def __init__(self, inr: Inr, like: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -219,7 +219,7 @@ def image_inr(height: int, width: int, channels: int = 1, *, units: int = 32, de
 def fit_images(
     images: Tensor, inr: Inr | None = None, config: FitConfig = IMAGES, *, bias: Bias = "torch", seed: int = 0
 ) -> Params:
-    """Fit one INR to every image, many at once; one core fits hundreds per minute.
+    """Fit one INR to every image, many INRs at once. One core fits hundreds of INRs per minute.
 
     Every network has a separate initialization (`Inr.start`), which depends only on the seed and the index of the
     network. If the networks do not fit in memory, or if you want to use several processes or machines, train a
@@ -227,7 +227,7 @@ def fit_images(
 
     Args:
         images: Images with entries in [0, 1], `[images, channels, height, width]`.
-        inr: The architecture of each network. Default: `image_inr` for this image size.
+        inr: The architecture of each network. Default: `image_inr` for the size of the images.
         config: The settings: steps, batch, optimizer and schedule. The loss is the squared error.
 
     Returns:
@@ -283,15 +283,16 @@ def fit_many(
 ) -> list[Minimum]:
     """Fit networks to several signals at once, each on one thread; results do not depend on `workers`.
 
-    A network for a shape is large enough to use a whole core, so training many in one stack would not be faster.
+    A network for a shape is large enough to use a whole core, so training many networks in one stack would not be
+    faster.
 
     Args:
         starts: The initial parameters of each network. Several networks may have the same initial parameters.
         generators: The random generators for the samples of each network's steps.
         workers: The number of networks that are fitted at the same time. Default: the number of processors.
         progress: Displays the steps of all networks. The function is called in the thread that fits the network.
-        on_step: A function that is called in the same thread after each step with the step number, loss, rate and
-            network, as a `regauge.training.State`.
+        on_step: A function that is called in the thread of each network after each step, with the step number, loss,
+            rate and network, as a `regauge.training.State`.
 
     Returns:
         The fitted parameters, in the order of the samples.

@@ -27,7 +27,7 @@ from regauge.inr.representation import Inr
 
 IMAGE_FORMATS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 MESH_POINTS = 2048
-"""The number of points sampled from a mesh if distances are measured to points, as in paper 003."""
+"""The number of points that are sampled from a mesh if distances are measured to points; from paper 003."""
 SURFACE = 100_000
 """The number of mesh points around which queries are sampled if distances are measured to the mesh."""
 
@@ -94,7 +94,7 @@ def read_signal(text: str) -> Signal:
     (`spot:mesh`).
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ImportError: trimesh is not installed, which is needed for a file with a mesh or points.
         ValueError: The string does not name a signal, or the file is damaged.
     """
@@ -123,7 +123,7 @@ def read_image(path: str | Path) -> Tensor:
     """Return an image file as `[channels, height, width]` in [0, 1], with one channel (gray) or three (RGB).
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ValueError: The file is not an image.
     """
     path = Path(path)
@@ -160,7 +160,7 @@ def signal_samples(signal: Signal, inr: Inr, queries: Queries, *, generator: tor
 
 
 def _split_tail(text: str) -> tuple[str, str]:
-    """Split a name at its colon if the word after the colon is known; return the name and this word."""
+    """Split a name at its colon if the word after the colon is known. Return the name and the word."""
     name, colon, tail = text.rpartition(":")
     return (name, tail) if colon and (tail in ("points", "mesh") or tail.isdecimal()) else (text, "")
 

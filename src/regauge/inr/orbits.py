@@ -70,8 +70,8 @@ def orbit(
     Permutations and signs are uniformly random, and factors lie in [1/2, 2]. Shifts are uniformly random integers of
     half periods up to `reach`. Normal noise is added before the network is transformed. Therefore the noise is relative
     to the tensors of the original, even if factors and shifts change the sizes of entries. With only permutations and
-    signs, the order of noise and transformation makes no difference. A tensor with a single entry gets no noise,
-    because it has no standard deviation.
+    signs, noise could also be added after the transformation, with the same distribution. A tensor with a single entry
+    gets no noise, because it has no standard deviation.
 
     Args:
         params: One network, which is not changed.
@@ -82,7 +82,8 @@ def orbit(
 
     Raises:
         KeyError: A parameter that the symmetry transforms is missing.
-        ValueError: Count, noise or reach is out of range, a part is unknown, or the network does not fit the symmetry.
+        ValueError: `count`, `noise` or `reach` is out of range, a part is unknown, or the network does not fit the
+            symmetry.
 
     References:
         Paper 002, section 5.1, whose orbits of sine networks are "permutation", "sign" or both.
@@ -122,8 +123,8 @@ def write_orbit(
 ) -> Store:
     """Write the copies to a new store, with their settings but without the elements.
 
-    Rows have the columns "id", "step" (zero), "noise", "reach" and "parts"; `store.about` contains the seed if it is
-    given.
+    Rows have the columns "id", "step" (zero), "noise", "reach" and "parts"; `store.about` contains the seed, if a seed
+    is given.
 
     Args:
         folder: The folder of the new store; see `Store.create`.
@@ -157,7 +158,7 @@ class Recovery:
         params: The aligned copies, `[count, ...]`.
         errors: For each copy, the largest deviation of a parameter from its target, relative to the largest entry of
             its tensor, float64 `[count]`. The target is the original plus the noise of the copy. Therefore noisy copies
-            can also be recovered exactly.
+            also have errors of zero if they are recovered exactly.
         distances: The Euclidean distance of each aligned copy from the original, including the noise, float64
             `[count]`.
         curves: The loss on the linear path from the original to each aligned copy; empty without a task.

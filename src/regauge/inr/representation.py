@@ -32,8 +32,9 @@ DISTANCE_LIMIT = 0.1
 
 Kind = Literal["siren", "relu"]
 Signal = Literal["image", "unsigned", "signed", "occupancy"]
-"""The meaning of the outputs: pixel values, or the logit of a label for the distance to a surface, for the signed
-distance (negative inside), or for a point inside."""
+"""The meaning of the outputs: pixel values, or the logit of a label. The label stands for the distance to a surface,
+the signed distance (negative inside), or whether the point lies inside.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Inr:
     """An implicit neural representation: an MLP from the coordinates of a point to the signal at the point.
 
     Coordinates lie in [-1, 1]: (x, y, z) for a shape, (row, column) for an image. The outputs for an image are its
-    channels. The only output for a shape is a logit; see `DistanceLabels`. The default network is that of De Luigi et
-    al.
+    channels. The only output for a shape is a logit; see `DistanceLabels`. The default network is the network of De
+    Luigi et al. (2023).
 
         >>> Inr().widths
         (3, 512, 512, 512, 512, 1)
@@ -61,7 +62,7 @@ class Inr:
         pixels: The height and width of an image; None for other signals.
 
     Raises:
-        ValueError: The fields contradict one another.
+        ValueError: Some fields cannot be combined, or a value is invalid.
 
     References:
         Sitzmann et al. (2020), section 3; De Luigi et al. (2023), section 3.
@@ -132,8 +133,8 @@ class Inr:
         Weights of a SIREN are uniformly random, with bound 1/n in the first layer (n: its inputs) and sqrt(6/n)/omega
         in all other layers. Weights of a ReLU network have the bound 1/sqrt(n), as in torch. Biases with bound
         1/sqrt(n) are spread over many periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in
-        space). Therefore networks with different initializations have different phases. Biases with the bound `siren`
-        do not have this effect.
+        space). Therefore networks with different initializations have different phases. With `bias="siren"`, biases are
+        too small for this effect.
 
         Args:
             generator: The random generator.
@@ -161,7 +162,7 @@ class Inr:
         """Return the architecture for populations and stores; its factory initializes networks like `start`.
 
         Raises:
-            ValueError: A bias initialization other than torch's is requested for a ReLU network.
+            ValueError: The bias initialization "siren" or "zero" is requested for a ReLU network.
         """
         name = f"{self.kind} {'-'.join(map(str, self.widths))}"
         if self.kind == "relu":
@@ -176,7 +177,8 @@ class Inr:
         return {**sizes, "depth": self.depth, "omega": self.omega, "bias": bias}
 
     def save(self, params: Mapping[str, Tensor], path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the parameters of a network together with this description. `load_inr` reads both exactly.
+        """Write the parameters of a network and this description to a file. `load_inr` reads exactly the same
+        parameters and description.
 
         Raises:
             FileExistsError: The file exists and `overwrite` is false.
@@ -217,8 +219,8 @@ def load_inr(path: str | Path | Checkpoint) -> tuple[Params, Inr]:
     """Read a file that `Inr.save` wrote.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, does not describe an INR, or contains a network that differs from its
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is damaged, does not describe an INR, or contains a network that does not fit its
             description.
     """
     with Checkpoint.open(path) as checkpoint:
@@ -236,7 +238,7 @@ def read_inr(path: str | Path | Checkpoint) -> Inr:
     """Read the description of the INR in a file. Only the file's header is read.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ValueError: The file is damaged, or does not describe an INR.
     """
     checkpoint = Checkpoint.open(path)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A random change of images: shift each by whole pixels in both directions, and mirror half of the images.
+    """A random change of images: shift each image by whole pixels in both directions, and mirror half of the images.
 
     Pixels that are shifted out of an image are lost, and pixels that are shifted in are zero. A shift is equivalent to
     a random crop of a padded image.
@@ -36,7 +36,7 @@ class Augmentation:
             generator: The random generator of shifts and mirrors.
 
         Returns:
-            The changed images in channels-last memory layout, because convolutions are faster in this layout.
+            The changed images in channels-last memory layout, in which convolutions are faster.
 
         Raises:
             ValueError: The tensor is not a batch of images.

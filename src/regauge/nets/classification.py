@@ -85,7 +85,7 @@ def train(
     """Train a classifier by minimizing the cross entropy.
 
     Args:
-        module: The module that is called with the parameters; its own parameters are not used.
+        module: The module that is called with the parameters; the parameters in the module are not used.
         params: The initial parameters and buffers.
         inputs: The training inputs, `[n, ...]`.
         labels: Class indices, `[n]`. For sequences, there is one label for each output, `[n, ...]`.
@@ -94,7 +94,8 @@ def train(
             0.
         augmentation: Random changes of the images in every batch; by default, images stay unchanged.
         state: A `.safetensors` file in which the state of long training is saved. If the file exists, training
-            continues from its state. The trained parameters are bitwise identical to those of uninterrupted training.
+            continues from its state. The trained parameters are bitwise identical to the parameters after uninterrupted
+            training.
         progress: A function that displays the steps, with the loss of each batch in nats.
         on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
             loss and the learning rate.
@@ -130,5 +131,5 @@ def train(
 
 
 def split_batches(inputs: Tensor, labels: Tensor, size: int = 250) -> list[tuple[Tensor, Tensor]]:
-    """Split examples into batches for a `Task`, of which the last may be smaller."""
+    """Split examples into batches for a `Task`. The last batch may be smaller."""
     return list(zip(torch.split(inputs, size), torch.split(labels, size), strict=True))

@@ -14,7 +14,7 @@ class ChannelLayerNorm(nn.Module):
     """Layer normalization over the channels of each position of `[batch, channel, y, x]`.
 
     The layer equals the `LayerNorm` of flax on channels-last images, which the ResNet20 of Git Re-Basin uses.
-    `GroupNorm(1, channels)` differs, because it also averages over positions.
+    `GroupNorm(1, channels)` computes another function, because it also averages over positions.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -31,7 +31,8 @@ class ChannelLayerNorm(nn.Module):
 class FilterResponseNorm(nn.Module):
     """Filter response normalization with its thresholded linear unit, on `[batch, channel, y, x]`.
 
-    `z = max(weight * x / sqrt(mean over y, x of x^2 + eps) + bias, threshold)`. No activation follows this layer.
+    `z = max(weight * x / sqrt(mean over y, x of x^2 + eps) + bias, threshold)`. No activation follows
+    `FilterResponseNorm`.
 
     References:
         Singh and Krishnan (2020), equations 1 to 4.

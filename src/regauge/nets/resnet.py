@@ -29,8 +29,8 @@ class PadShortcut(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions and a shortcut: `act(norm2(conv2(act(norm1(conv1(x))))) + shortcut(x))`.
 
-    Filter response normalization contains an activation. With filter response normalization, no activation follows the
-    sum.
+    Filter response normalization contains an activation. With filter response normalization, the block therefore has no
+    activation after the sum.
     """
 
     def __init__(

@@ -16,8 +16,8 @@ Bias = Literal["siren", "torch", "zero"]
 class Siren(nn.Module):
     """`x -> W_k sin(omega (W_{k-1} ... sin(omega (W_0 x + b_0)) ...)) + b_k`, with `depth` hidden layers.
 
-    Adding `pi / omega` to a unit's bias shifts the sine by half a period. Initial weights do not depend on how biases
-    are initialized.
+    Adding `pi / omega` to a unit's bias shifts the sine by half a period. Initial weights do not depend on the
+    initialization of biases.
 
     References:
         Sitzmann et al. (2020), sections 3.1 and 3.2; their code keeps torch's default initialization of biases

@@ -171,7 +171,7 @@ class Llama(nn.Module):
 
 
 def rms_norm(width: int) -> nn.RMSNorm:
-    """Return RMSNorm with the same constant under the root as LayerNorm."""
+    """Return RMSNorm with the constant under the root that LayerNorm has by default."""
     return nn.RMSNorm(width, eps=1e-5)
 
 

@@ -13,7 +13,7 @@ from regauge.pruning.exact import bias_of
 from regauge.pruning.network import Network
 
 RIDGE = 1e-8
-"""The ridge penalty, as a share of the mean squares, because units may be linearly dependent."""
+"""The ridge penalty, as a share of the mean squares. Without a penalty, linearly dependent units have no unique fit."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,12 @@ class ReadValue:
 
     Attributes:
         places: Names of the parameters, with the axes on which the group acts.
-        sizes: The root mean square of each unit, followed by that of a constant. The size is one for units that are
-            always zero.
+        sizes: The root mean square of each unit, followed by the root mean square of a constant. The size is one for
+            units that are always zero.
         moments: Mean products of all pairs of normalized unit activations. The products with the constant are zero if
             some layer has no bias.
-        weights: For each pair of units, the inner product of their outgoing weights, multiplied by both sizes.
+        weights: For each pair of units, the inner product of their outgoing weights, multiplied by the sizes of the two
+            units.
     """
 
     places: tuple[tuple[str, Site], ...]
@@ -89,8 +90,8 @@ class SecondMoments:
 
 
 def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]]]:
-    """Return the activations of a group that layers read, each with the axes of weights that read it; empty if
-    unknown.
+    """Return the activations of a group that layers read, each with the axes of weights that read it. The result is
+    empty if they are unknown.
     """
     placed = {p.parameter for p in network.found.symmetry[group].placements}
     by_value: dict[str, list[tuple[str, Site]]] = {}
@@ -108,7 +109,7 @@ def remove_compensated(
     return the removed units.
 
     The objective is the mean squared change of the outputs of layers that read the group. If the fit does not improve
-    this objective, for example because of rounding errors, the weights are not changed.
+    the objective, for example because of rounding errors, the weights are not changed.
     """
     copies, size = moments.shape
     removed = gone.clone()
@@ -188,7 +189,7 @@ def _inverse(moments: Float[Tensor, "copies n n"]) -> Float[Tensor, "copies n n"
 
 
 def _mix(network: Network, reading: ReadValue, mixing: Tensor, removed: Tensor) -> None:
-    """Change the weights such that layers compute what they would compute from `mixing` times the normalized
+    """Change the weights and biases of the layers that read the group, as if they read `mixing` times the normalized
     activations.
     """
     mixing = reading.sizes.unsqueeze(2) * mixing / reading.sizes.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Criteria that decide which units of a group are removed first, and how the other units' weights change."""
+"""Criteria that decide which units of a group are removed first, and how the weights of the remaining units change."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ class Criterion(ABC):
     """A criterion for choosing the units that are removed. Subclasses are frozen dataclasses and define `scores`.
 
     A criterion receives a balanced network. Among the networks that scales and invertible matrices can reach without
-    changing the function, the balanced one has the smallest norm. Therefore a criterion chooses the same units for all
-    networks of an orbit.
+    changing the function, the balanced network has the smallest norm. Therefore a criterion chooses the same units for
+    all networks of an orbit.
     """
 
     needs_task = False
@@ -105,8 +105,8 @@ class OutputError(Criterion):
 
     A removed unit is replaced by its best linear approximation from the remaining units, and from a constant if layers
     have biases. The approximation uses the second moments of the activations over the batches of the task. Units are
-    removed one by one, beginning with the unit whose removal costs least. Groups are cut one after the other. For each
-    group, the activations of the network that is already cut are used.
+    removed one by one, beginning with the unit whose removal costs least. Groups are cut one after the other. The fit
+    for a group uses the activations of the network from which earlier groups are already cut.
 
     Attributes:
         is_compensated: Whether the weights are refitted. Without refitting, the contributions of removed units are

@@ -1,4 +1,4 @@
-"""Families of translations of a network after some axes of its tensors have been cut."""
+"""Families of translations (constants that can be added to parameters) of a network whose axes have been cut."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ def cut_translations(
     """Return the families of translations that remain if only some indices of axes are kept, under their old names.
 
     A family is dropped in three cases: its remaining entries are not regularly spaced, one of its parameters is
-    removed, or its vector and the compensating vectors of other parameters lose different entries.
+    removed, or the family's vector and the compensating vectors of other parameters lose different entries.
 
     Args:
         families: The families of the whole network.

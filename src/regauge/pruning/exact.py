@@ -33,11 +33,11 @@ class Removal:
     Attributes:
         group: The group of the unit.
         unit: The index of the unit among the units of all copies of the group, copy by copy.
-        why: The reason: no layer reads the unit, it is zero or another constant for all inputs, or it duplicates
+        why: The reason: no layer reads the unit, the unit is constant (such as zero) for all inputs, or it duplicates
             another unit.
-        of: The other unit, if this unit is a duplicate.
+        of: The unit that the removed unit duplicates, if it is a duplicate.
         factors: A factor for each parameter axis that reads a duplicate. The weights that read the duplicate are
-            multiplied by this factor, and added to the weights that read the other unit.
+            multiplied by the factor, and added to the weights that read the unit in `of`.
         values: The constants that the layers receive from a constant unit.
     """
 
@@ -55,8 +55,9 @@ class Removal:
 def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, Tensor]) -> list[Removal]:
     """Return remaining units that can be removed. Each removal is checked when it is applied.
 
-    A unit is dead or constant under two conditions. First, a tensor that computes the unit contains only zeros. Second,
-    the activations that layers read from the unit are the same for all inputs and for all values of preceding units.
+    A unit is dead or constant under two conditions. First, a tensor that computes the unit contains only zeros for the
+    unit. Second, the activations that layers read from the unit are the same for all inputs and for all values of
+    preceding units.
     """
     found: list[Removal] = []
     silent: dict[str, Tensor] = {}
@@ -79,7 +80,7 @@ def find_removals(network: Network, groups: Sequence[Group], gone: Mapping[str, 
 
 
 def apply_removals(network: Network, removals: Sequence[Removal]) -> str:
-    """Edit a network such that no layer reads the units in `removals` any longer, or return the reason why this is
+    """Edit a network such that no layer reads the units in `removals` any longer, or return the reason why the edit is
     impossible.
     """
     for one in removals:
@@ -126,8 +127,8 @@ def find_duplicates(network: Network, group: Group, left: Sequence[int]) -> list
         left: The indices of the compared units, copy by copy.
 
     Returns:
-        The unit, the earlier unit that it duplicates, and a factor for each parameter axis that reads both. The weights
-        that read the unit are multiplied by this factor, and added to the weights that read the earlier unit.
+        The unit, the earlier unit that it duplicates, and a factor for each parameter axis that reads both units. The
+        weights that read the unit are multiplied by the factor, and added to the weights that read the earlier unit.
     """
     places = [
         (site, network.unit_entries(name, site, network.params))

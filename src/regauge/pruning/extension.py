@@ -18,8 +18,8 @@ from regauge.pruning.slices import kept_entries, placed_on
 def extend_symmetry(symmetry: Symmetry, sizes: Mapping[str, int]) -> Symmetry:
     """Return the symmetry of a network in which some groups have additional units after the existing units.
 
-    Cutting the result with `cut_symmetry` gives the original symmetry. The result has no translations, because their
-    entries for the new units are not known.
+    Cutting the result with `cut_symmetry` gives the original symmetry. The result has no translations, because the
+    entries of translations for the new units are not known.
 
     Args:
         symmetry: The symmetry, with every size known.
@@ -124,7 +124,9 @@ def _last_unit(group: Group, place: Placement) -> tuple[Tensor, Tensor]:
 
 
 def _by_owner(owners: Tensor, places: Tensor, units: range) -> Tensor:
-    """Return the indices that belong to each unit; raise a ValueError if their numbers differ between units."""
+    """Return the indices that belong to each unit; raise a ValueError if the numbers of indices differ between
+    units.
+    """
     is_own = (owners >= units.start) & (owners < units.stop)
     order = owners[is_own].argsort(stable=True)
     counts = torch.bincount(owners[is_own] - units.start, minlength=len(units))

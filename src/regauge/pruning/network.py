@@ -56,7 +56,7 @@ class Network:
             self.params |= {} if known is None else dict.fromkeys(names, params[known])
 
     def run(self, params: Mapping[str, Tensor]) -> Outputs:
-        """Return the outputs with given parameters, on both sets of inputs."""
+        """Return the outputs with given parameters, on the two sets of inputs."""
         with InDouble():
             return [output for probe in self._probes for output in probe(_completed(params, probe))]
 
@@ -158,7 +158,9 @@ def first_dtype(probe: Probe) -> torch.dtype:
 
 
 def _completed(params: Mapping[str, Tensor], probe: Probe) -> Params:
-    """Return all tensors of a model in the model's precision, with the given tensors where they exist."""
+    """Return all tensors of a model in the model's precision, where the given tensors replace the model's tensors of
+    the same name.
+    """
     own = {name: tensor for name, tensor in params.items() if name in probe.params}
     return {**probe.params, **{n: t.to(probe.params[n].dtype) for n, t in own.items()}}
 

@@ -63,14 +63,14 @@ def prune(
 ) -> Pruned:
     """Remove units of groups (hidden units, channels, heads, experts) from every tensor on which the group acts.
 
-    First, `prune` removes units that the network does not need, without changing its function. Units that a network
-    does not need are units that no layer reads, constant units, and duplicates of other units. The values of constant
-    units are added to the biases of the layers that read them. Duplicates are merged with the unit that they duplicate.
-    Each removal is checked by comparing outputs in float64, and is undone if the check fails. After the exact removals,
-    the criterion removes units until the requested share of each group is removed. Units are found and removed in the
+    First, `prune` removes units that the network does not need, without changing its function. A network does not need
+    units that no layer reads, constant units, and duplicates of other units. The values of constant units are added to
+    the biases of the layers that read the units. Duplicates are merged with the unit that they duplicate. Each removal
+    is checked by comparing outputs in float64, and is undone if the check fails. After the exact removals, the
+    criterion removes units until the requested share of each group is removed. Units are found and removed in the
     network without translations and gains, its representative (`Symmetry.split`). Afterwards, the translations and
-    gains are restored. Two copies of a network that differ by a translation therefore also differ only by a translation
-    after pruning.
+    gains are restored. If two networks differ only by a translation, the pruned networks therefore also differ only by
+    a translation.
 
     Args:
         params: One network, as parameters by name or the path of a checkpoint. The network is not modified.
@@ -79,13 +79,12 @@ def prune(
             single number does not cut linear groups, or groups over whose units a norm is computed. To cut a linear or
             normalized group, give its share by name. A linear group loses the directions with the smallest singular
             values.
-        criterion: The criterion. By default, `OutputError()` with a task and `Magnitude()` without one; see
+        criterion: The criterion. By default, `OutputError()` with a task and `Magnitude()` without a task; see
             `regauge.pruning`.
         task: The model and data. Removals are checked on the inputs of the first batch. Without a task, the network is
             not evaluated, nothing is checked, and no exact removals are made.
         test: The task on which losses are measured. By default, if the criterion uses data, half of the examples of
-            `task` are held out for this purpose (`Task.split`). If examples cannot be split, all of them are used for
-            both purposes.
+            `task` are held out (`Task.split`). If examples cannot be split, criteria and losses use all examples.
         generator: The random generator, for criteria that need one.
         alike: Sets of groups that must keep equal numbers of units, because one configuration value sets all of their
             sizes.
@@ -95,16 +94,16 @@ def prune(
         out: The path or `Output` for the smaller network, if the network is a checkpoint. A report is written next to
             the output.
         memory: The memory limit for a checkpoint: bytes, or a string such as "2GB". By default, half of the machine's
-            memory. The parameters in float64 must fit.
+            memory. The parameters in float64 must fit within the limit.
 
     Returns:
         The smaller network, its symmetry, a module for it, the removed units, and the certificate.
 
     Raises:
-        KeyError: There is no group of this name, or a parameter is missing.
+        KeyError: There is no group with the given name, or a parameter is missing.
         ValueError: A share is not from 0 to below 1, or a group cannot be cut. The parameters do not fit the symmetry
-            or are not finite. The criterion needs a task or a generator. Also raised if no module of the new sizes
-            works.
+            or are not finite. The criterion needs a task or a generator. Also raised if no module with the new sizes
+            computes the right outputs.
 
     References:
         Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.
@@ -237,9 +236,7 @@ class _Work:
         return "" if group.size > 1 else "it has a single unit"
 
     def _pass(self, sets: list[tuple[str, ...]], reasons: dict[tuple[str, ...], str]) -> list[tuple[str, ...]]:
-        """Find by bisection the sets of groups that can be cut; store the reasons why other sets cannot be cut in
-        `reasons`.
-        """
+        """Find by bisection the sets of groups that can be cut. For all other sets, store the reason in `reasons`."""
         if not sets:
             return []
         trial = self.network.fork()
@@ -310,8 +307,8 @@ class _Work:
         return tuple(done)
 
     def _even(self, found: Sequence[Removal]) -> list[Removal]:
-        """Leave out removals until all copies in a set of groups lose equally many units, and each keeps at
-        least one.
+        """Leave out removals until all copies in a set of groups lose equally many units, and each copy keeps at least
+        one unit.
         """
         chosen: list[Removal] = []
         for names in self.free:

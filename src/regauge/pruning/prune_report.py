@@ -24,7 +24,9 @@ class Configuration(Protocol):
 
 
 def prune_path(checkpoint: Path) -> Path:
-    """Return the path of a pruned checkpoint's report: `out.prune.json` for `out.safetensors`, or in a folder."""
+    """Return the path of a pruned checkpoint's report: `out.prune.json` for `out.safetensors`, or a file inside of a
+    checkpoint folder.
+    """
     return path_beside(checkpoint, WORKS["pruning"].beside)
 
 

@@ -30,7 +30,7 @@ class PrunedConfigs:
 
     Args:
         module: The model of the folder.
-        folder: The folder that holds config.json.
+        folder: The folder that contains config.json.
         symmetry: The symmetry of the model.
     """
 
@@ -48,10 +48,11 @@ class PrunedConfigs:
         return found
 
     def sets(self) -> list[tuple[str, ...]]:
-        """Return sets of groups that must be cut to equal sizes, because one configuration value sets all their sizes.
+        """Return sets of groups that must be cut to equal sizes, because one configuration value sets the sizes of all
+        groups in the set.
 
         If no value sets the sizes of one kind of layers alone, all groups of the same size are tried together, for
-        example of an encoder and its decoder.
+        example the groups of an encoder and its decoder.
         """
         kinds: dict[tuple[str, int], list[str]] = {}
         for group in self._symmetry.groups:
@@ -75,7 +76,7 @@ class PrunedConfigs:
         """Return the model, with given parameters, whose configuration gives the sizes of a symmetry.
 
         Raises:
-            ValueError: No configuration gives these sizes, or its model computes another function.
+            ValueError: No configuration gives the sizes of the symmetry, or its model computes another function.
         """
         for config in self.find(after):
             with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,6 @@
-"""Pruning of networks in their representatives. Results are transformed to the coordinates of the given networks."""
+"""Pruning of representatives (networks without translations and gains). Results are transformed to the coordinates of
+the given networks.
+"""
 
 from collections.abc import Mapping
 
@@ -15,7 +17,7 @@ ROUNDING = 1e-12
 
 
 def take_representative(network: Network) -> dict[str, Tensor]:
-    """Replace a network's tensors by those of its representative, and return its coordinates.
+    """Replace the tensors of a network by the tensors of its representative, and return the coordinates of the network.
 
     Entries that are zero up to rounding become exactly zero. A unit therefore counts as unread if the weights that read
     it contain only components that a norm removes.
@@ -36,7 +38,7 @@ def join_again(
 ) -> Params:
     """Return a representative, transformed to the given coordinates.
 
-    Entries that equal those of the given network up to rounding are replaced by the given network's entries.
+    Entries that equal the given network's entries up to rounding are replaced by the given network's entries.
     """
     if not coordinates:
         return params

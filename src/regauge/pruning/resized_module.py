@@ -1,4 +1,4 @@
-"""Copies of a module with other sizes, both of the tensors and in the attributes of layers."""
+"""Copies of a module with other sizes of tensors, and with other sizes in the attributes of layers."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ def resize(
     """Make a working copy of a module with the tensors of a smaller network.
 
     The shapes of tensors determine the attributes of torch's own layers (`out_features`, `groups`, ...). Integer
-    attributes of other modules, such as a number of heads, are found by trial. If an integer equals a changed size, it
+    attributes of other modules, such as a number of heads, are found by trial. An integer that equals a changed size
     gets the new size, in all modules of a class at once. The search ends when a copy is accepted.
 
     Args:

@@ -23,7 +23,7 @@ Kept = Mapping[str, Int[Tensor, "*bases kept"]]
 
 @check_arguments
 def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
-    """Return the tensors of a network after all units except the kept ones are cut.
+    """Return the tensors of a network after all units except the kept units are cut.
 
     The symmetry permutes the kept units to the front of each group, from nested groups outwards. Next, the entries
     after the kept units are cut off.
@@ -31,14 +31,14 @@ def cut_params(params: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> 
     Args:
         params: One network, which is not changed.
         symmetry: The symmetry, with every size known.
-        kept: The indices of the kept units, in order. For a group that is repeated within other groups, `[*bases,
-            kept]`.
+        kept: The indices of the kept units, in order. For a group that is repeated within other groups, the shape is
+            `[*bases, kept]`.
     """
     return _cut_tensors(params, symmetry.bind(params), kept)
 
 
 def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> dict[str, Tensor]:
-    """Return the coordinates, named as by `Symmetry.split`, of a network after all except the kept units are cut.
+    """Return the coordinates of a network (see `Symmetry.split`) after all units except the kept units are cut.
 
     The result has no coordinates of translation families that the smaller network lacks.
 
@@ -59,7 +59,7 @@ def cut_coordinates(coordinates: Mapping[str, Tensor], symmetry: Symmetry, kept:
 
 
 def _cut_tensors(tensors: Mapping[str, Tensor], symmetry: Symmetry, kept: Kept) -> Params:
-    """Return some tensors of a network after all units except the kept ones are cut."""
+    """Return some tensors of a network after all units except the kept units are cut."""
     needed = {*kept, *(base for name in kept for base in symmetry[name].within)}
     small = replace(symmetry, groups=tuple(_reordered(group) for group in symmetry.groups if group.name in needed))
     moved = dict(tensors)

@@ -9,8 +9,8 @@ If a group is repeated within other groups, it has a single matrix on the pairs 
 `J[(b, u), (c, v)] = P[b, c] Q_bc[u, v]`. Here P is the matrix of the block group. If two groups with one block group
 act on one tensor within the same blocks (a grouped convolution), the action includes P only once: `J_1 J_2 / P`.
 
-Relaxed elements have no positive scales and no shifts. Methods first apply an initial element to the second network,
-and then relax relative to this element.
+Relaxed elements have no positive scales and no shifts. Methods first apply an initial element to the second network.
+The relaxed element then acts on the result.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ from regauge.core.symmetry import Symmetry
 Key = tuple[str, Character]
 """The name of a group, and its character: the exponents (0 or 1) of the signs that multiply some entries.
 
-The exponents for the groups that contain the group come first, in order, then those for the group itself.
+The exponents for the groups that contain the group come first, in order. The exponents for the group itself follow.
 
 The character of a linear group is (1,) if the inverse transpose acts, and otherwise (0,).
 """
@@ -42,8 +42,8 @@ Matrices = Mapping[Key, Tensor]
 class RelaxedAction:
     """The action of relaxed elements on some tensors. The action is prepared once and applied to many elements.
 
-    The action is differentiable and linear in every tensor, and works with `torch.func.vmap`. If the matrices are those
-    of an element g without scales and shifts, the action equals `symmetry.act(g, tensors)`.
+    The action is differentiable and linear in every tensor, and works with `torch.func.vmap`. If the matrices belong to
+    an element g without scales and shifts, the action equals `symmetry.act(g, tensors)`.
 
     Args:
         symmetry: The symmetry. All its sizes must be known.
@@ -54,7 +54,7 @@ class RelaxedAction:
         keys: The keys of the required matrices.
 
     Raises:
-        ValueError: Two groups overlap on an axis, but are not factors of this axis.
+        ValueError: Two groups overlap on an axis, but the axis is not a product of the two groups.
     """
 
     def __init__(self, symmetry: Symmetry, names: Iterable[str], groups: Collection[str] | None = None) -> None:
@@ -71,12 +71,12 @@ class RelaxedAction:
         self.keys: tuple[Key, ...] = tuple(dict.fromkeys(found))
 
     def __call__(self, matrices: Matrices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors `[*batch, *shape]` after the matrices have acted.
+        """Return the transformed tensors, `[*batch, *shape]`.
 
         Batch axes of matrices and tensors broadcast.
 
         Raises:
-            KeyError: A group has matrices, but none for some exponents of signs that occur (see `Key`).
+            KeyError: A group has matrices, but no matrix for some exponents of signs that occur (see `Key`).
             ValueError: A matrix does not have the size of its group.
         """
         blocks = {key: self._blocks(key, matrices) for key in self.keys}
@@ -93,8 +93,8 @@ class RelaxedAction:
         return moved
 
     def _blocks(self, key: Key, matrices: Matrices) -> Tensor:
-        """Return the matrix of a key as `[*batch, bases..., unit, bases..., unit]`, or the identity if there is
-        none.
+        """Return the matrix of a key as `[*batch, bases..., unit, bases..., unit]`, or the identity if the key has no
+        matrix.
         """
         sizes = self._lengths[key[0]]
         n = int(np.prod(sizes))
@@ -121,8 +121,8 @@ def block_sizes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
 
 
 def split_character(symmetry: Symmetry, key: Key) -> dict[str, Character]:
-    """Return the exponents of signs in a key, split into those of each base of the group and those of the group
-    itself.
+    """Return the exponents of signs in a key, split into the exponents of each base of the group and the exponents of
+    the group itself.
     """
     parts, rest = {}, key[1]
     for name in (*symmetry[key[0]].within, key[0]):

@@ -20,7 +20,7 @@ def chains_figure(
 
     Args:
         rhat: The R-hat of the entries of each group, with the name in the legend as key.
-        ess: The effective sample sizes, in the same form.
+        ess: The effective sample sizes of the entries of each group, with the name in the legend as key.
         converged: The largest R-hat of converged chains, which is marked by a line.
     """
     with draw_figure(7.2, 3.4) as figure:

@@ -128,6 +128,6 @@ def tree_figure(branches: Sequence[Mapping[str, Any]]) -> Figure:
 def _begin_sentence(text: str) -> str:
     """Return a text with a capital first letter.
 
-    A text that begins with a name with non-letters is not changed.
+    If the first word contains other characters than letters, the text is not changed.
     """
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text

@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 INK, MUTED, GRID = "#1c2430", "#667085", "#e4e7ec"
 COLORS = ("#d1495b", "#00798c", "#8a6fb0", "#c58b2a", "#4c956c", "#33415c", "#d77fa1", "#7f8c8d")
-"""The colors of the curve before, the curve after, and further curves."""
+"""The colors of the curve before alignment, the curve after alignment, and further curves."""
 MISSING = "#d0d5dd"
 """The color of missing values."""
 STYLE: Any = {
@@ -62,9 +62,9 @@ TITLE = 42
 LEGEND = 24
 """The largest number of letters of a curve's name in a legend between the curves."""
 NAME, NAMES = 28, 2.5
-"""The largest number of letters in one line of a name at the end of a curve, and the inches for such names."""
+"""The largest number of letters in one line of a name at the end of a curve, and the width of these names in inches."""
 NAME_SIZE = 9
-"""The font size of such names, in points."""
+"""The font size of names at the ends of curves, in points."""
 UNITS = 6
 """The number of units in one figure of weights."""
 LEVELS = 12
@@ -111,9 +111,9 @@ def plane_figure(
 ) -> Figure:
     """Return contours of a loss over a plane, with networks marked as points.
 
-    The levels form a geometric sequence above the smallest value, which shows both valley floors and the heights
-    between them. Values that are not finite are white. The values have shape `[rows, columns]`, and lower values are
-    better. The points have shape `[networks, 2]`.
+    The levels form a geometric sequence above the smallest value, which shows valley floors and the heights between
+    valleys. Values that are not finite are white. The values have shape `[rows, columns]`, and lower values are better.
+    The points have shape `[networks, 2]`.
     """
     marked = [(float(x), float(y)) for x, y in points]
     return picture_figure((Surface(title, xs.tolist(), ys.tolist(), values.tolist(), marked, tuple(labels), about),))
@@ -200,7 +200,7 @@ def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
     """Return the weights of units as images `[units, height, width]`, with one row for each label; positive weights are
     blue.
 
-    All images share one color scale. Therefore dead units are visible as such.
+    All images share one color scale. Therefore units whose weights are all small look gray.
     """
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
     count = len(next(iter(rows.values())))
@@ -223,7 +223,7 @@ def _weights_figure(rows: Mapping[str, NDArray[np.float32]], limit: float) -> Fi
 
 
 def abridge(name: str, most: int = 34) -> str:
-    """Shorten a long name to its last letters, because these distinguish layers and files."""
+    """Shorten a long name to its last letters, because the last letters distinguish layers and files."""
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
 

@@ -20,7 +20,7 @@ ABOUT = {
 }
 """A sentence that describes each method."""
 PANELS = 4
-"""The number of layers whose channels are plotted. These are the layers whose ranges changed most."""
+"""The number of layers whose channels are plotted: the layers whose ranges changed most."""
 
 
 @of_results
@@ -38,7 +38,7 @@ def gauge_page(results: dict[str, Any]) -> str:
 
 
 def ranges_figures(layers: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """Return plots of the largest weight for each input channel of a layer, before and after, one plot per layer."""
+    """Return one plot for each layer: the largest weight of each input channel before and after the gauge changed."""
     return [_ranges_figure(layer) for layer in sorted(layers, key=_evened, reverse=True)[:PANELS]]
 
 

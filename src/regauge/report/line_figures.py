@@ -25,7 +25,9 @@ LINE = 22
 LABEL = (0.27, 0.08)
 """The width and height of the barrier's label, as shares of the width and height of the axes."""
 CHORD = "line between the end losses"
-"""A note on the dotted line from which a barrier is measured. At t, it is (1 - t) loss(A) + t loss(B)."""
+"""A note on the dotted line from which a barrier is measured. At t, the value of this line is (1 - t) loss(A) + t
+loss(B).
+"""
 
 
 def line_figure(curves: Curves, metric: str = "loss") -> Figure:
@@ -92,7 +94,7 @@ def draw_curves(
 def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
     """Fit the axis to the values.
 
-    The axis starts at zero unless all values are far from zero. Return whether zero is shown.
+    The axis starts at zero if some value is close to zero. Return whether the axis contains zero.
     """
     found = np.array([value for value in values if np.isfinite(value)] or [0.0])
     low, high = float(found.min()), float(found.max())
@@ -103,13 +105,15 @@ def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
 
 
 def _barrier(rows: Sequence[Row]) -> tuple[Row, float]:
-    """Return the point with the largest excess over the interpolated loss of the endpoints, and this excess."""
+    """Return the point with the largest excess over the interpolated loss of the endpoints, and the excess at this
+    point.
+    """
     excess = excess_of(rows)
     return rows[int(np.argmax(excess))], max(excess)
 
 
 def _mark_barrier(axes: Axes, curves: Sequence[Sequence[Row]]) -> None:
-    """Draw the line from which the first barrier is measured. Draw the barrier if it is high enough to be visible."""
+    """Draw the line from which the first barrier is measured, and the barrier if it is high enough to be visible."""
     rows = curves[0]
     axes.plot([0, 1], [rows[0]["loss"], rows[-1]["loss"]], ":", color=MUTED, linewidth=1.3, label=CHORD, zorder=2.5)
     top, height = _barrier(rows)

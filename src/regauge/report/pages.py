@@ -34,7 +34,9 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def of_results(make: Callable[[dict[str, Any]], str]) -> Callable[[str | Path], str]:
-    """Return a function that makes a page from a JSON file's path, given a function that makes it from the numbers."""
+    """Return a function that makes a page from the path of a JSON file, given a function that makes the page from
+    numbers.
+    """
 
     @wraps(make)
     def page(path: str | Path) -> str:

@@ -17,13 +17,14 @@ from regauge.report.figures import COLORS, INK, MISSING, TITLE, draw_figure
 NUMBERED = 12
 """The largest number of networks in a matrix for which all indices are shown."""
 GROUPS = 20
-"""The largest number of distinct integers in a column that are shown as groups with a color each, not on a scale."""
+"""A column with at most this number of distinct integers is shown as groups, one color each, instead of on a scale."""
 BAR = 36
 """The largest number of letters in one line next to a color bar."""
 
 
 def matrices_figure(matrices: Mapping[str, NDArray[np.float64]], what: str) -> Figure:
-    """Return matrices over pairs of networks, side by side with common colors, and below each its mean and deviation.
+    """Return matrices over pairs of networks, side by side with common colors. The mean and standard deviation are
+    written below each matrix.
 
     The mean is over pairs of different networks. NaN is drawn gray and excluded from the mean. At least one value must
     be finite. The diagonal is white, because it does not belong to a pair of different networks.

@@ -38,7 +38,7 @@ def predictor_page(results: dict[str, Any]) -> str:
 def curves_figures(history: Sequence[Mapping[str, Any]], best: int) -> list[Figure]:
     """Return plots of training and validation losses by epoch, and of the score.
 
-    A dot marks the epoch that was kept.
+    A dot marks the epoch whose net was returned.
     """
     panels = [("loss", {"training": "loss", "validation": "validation_loss"})]
     panels += [(label, {"validation": name}) for name, label in WORDS.items() if name in history[0]]

@@ -29,7 +29,7 @@ def write_page(results: Mapping[str, Any], page: str | Path) -> Path:
         The path of the JSON file.
 
     Raises:
-        ValueError: There is no page for this format of results.
+        ValueError: There is no page for the format of the results.
     """
     if results.get("format") not in PAGES:
         raise ValueError(f"there is no page for the format {results.get('format')!r}; there are {', '.join(PAGES)}")

@@ -25,8 +25,8 @@ def threads_figure(
 ) -> Figure:
     """Plot a layer in each row and a group in each color.
 
-    Full dots mark layers that compute a group's units, and rings mark layers that read them. Gray squares mark layers
-    with an axis on which no group acts. The names of groups are written where their threads begin.
+    Full dots mark layers that compute a group's units, and rings mark layers that read the units. Gray squares mark
+    layers with an axis on which no group acts. The names of groups are written where their threads begin.
     """
     layout = lay_out(groups, shapes, frozen, readers)
     count, lanes = len(layout.bands), layout.lanes

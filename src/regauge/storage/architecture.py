@@ -39,11 +39,11 @@ class Architecture:
 
     Attributes:
         name: The name of the architecture, in words.
-        factory: `package.module:name` of a function or class that returns a `torch.nn.Module`. None for networks whose
-            tensors are known but whose module is not.
+        factory: `package.module:name` of a function or class that returns a `torch.nn.Module`. None if only the tensors
+            of the networks are known.
         settings: The arguments of the factory, by name.
         layout: The tensors of one network, including buffers, in the order of the state dictionary. By default, the
-            module is built on the meta device to find these tensors.
+            tensors are found by building the module on the meta device.
 
     Raises:
         ValueError: The factory's name or a setting is malformed. The factory cannot be imported or called, or does not
@@ -109,7 +109,7 @@ class Architecture:
         return module
 
     def to_json(self) -> str:
-        """Return the architecture as JSON text that includes the layout. Reading this text builds no module."""
+        """Return the architecture as JSON text that includes the layout. Reading the text builds no module."""
         document = {
             "format": FORMAT,
             "version": VERSION,

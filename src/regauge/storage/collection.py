@@ -138,7 +138,7 @@ class Collection:
         """Return the indices of the chosen networks: `indices` if given, otherwise the chosen checkpoints of each run.
 
         Args:
-            indices: As for `resolve`.
+            indices: See `resolve`.
             checkpoints: "last": the last checkpoint of each run that was not discarded. "all": all checkpoints. For a
                 population in memory, all networks are chosen.
 
@@ -164,7 +164,7 @@ class Collection:
             checkpoints: "last": the last matching checkpoint of each run; "all": all matching checkpoints.
 
         Raises:
-            KeyError: A store has no column of this name.
+            KeyError: A store has no column with the given name.
             ValueError: A string is not a condition.
         """
         conditions = conditions if isinstance(conditions, Mapping) else _parse_conditions(conditions)
@@ -185,7 +185,7 @@ class Collection:
 
     def locate(self, numbers: Indices) -> tuple[Indices, Indices]:
         """Return, for each network, the index of its store or population, and its index in that store or population.
-        Both have shape `[networks]`.
+        The two results have shape `[networks]`.
         """
         member = np.searchsorted(self.starts, numbers, side="right") - 1
         return member, numbers - self.starts[member]
@@ -216,7 +216,7 @@ class Collection:
         """Return a column of all stores as a masked array. Networks without a value are masked.
 
         Raises:
-            KeyError: A store has no column of this name.
+            KeyError: A store has no column with the given name.
             ValueError: A member is not a store, or the types of the columns cannot be combined.
         """
         columns = []

@@ -23,7 +23,9 @@ from regauge.storage.statistics import Statistics
 from regauge.storage.store.rows import Indices
 
 LOADED_VALUES_AT_ONCE = 1 << 20
-"""The number of entries that are read and transformed at once. For small networks, this saves most of the time."""
+"""The number of entries that are read and transformed at once. Reading many small networks at once saves most of the
+time.
+"""
 SHARING = 8
 """The largest number of batches that share random elements. Element k then transforms network k of each batch."""
 FEWEST = 8
@@ -59,11 +61,11 @@ class Loader(IterableDataset[Batch]):
     padding is needed. Batches of all layouts come in random order. `collection.locate(batch.indices)` returns the store
     of each network and the network's index in this store.
 
-    An iteration yields the rest of the current epoch, and the next iteration yields the next epoch. `stream()` never
-    ends. Batch k of epoch e depends only on the generator, e and k. Two loaders with equal generators therefore yield
-    equal batches. A loader that loads the state of another loader continues at the position of the other loader
-    (`state_dict`, `batch.state`, `load_state_dict`). Several processes can share the batches, if each process makes an
-    equal loader with another `rank`.
+    An iteration yields the remaining batches of the current epoch, and the next iteration yields the next epoch.
+    `stream()` never ends. Batch k of epoch e depends only on the generator, e and k. Two loaders with equal generators
+    therefore yield equal batches. A loader that loads the state of another loader continues at the position of the
+    other loader (`state_dict`, `batch.state`, `load_state_dict`). Several processes can share the batches, if each
+    process makes an equal loader with another `rank`.
 
     The loader is also a torch data set. The workers of `torch.utils.data.DataLoader(loader, batch_size=None,
     num_workers=n)` share the batches, in the same order as without workers. The workers use copies of the loader.
@@ -84,7 +86,7 @@ class Loader(IterableDataset[Batch]):
             symmetries of the stores.
         statistics: Statistics for each layout, which standardize the networks after the transformation; see
             `Statistics.of`.
-        is_last_dropped: Whether the last batch of an epoch is skipped if it is smaller.
+        is_last_dropped: Whether the last batch of an epoch is skipped if it is smaller than `batch`.
         rank: The index of this process. Process `rank` reads the batches whose index is `rank` modulo `world`.
         world: The number of processes that share the batches.
         prefetch: The number of batches that a thread prepares in advance. By default, batches are not prepared in
@@ -171,7 +173,7 @@ class Loader(IterableDataset[Batch]):
         """Continue at the position of another loader with the same networks and settings.
 
         Raises:
-            ValueError: The other loader has other networks or another batch size.
+            ValueError: The other loader has different networks or a different batch size.
         """
         if state["networks"] != self._digest:
             raise ValueError(
@@ -304,6 +306,6 @@ class Loader(IterableDataset[Batch]):
         return [(shared, self._chance(f"elements {run}")) for run, shared in runs.items()]
 
     def _chance(self, purpose: object) -> torch.Generator:
-        """Return the random generator of a purpose in the current epoch, separate from all others."""
+        """Return the random generator of a purpose in the current epoch, separate from all other generators."""
         digest = blake2b(f"{self.seed} {self.epoch} {purpose}".encode(), digest_size=7).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "big"))

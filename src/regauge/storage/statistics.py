@@ -18,7 +18,7 @@ from regauge.storage.store.store import Store
 KIND = "statistics"
 """The name under which the user's cache stores statistics."""
 BLOCK_BYTES = 64 * 2**20
-"""The size in bytes of the blocks in which networks are read."""
+"""The size in bytes of each block of networks that is read."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Statistics:
     ) -> "Statistics":
         """Return the statistics of networks in float64. A store is read in blocks.
 
-        Statistics of a store are kept in the user's cache. The key consists of the store's key and the indices of the
+        Statistics of a store are stored in the user's cache. The key consists of the store's key and the indices of the
         networks. Stored statistics stay valid because shards never change.
 
         Args:

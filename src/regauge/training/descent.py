@@ -194,7 +194,7 @@ def descend(
         steps: The number of steps, if the time limit is not reached before.
         schedule: The schedule of the learning rate; constant by default.
         clock: The clock. When the time limit is reached, training ends after the current step. By default, there is no
-            limit. The schedule follows the number of steps or the time, whichever is closer to its limit.
+            time limit. The schedule follows the number of steps or the time, whichever is closer to its limit.
         done: The number of steps that were completed before. `batches` contains only the batches of later steps.
         on_step: A function that is called with the state after each step.
 

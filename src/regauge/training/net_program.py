@@ -29,8 +29,8 @@ class NetProgram(Generic[B]):
         optimizer: The optimizer. The settings of the optimizer must be numbers, not distributions.
         seed: The seed of all random choices.
         clip: The largest norm of a gradient. Gradients with a larger norm are scaled down to this norm.
-        average: The decay of exponential moving averages of the weights; no averages if None. In the first steps, the
-            decay is (1 + steps) / (10 + steps), if this is smaller.
+        average: The decay of exponential moving averages of the weights; no averages if None. After few steps, the
+            decay is smaller: at most (1 + steps) / (10 + steps).
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Optimizers that update stacked tensors: all networks in one update, with separate settings for each network.
 
-Networks with the same settings are updated by torch's fused kernels, and so are large networks, one after another.
-Small networks with different settings are updated by `BlockedUpdates`. For small networks, torch's kernels, applied
-network by network, take 6 times as long for MLPs 30-16-16-2 and 1.5 times as long for 784-10-10
-(`benchmarks/hand_written.py`).
+Torch's fused kernels update networks with the same settings together, and large networks one after another. Small
+networks with different settings are updated by `BlockedUpdates`. For small networks, torch's kernels, applied network
+by network, take 6 times as long for MLPs 30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
 """
 
 from collections.abc import Mapping, Sequence

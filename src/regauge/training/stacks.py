@@ -93,7 +93,7 @@ def chain_of(
 ) -> VectorChain | ImageChain | None:
     """Return the handwritten program for a chain of layers that reads vectors or images.
 
-    The result is None if the module is not a chain, or if other programs are faster on this device.
+    The result is None if the module is not a chain, or if other programs are faster on the given device.
     """
     if not all(tensor.requires_grad for tensor in module.parameters()):
         return None
@@ -127,7 +127,7 @@ class VmapEngine:
             return losses.detach(), list(torch.autograd.grad(losses.sum(), list(learned.values())))
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """See `Engine`; one batch for all networks."""
+        """See `Engine`. All networks read one batch."""
         self.module.eval()
         with sdpa_kernel(SDPBackend.MATH):
             return torch.func.vmap(self._call, in_dims=(0, None))(dict(params), inputs[0])
@@ -226,7 +226,7 @@ class LoopEngine:
         return losses.to(inputs.dtype), [torch.stack(rows) for rows in zip(*found, strict=True)]
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """See `Engine`; one batch for all networks."""
+        """See `Engine`. All networks read one batch."""
         self.module.eval()
         batch = channels_last(inputs[0])
         return torch.stack([self._run(own, batch) for own in unstack(params)])

@@ -74,12 +74,12 @@ class NetTrainingConfig(TrainingConfig):
         clip: Largest norm of a gradient; a gradient with a larger norm is scaled down to this norm.
         patience: End the training after this number of epochs without a better validation score; None: never.
         seconds: End the training after this number of seconds of wall time and keep the best net so far; None: no
-            limit. On a busy machine, fewer steps fit into this time. The learning rate follows the steps or the
+            limit. On a busy machine, fewer steps fit into the time limit. The learning rate follows the steps or the
             seconds, whichever are closer to their limit. A run that ends by time depends on the machine's speed.
         is_cpu_time: Whether `seconds` are CPU seconds of this process, which a busy machine does not shorten. The time
             of all threads is added up; the time of a GPU is not included.
-        average: Decay of the moving average of the weights, which is used in validation and in the result. In the first
-            steps, the decay is (1 + steps) / (10 + steps), if this is smaller. 0 or None: no averages.
+        average: Decay of the moving average of the weights, which is used in validation and in the result. After few
+            steps, the decay is smaller: at most (1 + steps) / (10 + steps). 0 or None: no averages.
         device: The device on which the net is trained: cpu, cuda or another device of torch.
     """
 

@@ -313,8 +313,7 @@ class Encoder(nn.Module):
 
 
 def _frequency(block: Block, layout: Layout) -> float | None:
-    """Return the factor that converts a block's values to radians, if the values are added to angles of units.
-    """
+    """Return the factor that converts a block's values to radians, if the values are added to angles of units."""
     if len(block.ends) != 1 or block.name not in layout.signs:
         return None
     (end,) = block.ends

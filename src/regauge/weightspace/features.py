@@ -112,8 +112,7 @@ def others(end: End, block: Block) -> tuple[int, ...]:
 
 
 def order_as(units: Float[Tensor, "models *sizes width"], end: End) -> Float[Tensor, "models *sizes width"]:
-    """Permute the axes of vectors: the axes of a unit set can have different orders in a block and in the set itself.
-    """
+    """Permute the axes of vectors: the axes of a unit set can have different orders in blocks and in the set itself."""
     order = sorted(end.axes)
     place = [order.index(axis) for axis in end.axes]
     if place == list(range(len(place))):

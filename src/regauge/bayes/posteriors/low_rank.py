@@ -99,7 +99,8 @@ class LowRankPosterior:
         return move_noise(self.mean, self.std, symmetry, element, noise)
 
     def moments(self) -> GaussianPosterior:
-        """Return the diagonal Gaussian with the posterior's means and standard deviations `sqrt(std^2 + sum_k D_k^2)`.
+        """Return the diagonal Gaussian with the means of the posterior, and with standard deviations `sqrt(std^2 +
+        sum_k D_k^2)`.
         """
         std = dict(self.std)
         for name, tensor in self.deviations.items():

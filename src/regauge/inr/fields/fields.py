@@ -1,7 +1,7 @@
 """Fields of shapes: exact distances to a point cloud or to a mesh.
 
-The distance to sampled points of a surface is larger than the distance to the surface itself, except at these points. A
-network learns the distance of the field from which its samples come.
+The distance to sampled points of a surface is larger than the distance to the surface itself, except at the sampled
+points. A network learns the distance of the field from which its samples come.
 """
 
 from abc import ABC, abstractmethod
@@ -108,7 +108,7 @@ class MeshField(Field):
         return torch.from_numpy(np.sqrt(squares)).to(queries)
 
     def signed_distances(self, queries: Tensor) -> Tensor:
-        """Return signed distances, which are negative inside, also for meshes that are not closed."""
+        """Return signed distances, which are negative inside. The mesh need not be closed."""
         igl, points = _igl(), _exact(queries)
         if self.is_closed:
             kind = igl.SIGNED_DISTANCE_TYPE_PSEUDONORMAL

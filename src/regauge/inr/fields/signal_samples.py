@@ -43,7 +43,7 @@ class Samples:
         return len(self.points)
 
     def to(self, dtype: torch.dtype) -> "Samples":
-        """Convert to a dtype. Nothing is copied if the samples already have this dtype."""
+        """Convert the samples to a dtype. Nothing is copied if the samples already have the dtype."""
         return Samples(self.points.to(dtype), self.labels.to(dtype))
 
 
@@ -89,7 +89,9 @@ class Queries:
 
 
 EVALUATION = Queries(5_000, 4_000, 500, 500)
-"""The 10,000 points on which a loss is measured, in the same proportions as in training."""
+"""The 10,000 points on which a loss is measured, with the shares of near, middle, far and uniform points of training
+samples.
+"""
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:
@@ -148,7 +150,9 @@ class DistanceLabels:
         return (2 * labels - 1) * self.limit if self.is_signed else (1 - labels) * self.limit
 
     def from_logits(self, logits: Tensor) -> Tensor:
-        """Convert network outputs (logits) to distances. The result is differentiable and exact in both tails."""
+        """Convert network outputs (logits) to distances. The result is differentiable, and exact for very small and
+        very large logits.
+        """
         if self.is_signed:
             return torch.tanh(logits / 2) * self.limit
         return torch.sigmoid(-logits) * self.limit
@@ -168,8 +172,8 @@ def labels_of(inr: Inr) -> DistanceLabels:
 def entropy_floor(labels: Tensor) -> float:
     """Return the smallest possible cross entropy on the labels, in nats, which is their mean binary entropy.
 
-    If labels lie strictly between zero and one, even a perfect network has this loss. Therefore report the difference
-    between the loss and this minimum.
+    If labels lie strictly between zero and one, even a perfect network has a positive loss, the mean entropy. Therefore
+    report the difference between the loss and the mean entropy.
     """
     exact = labels.double()
     return binary_cross_entropy(exact, exact).item()

@@ -10,8 +10,9 @@ from regauge.data.images import pixel_centers
 from regauge.inr.representation import Inr
 
 EVALUATED_AT_ONCE = 2**11
-"""The number of points evaluated at once. The activations of a layer of width 128 then take 1 MB, which fits in a
-cache."""
+"""The number of points evaluated at once. With this number, the activations of a layer of width 128 take 1 MB, which
+fits in a processor's cache.
+"""
 
 
 def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Tensor) -> Tensor:
@@ -39,7 +40,7 @@ def render_image(network: Inr | nn.Module, params: Mapping[str, Tensor], height:
 
     Returns:
         `[height, width, channels]`, or `[models, height, width, channels]` for a population. Values outside [0, 1] are
-        clipped; NaN is kept.
+        clipped, but NaN stays NaN.
 
     Raises:
         ValueError: The image has no pixels, or the parameters do not fit the network.
@@ -97,7 +98,7 @@ def is_population(module: nn.Module, params: Mapping[str, Tensor]) -> bool:
 
 
 def require_one(module: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError if the parameters are those of a population.
+    """Raise a ValueError if the parameters have a leading model axis, as those of a population.
 
     Raises:
         ValueError: The parameters have a leading model axis, or do not fit the module.

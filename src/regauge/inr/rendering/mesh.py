@@ -20,9 +20,11 @@ from regauge.inr.rendering.field_values import evaluate, module_of, require_one
 from regauge.inr.representation import Inr
 
 MESH_FORMATS = (".ply", ".obj", ".stl")
-"""PLY stores float32 exactly, OBJ eight decimals. STL stores no vertex indices, so reading merges equal vertices."""
+"""PLY stores float32 exactly, and OBJ stores eight decimals. STL stores no vertex indices, so reading merges equal
+vertices.
+"""
 POINT_FORMATS = (".ply", ".xyz", ".npz")
-"""PLY stores float32 exactly, XYZ eight decimals, and NPZ any dtype exactly, under the name `points`."""
+"""PLY stores float32 exactly, XYZ stores eight decimals, and NPZ stores any dtype exactly, under the name `points`."""
 
 UNREADABLE = (*DAMAGE, OSError, EOFError, MemoryError, struct.error)
 """Errors that readers of meshes raise for damaged files."""
@@ -110,7 +112,7 @@ def load_mesh(path: str | Path) -> Mesh:
     """Read a mesh in one of the `MESH_FORMATS`.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ImportError: trimesh is not installed.
         ValueError: The suffix is unknown, or the file does not contain a mesh.
     """
@@ -171,7 +173,7 @@ def load_points(path: str | Path) -> Tensor:
     """Read a point cloud in one of the `POINT_FORMATS`, or the vertices of a mesh in `.ply`.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ImportError: trimesh is not installed and the suffix is not `.npz`.
         ValueError: The suffix is unknown, or the file does not contain points.
     """

@@ -19,7 +19,9 @@ from regauge.inr.representation import Inr
 ROUND = 2**14
 """The number of random points in one round."""
 PATIENCE = 4
-"""If this number of rounds (65,536 random points) finds no point close to a surface, the network has no surface."""
+"""If this number of rounds (65,536 random points) finds no point close to a surface, the search ends without a
+surface.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Projection:
         near: The largest initial distance of a point.
         close: The largest distance before the last update.
         tries: The largest number of random points per requested point.
-        seconds: The largest wall time. A round that has begun is finished. Only this limit makes a result depend on the
-            machine.
+        seconds: The largest wall time. A round that has begun is finished. Without reaching this limit, results do not
+            depend on the machine.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields; De Luigi et al. (2023).
@@ -88,8 +90,8 @@ def extract_points(
 ) -> PointCloud:
     """Return points on the surface where an unsigned distance is zero.
 
-    If a network has no surface, the function ends after a bounded time with fewer points than requested, or with none.
-    If points are missing, the text of the result reports this.
+    If a network has no surface, the function ends after a bounded time with fewer points than requested, or without
+    points. If points are missing, the text of the result reports this.
 
     Args:
         inr: An INR whose signal is "unsigned".

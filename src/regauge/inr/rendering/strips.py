@@ -74,13 +74,14 @@ def render_strip(
     detail: Detail | None = None,
     generator: torch.Generator | None = None,
 ) -> Strip:
-    """Render networks on a path from the first to the second network. Align the networks before this call.
+    """Render networks on a path from the first to the second network. Align the networks before you call
+    `render_strip`.
 
     Args:
         inr: The architecture of both networks.
         params_a: The network at t = 0, with the name A.
         params_b: The network at t = 1, with the name B.
-        evaluate: A function from parameters to metrics that include "loss", as for `line`.
+        evaluate: A function from parameters to metrics that include "loss"; see `line`.
         label: The name of the strip.
         points: The number of equally spaced values of t, including both endpoints.
         path: The path. Default: the linear path.
@@ -125,7 +126,7 @@ def render_networks(
     Args:
         inr: The architecture of all networks.
         networks: The networks, by the names that are displayed above them.
-        evaluate: A function from parameters to metrics that include "loss", as for `line`.
+        evaluate: A function from parameters to metrics that include "loss"; see `line`.
         label: The name of the strip.
         queries: Points at which labels are counted, `[points, in]`; not for images.
         detail: The resolution of shapes.
@@ -194,7 +195,7 @@ def load_strips(path: str | FilePath) -> tuple[Strip, ...]:
     """Read the strips that `save_strips` wrote. A loss that was not finite is NaN.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ValueError: The file does not contain strips, or has another version.
     """
     path = FilePath(path)

@@ -57,7 +57,7 @@ class Manifest:
             raise ValueError(f"{str(path)!r} does not describe a store ({error}); restore it from a copy") from error
 
     def write(self, folder: Path) -> None:
-        """Make a folder a store. An existing store is kept if its manifest differs at most in the key."""
+        """Make a folder a store. An existing store does not change if the manifests are equal except for the key."""
         path = folder / MANIFEST
         if path.exists():
             self._require_same(folder)

@@ -26,7 +26,7 @@ class Segment:
 
     @cached_property
     def name(self) -> str:
-        """The name of the shard tensor that holds this segment."""
+        """The name of the tensor in a shard that contains this segment."""
         return f"weights/{str(self.dtype).removeprefix('torch.')}"
 
     @cached_property

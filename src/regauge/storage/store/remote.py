@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 KIND = "stores"
-"""The name of the cache folder that holds copies of remote stores."""
+"""The name of the cache folder that contains copies of remote stores."""
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 
 

@@ -18,7 +18,7 @@ STANDARD = {"train": 0.8, "validation": 0.1, "test": 0.1}
 class Rows:
     """A table with one row for every network in a store, in the order of the store.
 
-    Columns are read from the disk on first access and kept as arrays. No weights are read.
+    Columns are read from the disk on first access, and stay in memory as arrays. No weights are read.
 
         rows["accuracy"]                                   # an array; masked where a network has no such value
         rows.where(step=86, activation=["relu", "tanh"])   # indices of the networks, for `store.read`
@@ -54,7 +54,7 @@ class Rows:
                 `None`.
 
         Raises:
-            KeyError: There is no column of this name.
+            KeyError: There is no column with the given name.
         """
         chosen = np.ones(len(self), bool)
         for name, condition in conditions.items():

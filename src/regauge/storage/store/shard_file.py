@@ -88,7 +88,7 @@ class Shard:
         return self
 
     def map(self) -> Array:
-        """Return the bytes of the file as a memory map, if the file is still the one that was opened."""
+        """Return the bytes of the file as a memory map, if the file was not replaced since it was opened."""
         if not self.path.exists():
             raise FileNotFoundError(
                 f"the shard {str(self.path)!r} was deleted; shards must not be deleted while they are read"
@@ -105,7 +105,7 @@ class Shard:
         return content
 
     def column(self, name: str, content: Array) -> Column | None:
-        """Return one column, given the bytes of the file, or None if no network has a value in this column."""
+        """Return one column, given the bytes of the file, or None if no network has a value in the column."""
         described = self.columns.get(name)
         if described is None:
             return None
@@ -134,7 +134,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def path_of(folder: Path, name: str) -> Path:
-    """Return the path that a shard of this name has in the store of a folder. The file need not exist."""
+    """Return the path of a shard with the given name in the store of a folder. The file need not exist."""
     if not NAME.fullmatch(name):
         raise ValueError(f"a shard cannot be named {name!r}; use letters, digits, '-', '_', '=' and '.'")
     return folder / FOLDER / f"{name}{SUFFIX}"

@@ -215,7 +215,7 @@ class Store:
             The new file.
 
         Raises:
-            FileExistsError: A shard of this name already exists. Shards never change.
+            FileExistsError: A shard with the given name already exists. Shards never change.
             ValueError: The tensors do not fit the architecture, the rows are malformed or not one per network, or an
                 entry does not fit into the storage dtype.
         """
@@ -236,10 +236,11 @@ class Store:
         return self.path_of(name).exists()
 
     def part(self, names: Iterable[str]) -> "Store":
-        """Return a store with only the given shards, in this order and with new indices from 0. No other shard is read.
+        """Return a store with only the given shards, in the given order and with new indices from 0. No other shard is
+        read.
 
         Raises:
-            FileNotFoundError: There is no shard of this name.
+            FileNotFoundError: The store has no shard with one of the given names.
         """
         part = Store(self.folder, self._manifest)
         part._url = self._url
@@ -251,7 +252,7 @@ class Store:
         return self._now.places(resolve(indices, len(self)))
 
     def numbers(self, places: Iterable[Place]) -> Indices:
-        """Return the indices of networks in this reader, given their locations; the inverse of `places`.
+        """Return the indices of networks in this reader, given their locations. `numbers` is the inverse of `places`.
 
         Raises:
             KeyError: This reader has not listed the shard of a network.
@@ -269,7 +270,7 @@ class Store:
     def read(self, indices: Iterable[int] | slice | Array, *, out: Params | None = None) -> Params:
         """Return some networks, stacked in the order of `indices`.
 
-        The shards are memory-mapped: the system reads only the pages of these networks.
+        The shards are memory-mapped, so the system reads only the pages of the selected networks.
 
         Args:
             indices: Indices from 0 to `len(self) - 1`, in any order and with repetitions; a slice; or a boolean mask
@@ -337,6 +338,6 @@ class Store:
 
 
 def _open(folder: Path, names: tuple[str, ...] | None) -> Store:
-    """Return the store with exactly these shards, such that indices are the same as in another process."""
+    """Return the store with exactly the given shards, such that indices are the same as in another process."""
     store = Store.open(folder)
     return store if names is None else store.part(names)

@@ -29,8 +29,9 @@ HELD_BYTES = 48 * 2**20
 """The size in bytes of the activations that are held at once, which is less than the memory that `keep_freed_memory`
 keeps."""
 LARGEST_VALUE = 1e37
-"""A bound on activations. Below this bound, they do not overflow. Overflow must be excluded because the ReLU and the
-maxima of oneDNN remove NaN."""
+"""A bound on activations. Activations below this bound do not overflow. Overflow must be excluded because the ReLU and
+the maxima of oneDNN remove NaN.
+"""
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,7 @@ class Grid:
 
 
 def find_ends(labels: tuple[str, ...], bases: tuple[tuple[int, ...], ...]) -> tuple[End, ...]:
-    """Return the ends of a block: each axis that contains no other axis, preceded by the axes that contain it.
-    """
+    """Return the ends of a block: each axis that contains no other axis, preceded by the axes that contain it."""
     inner = {base for own in bases for base in own}
     return tuple(End(group, (*bases[k], k)) for k, group in enumerate(labels) if k not in inner)
 

@@ -119,8 +119,7 @@ def eliminate(
 
 
 def fold(block: Block, bases: Bases, groups: set[str]) -> tuple[Block, Bases, list[tuple[str, Step]]]:
-    """Return a block in which the axes of some groups are merged with the channels, and the steps that merge the axes.
-    """
+    """Return a block in which the axes of some groups are merged with the channels, and the steps that merge them."""
     steps: list[tuple[str, Step]] = []
     while True:
         found = next((k for k, label in enumerate(block.labels) if label.group in groups), None)

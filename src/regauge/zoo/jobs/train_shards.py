@@ -313,8 +313,7 @@ def _counted(about: Mapping[str, Any], before: Mapping[str, Any], count: int) ->
 
 
 def _require_extensible(store: Store, config: PopulationConfig) -> None:
-    """Raise an error if a store has more networks than requested, or if its networks depend on the number of networks.
-    """
+    """Raise an error if a store has more networks than requested, or if its networks depend on their number."""
     count, name = _count_in(store.about), str(store.folder)
     if config.count < count:
         raise FileExistsError(
