@@ -200,7 +200,7 @@ def weights_figures(rows: Mapping[str, NDArray[np.float32]]) -> list[Figure]:
     """Return the weights of units as images `[units, height, width]`, with one row for each label; positive weights are
     blue.
 
-    All images share one color scale. Therefore units whose weights are all small look gray.
+    All images share one color scale. Therefore units whose weights are all small look white.
     """
     limit = float(np.quantile(np.abs(np.concatenate([images.ravel() for images in rows.values()])), 0.995)) or 1.0
     count = len(next(iter(rows.values())))

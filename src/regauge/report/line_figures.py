@@ -94,7 +94,8 @@ def draw_curves(
 def _fit_axis(axes: Axes, values: Sequence[float]) -> bool:
     """Fit the axis to the values.
 
-    The axis starts at zero if some value is close to zero. Return whether the axis contains zero.
+    The axis starts at zero if the smallest value is between zero and `FLOOR` times the largest value. Return whether it
+    starts at zero.
     """
     found = np.array([value for value in values if np.isfinite(value)] or [0.0])
     low, high = float(found.min()), float(found.max())
