@@ -40,8 +40,7 @@ GRID = -30
 entry of the tensor, rounded up to a power of two."""
 ZERO = 1e-12
 """A threshold relative to the largest entry of all tensors. If all entries of a tensor are below this threshold, they
-count as zeros with rounding errors.
-"""
+count as zeros with rounding errors."""
 FEWEST = 4
 """The smallest number of draws in a chain. Each chain is split into halves, which need two draws each."""
 

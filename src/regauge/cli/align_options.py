@@ -59,8 +59,7 @@ class Matching(JudgedOptions):
     scales: Literal["balance", "recompute", "keep"] = "balance"
     """Treatment of positive scales and invertible matrices. balance: scales are balanced for matching, and the result
     gets the scales of A. If B is a copy of A, the result also gets A's running statistics. recompute: like balance, but
-    without running statistics. keep: B keeps its scales; only signs and rotations multiply its values.
-    """
+    without running statistics. keep: B keeps its scales; only signs and rotations multiply its values."""
     rotate: Literal["auto", "always", "never"] = "auto"
     """Rotate the residual streams of transformers (always), or only reorder them (never). auto rotates if the networks
     still differ much after reordering, as networks from different seeds do."""

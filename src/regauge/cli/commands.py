@@ -18,8 +18,7 @@ CONFIG = (conf.DisallowNone, conf.FlagCreatePairsOff, conf.OmitArgPrefixes, conf
 """How options are built from classes, for parsing and for help."""
 INSTEAD = (("--steps", "--epochs", "--seconds"), ("--input-shape", "--data"))
 """Options with the same purpose. If a command lacks an option, the error names the other options of the option's
-group.
-"""
+group."""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 """An argument in a message of the library, in backticks."""
 NAMES = {"out": "output"}
@@ -38,8 +37,7 @@ def as_options(text: str) -> str:
 
 GROUP = "regauge.commands"
 """The entry points by which other distributions add commands. Each entry point names an options class. The module with
-the name of the command, in the package of the options class, runs the command.
-"""
+the name of the command, in the package of the options class, runs the command."""
 ELSEWHERE = {"reproduce": "regauge-papers"}
 """The commands that other distributions of the project add."""
 

@@ -56,8 +56,7 @@ class FlowFit(LearnRun):
     prior: Literal["full", "matched", "uniform", "plain", "initialization"] | None = None
     """Distribution at time 0. full (default for aligned networks): normal with their covariances. matched: normal with
     their means and deviations. uniform: like matched, but uniform on spheres. plain: normal with deviation 0.1.
-    initialization: normal, matched to the initialization of the population.
-    """
+    initialization: normal, matched to the initialization of the population."""
     coupling: Annotated[tuple[Literal["assignment", "alignment"], ...], arg(metavar="PART ...")] = ()
     """Pairs of prior samples and networks in a batch. assignment: minimize the sum of squared distances. alignment:
     align each network to its prior sample. By default pairs are independent."""

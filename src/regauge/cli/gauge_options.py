@@ -24,8 +24,7 @@ class Gauge(JudgedOptions):
     """best: the best of equalize, hadamard and learned after rounding. equalize: scales that make the ranges of weights
     equal. smooth: scales between activations and weights, as in AWQ; needs --data. hadamard, random: rotations of the
     residual stream, values, queries and keys. learned: rotations of the same groups, learned by gradient descent, with
-    --by function also scales (page "quantization" of the documentation).
-    """
+    --by function also scales (page "quantization" of the documentation)."""
     always: bool = False
     """Write the transformed network even if rounding damages it more than the original network."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "The loss selects the weights.")] = None
@@ -38,14 +37,13 @@ class Gauge(JudgedOptions):
     """Gradient steps of the method learned. With --by function, about 400 are useful."""
     by: Literal["weights", "function"] = "weights"
     """Objective of --method learned. weights: the rounding error of the weights. function: the divergence of the
-    rounded model's outputs from the original model's outputs; needs --data, whose last quarter selects the best step.
-    """
+    rounded model's outputs from the original model's outputs; needs --data, whose last quarter selects the best
+    step."""
     mappings: Literal["llm-compressor", "autoawq"] | None = None
     """Change no weights. Write a table for this tool to OUT (.json or .yaml): the pairs of layers that it may scale."""
     untie: bool = False
     """Store the tied head of a folder as its own tensor, which allows rotations of the residual stream. This tensor
-    makes the output larger, and config.json is updated.
-    """
+    makes the output larger, and config.json is updated."""
     overwrite: bool = False
     """Replace the output and the files next to it if they exist."""
     memory: Annotated[str, arg(metavar="SIZE")] = ""

@@ -59,8 +59,7 @@ class InrRender:
     """The axis of the shape that points upward in a picture."""
     resolution: int | None = None
     """For a mesh: number of grid points along each edge, by default 128. For an image: its height in pixels, by default
-    the height of the original image.
-    """
+    the height of the original image."""
     seed: int = 0
     """Seed of the random points."""
     overwrite: Overwrite = False

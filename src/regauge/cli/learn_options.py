@@ -105,8 +105,7 @@ class LearnPredictor(LearnNet):
     probes: Annotated[str, arg(metavar="N|NxN")] = "0"
     """Run the networks on this number of learned inputs, and read the outputs. The learned inputs are initialized with
     some of --inputs. With 16x16, the learned inputs lie on a grid, and convolutions read the outputs. With --depth, the
-    net also reads weights; both predictions are averaged with the weight that is best in validation.
-    """
+    net also reads weights; both predictions are averaged with the weight that is best in validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +126,7 @@ class LearnAutoencoder(LearnNet):
     """Widths of the hidden layers of the decoder mlp; by default 256 and 512."""
     loss: Literal["squared-error", "distillation"] = "squared-error"
     """Loss between the outputs of the encoded and the decoded network: the squared error, or, for logits of
-    classifiers, the divergence of softened probabilities.
-    """
+    classifiers, the divergence of softened probabilities."""
     temperature: float = 1.0
     """Number by which --loss distillation divides logits."""
     color: Annotated[str | None, arg(metavar="COLUMN")] = None

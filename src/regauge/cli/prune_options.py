@@ -28,8 +28,7 @@ class Prune(JudgedOptions):
     output with --data, and magnitude without (page "pruning" of the documentation)."""
     groups: tuple[str, ...] = ()
     """Groups from which --share is removed, by their names in `regauge discover`; by default all groups that can be
-    pruned.
-    """
+    pruned."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "Criteria and losses use these data.")] = None
     batch: Batch = 64
     overwrite: OverwriteAll = False

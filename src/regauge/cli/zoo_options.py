@@ -40,8 +40,7 @@ class ZooTrain:
     networks: int | None = None
     """Number of networks, by default from the config. A smaller store is extended. The store has all checkpoints that
     the config names (82 for each network of uci-mlps). By default, most commands read only the last checkpoint of each
-    run.
-    """
+    run."""
     seed: int | None = None
     """Seed of all random numbers; by default from the config."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"

@@ -44,8 +44,7 @@ class ZooAlign:
     output: NewStore
     to: Annotated[str, arg(metavar="ID|medoid|universe")] = "medoid"
     """The network to which all networks are aligned: the last checkpoint of the run with this id; the medoid (the
-    network nearest to all others); or the universe (the mean of networks that were aligned with one another).
-    """
+    network nearest to all others); or the universe (the mean of networks that were aligned with one another)."""
     sample: int = 64
     """Number of networks from which the medoid or the universe is computed."""
     on: Annotated[str, arg(help="Where the shards are aligned, as for `regauge zoo train`.")] = "here"

@@ -28,8 +28,7 @@ from regauge.core.task import Task, call
 
 FAR = 0.05
 """A share of the distance between the endpoints. A note is given if the network is farther than this share from the
-mean of the endpoints.
-"""
+mean of the endpoints."""
 CONSTANT_UNIT = 1e-6
 """A unit counts as constant if its standard deviation is below this share of its magnitude."""
 

@@ -10,8 +10,7 @@ from regauge.storage.cache import cache_folder
 
 FOLDER_VARIABLE = "REGAUGE_DATA"
 """The environment variable for the folder with data sets that no dependency provides. The folder is searched before the
-cache.
-"""
+cache."""
 OFFLINE_VARIABLE = "REGAUGE_OFFLINE"
 """The environment variable that forbids downloads if it is set to anything but 0."""
 

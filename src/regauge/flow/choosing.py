@@ -18,8 +18,7 @@ MOVED_AT_ONCE = 256
 """The number of networks that are generated at a time."""
 FIRST_SIZE, SIZES, KEPT_MOVES = 0.3, (1e-3, 0.9), 0.25
 """The initial step size, the range of step sizes, and the share of accepted steps at which the step size does not
-change.
-"""
+change."""
 
 
 def require_fit(task: Task, symmetry: Symmetry) -> None:

@@ -13,8 +13,7 @@ MANY, RARE = 0.2, 0.02
 causes this share."""
 WORKING, HALF = 0.9, 0.5
 """Two shares of the held-out networks' performance. Generated networks count as working if they reach the first share,
-and as working less well if they reach only the second share.
-"""
+and as working less well if they reach only the second share."""
 Bins = tuple[tuple[float, float, float], ...]
 """Confidence, accuracy and share of the predictions, for each bin."""
 

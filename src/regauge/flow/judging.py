@@ -23,8 +23,7 @@ from regauge.flow.space import Space
 
 MANY_COORDINATES = 2000
 """A limit on the number of coordinates. Above the limit, the principal axes of the map are computed from fewer
-networks.
-"""
+networks."""
 KNOWN = 500
 """The largest number of training networks with whose wrong predictions generated networks are compared."""
 MAPPED = 300

@@ -19,8 +19,8 @@ from regauge.flow.representation import Representation
 from regauge.flow.value_orbits import exchanged_values, signed_values
 
 LOG_NORM = "logarithm of the head's norm"
-"""The name of an additional coordinate, the logarithm of the last layer's norm, which is not a tensor of the networks.
-"""
+"""The name of an additional coordinate, the logarithm of the last layer's norm, which is not a tensor of the
+networks."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,7 @@ from regauge.core.symmetry import Symmetry
 
 DRAWS, FEW_DRAWS, MANY = 24, 6, 10**6
 """The number of random permutations by which exchangeable parameters are found. `DRAWS` permutations are used, but only
-`FEW_DRAWS` if there are more than `MANY` parameters.
-"""
+`FEW_DRAWS` if there are more than `MANY` parameters."""
 
 
 def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " values"]:

@@ -16,8 +16,7 @@ from regauge.flow.space import Space
 
 LATEST = 0.99
 """Up to this time, the distance to a predicted endpoint is divided by the remaining time. Later, the distance is
-divided by 0.01.
-"""
+divided by 0.01."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,8 +30,7 @@ MEDIA = {
     "input_values": ("get_audio_features", ("audio_token_id", "audio_token_index")),
 }
 """Inputs other than text, each with the method that computes its features and the settings that name its placeholder
-token.
-"""
+token."""
 COMPANIONS = (
     *("image_sizes", "image_grid_thw", "video_grid_thw", "pixel_attention_mask", "spatial_shapes", "bbox"),
     *("input_features_mask", "feature_attention_mask", "padding_mask", "future_values", "future_time_features"),

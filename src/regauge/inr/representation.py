@@ -33,8 +33,7 @@ DISTANCE_LIMIT = 0.1
 Kind = Literal["siren", "relu"]
 Signal = Literal["image", "unsigned", "signed", "occupancy"]
 """The meaning of the outputs: pixel values, or the logit of a label. The label stands for the distance to a surface,
-the signed distance (negative inside), or whether the point lies inside.
-"""
+the signed distance (negative inside), or whether the point lies inside."""
 
 
 @dataclass(frozen=True)

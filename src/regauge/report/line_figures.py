@@ -26,8 +26,7 @@ LABEL = (0.27, 0.08)
 """The width and height of the barrier's label, as shares of the width and height of the axes."""
 CHORD = "line between the end losses"
 """A note on the dotted line from which a barrier is measured. At t, the value of this line is (1 - t) loss(A) + t
-loss(B).
-"""
+loss(B)."""
 
 
 def line_figure(curves: Curves, metric: str = "loss") -> Figure:

@@ -24,8 +24,7 @@ from regauge.storage.store.rows import Indices
 
 LOADED_VALUES_AT_ONCE = 1 << 20
 """The number of entries that are read and transformed at once. Reading many small networks at once saves most of the
-time.
-"""
+time."""
 SHARING = 8
 """The largest number of batches that share random elements. Element k then transforms network k of each batch."""
 FEWEST = 8

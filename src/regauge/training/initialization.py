@@ -18,8 +18,7 @@ from regauge.training.settings import LATER, Setting, derive_seed, draw, require
 Kind = Literal["factory", "isotropic", "normal", "he", "glorot", "orthogonal"]
 """Distributions of initial parameters. "factory": as the factory initializes the module. "isotropic": all parameters
 are normal with deviation 1. All other kinds have zero biases, and weights that are orthogonal or normal, with deviation
-1 (normal), sqrt(2 / fan in) (he) or sqrt(2 / (fan in + fan out)) (glorot).
-"""
+1 (normal), sqrt(2 / fan in) (he) or sqrt(2 / (fan in + fan out)) (glorot)."""
 
 
 @dataclass(frozen=True)

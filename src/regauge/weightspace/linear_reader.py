@@ -15,8 +15,8 @@ SMALLEST = 1e-30
 SOFT = 0.01
 """A constant that is added to the size of a statistic before the logarithm, relative to the mean size."""
 LEAST = 1e-4
-"""A fraction of a block's statistics. Standard deviations below this fraction may be rounding errors, and are not used.
-"""
+"""A fraction of a block's statistics. Standard deviations below this fraction may be rounding errors, and are not
+used."""
 FURTHEST = 5.0
 """Distances from the mean are clipped at this number of standard deviations, which bounds the outputs."""
 

@@ -21,8 +21,7 @@ from regauge.gauging.rounding import RoundToNearest, round_network
 
 PROBES = 16
 """The number of gradients that approximate the second derivative of the distance. Each gradient takes as much memory as
-all layers.
-"""
+all layers."""
 
 
 class RoundingLoss(Protocol):

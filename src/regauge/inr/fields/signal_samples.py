@@ -90,8 +90,7 @@ class Queries:
 
 EVALUATION = Queries(5_000, 4_000, 500, 500)
 """The 10,000 points on which a loss is measured, with the shares of near, middle, far and uniform points of training
-samples.
-"""
+samples."""
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:

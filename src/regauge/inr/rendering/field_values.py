@@ -11,8 +11,7 @@ from regauge.inr.representation import Inr
 
 EVALUATED_AT_ONCE = 2**11
 """The number of points evaluated at once. With this number, the activations of a layer of width 128 take 1 MB, which
-fits in a processor's cache.
-"""
+fits in a processor's cache."""
 
 
 def evaluate(network: Inr | nn.Module, params: Mapping[str, Tensor], points: Tensor) -> Tensor:

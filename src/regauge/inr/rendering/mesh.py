@@ -21,8 +21,7 @@ from regauge.inr.representation import Inr
 
 MESH_FORMATS = (".ply", ".obj", ".stl")
 """PLY stores float32 exactly, and OBJ stores eight decimals. STL stores no vertex indices, so reading merges equal
-vertices.
-"""
+vertices."""
 POINT_FORMATS = (".ply", ".xyz", ".npz")
 """PLY stores float32 exactly, XYZ stores eight decimals, and NPZ stores any dtype exactly, under the name `points`."""
 

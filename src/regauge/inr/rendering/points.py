@@ -20,8 +20,7 @@ ROUND = 2**14
 """The number of random points in one round."""
 PATIENCE = 4
 """If this number of rounds (65,536 random points) finds no point close to a surface, the search ends without a
-surface.
-"""
+surface."""
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ HELD_BYTES = 48 * 2**20
 keeps."""
 LARGEST_VALUE = 1e37
 """A bound on activations. Activations below this bound do not overflow. Overflow must be excluded because the ReLU and
-the maxima of oneDNN remove NaN.
-"""
+the maxima of oneDNN remove NaN."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from regauge.weightspace.shares import Shares, log_weights
 Sets = Literal["mean", "attention"]
 Reads = dict[Key, list[tuple[int, ...]]]
 """For each tensor of features, one tuple of axes for each time the tensor is read. The tuple contains the axes that are
-not pooled.
-"""
+not pooled."""
 
 
 @dataclass(frozen=True)

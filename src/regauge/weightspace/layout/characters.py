@@ -11,8 +11,7 @@ from regauge.weightspace.layout.blocks import Block, End, Label
 
 Character = tuple[tuple[bool | int, ...], ...]
 """The exponents of all families of signs, shifts and scales, for each axis. The exponents of signs and shifts are
-booleans, and the exponents of scales are integers. Exponents of canonicalized families are zero.
-"""
+booleans, and the exponents of scales are integers. Exponents of canonicalized families are zero."""
 
 
 def character_of_labels(labels: Iterable[Label], *, has_signs: bool, has_shifts: bool, has_scales: bool) -> Character:

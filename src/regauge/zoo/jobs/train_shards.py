@@ -44,8 +44,7 @@ KINDS = {"PopulationConfig": "Config"}
 """Names of settings classes in stores of earlier versions, by their current names."""
 SHARD_WORK = 1e13
 """The largest number of multiplications that one shard's training may need. At this limit, training takes some minutes
-on one core.
-"""
+on one core."""
 
 
 class Stage:

@@ -36,12 +36,10 @@ STACK = 512
 STACK_BY_VMAP = 64
 COMPILED_WORK = 1e12
 """A program is compiled if training needs more multiplications than this limit. Above the limit, training takes minutes
-on one core, and compiling saves a third of the time.
-"""
+on one core, and compiling saves a third of the time."""
 COMPILED_SIZE = 50_000
 """Networks with more parameters than this limit are not compiled. In large networks, matrix products take most of the
-time, and compiling does not accelerate matrix products.
-"""
+time, and compiling does not accelerate matrix products."""
 
 _log = logging.getLogger(__name__)
 
