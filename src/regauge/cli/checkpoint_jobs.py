@@ -79,9 +79,7 @@ def provenance_of(options: Any, *, element: str | None = None, **places: Path) -
 
 
 def _is_input(value: object) -> bool:
-    """Return whether the value of an option is the path of a file or folder, because some options also accept other
-    words.
-    """
+    """Return whether the value of an option names a file or folder. Some options also accept other words."""
     return isinstance(value, Path) or (isinstance(value, str) and bool(value) and bool(Input("", value).files))
 
 

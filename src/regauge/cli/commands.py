@@ -17,8 +17,7 @@ HELP, ALL = ("-h", "--help"), "--help-all"
 CONFIG = (conf.DisallowNone, conf.FlagCreatePairsOff, conf.OmitArgPrefixes, conf.PositionalMetavarFromFieldName)
 """How options are built from classes, for parsing and for help."""
 INSTEAD = (("--steps", "--epochs", "--seconds"), ("--input-shape", "--data"))
-"""Options with the same purpose. If a command lacks an option, the error names the other options of the option's
-group."""
+"""Options with the same purpose. The error for a missing option names the options of its group."""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 """An argument in a message of the library, in backticks."""
 NAMES = {"out": "output"}
@@ -43,8 +42,7 @@ ELSEWHERE = {"reproduce": "regauge-papers"}
 
 
 def with_others(commands: Any, words: Sequence[str]) -> Any:
-    """Return the commands of regauge and, unless the user named a command of regauge, the commands of other installed
-    packages.
+    """Return all commands of regauge, and those of other packages unless the user named a command of regauge.
 
     Args:
         commands: The union of the options of regauge's commands.
@@ -82,9 +80,7 @@ def require_command(words: list[str], commands: Any) -> None:
 
 
 def named_command(words: Sequence[str], commands: Any) -> tuple[str, Any]:
-    """Find the command that the user named, with its options. For a partial name, return the options of its
-    subcommands.
-    """
+    """Find the command that the user named, with its options (for a partial name, the options of subcommands)."""
     typed = "regauge"
     for word in words:
         known = commands_by_name(commands)

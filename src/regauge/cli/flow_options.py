@@ -104,9 +104,8 @@ class FlowSample(Sampling):
 class FlowGuide(Sampling):
     """Sample networks from a flow into a new store, guided by the gradient of a loss on DATA.
 
-    The command prints the loss and accuracy of guided networks and of three controls: networks sampled without
-    guidance, such networks after the same number of gradient steps, and random networks after the same number of
-    gradient steps.
+    The command prints the loss and accuracy of guided networks, of networks sampled without guidance, and of unguided
+    and random networks after the same number of gradient steps.
     """
 
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]

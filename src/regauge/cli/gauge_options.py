@@ -37,8 +37,7 @@ class Gauge(JudgedOptions):
     """Gradient steps of the method learned. With --by function, about 400 are useful."""
     by: Literal["weights", "function"] = "weights"
     """Objective of --method learned. weights: the rounding error of the weights. function: the divergence of the
-    rounded model's outputs from the original model's outputs; needs --data, whose last quarter selects the best
-    step."""
+    rounded model's outputs from the original outputs; needs --data, whose last quarter selects the best step."""
     mappings: Literal["llm-compressor", "autoawq"] | None = None
     """Change no weights. Write a table for this tool to OUT (.json or .yaml): the pairs of layers that it may scale."""
     untie: bool = False

@@ -111,8 +111,7 @@ class LearnPredictor(LearnNet):
 @dataclass(frozen=True, kw_only=True)
 @with_settings(AutoencoderConfig, f"width depth dropout latent examples {TRAINING}")
 class LearnAutoencoder(LearnNet):
-    """Train an autoencoder of networks: a net that maps each orbit to a vector, and a net that maps vectors to
-    networks.
+    """Train an autoencoder of networks: one net maps each orbit to a vector, another net maps vectors to networks.
 
     The decoded networks are trained to have the same outputs as the encoded networks at the inputs. Networks are split
     by run, or by a column "split" of the store. An interrupted training continues with --resume.

@@ -75,9 +75,7 @@ Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "inte
 
 
 class UsageError(ValueError):
-    """An error about options that exclude each other. Its message names options, while messages of the library name
-    arguments.
-    """
+    """An error about options that exclude each other. It names options; errors of the library name arguments."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +104,7 @@ class ExampleInputs(Held):
 
 @dataclass(frozen=True)
 class Written:
-    """The form of the output. By default, the output has the form of the checkpoint from which other files are
-    copied.
-    """
+    """The form of the output, by default the form of the checkpoint from which other files are copied."""
 
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, arg(metavar="DTYPE")] = None
     """Dtype of the written floating-point tensors: float32, bfloat16, float16 or float64. config.json names it too."""

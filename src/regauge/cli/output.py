@@ -58,8 +58,7 @@ def report(command: str, *, as_json: bool) -> Iterator[None]:
 
 
 def tell(text: object, /, **facts: Any) -> None:
-    """Print a text, or add its facts to the report. Lists with the same name are joined, and texts without facts become
-    notes.
+    """Print a text, or add its facts to the report. Lists of one name are joined; texts without facts are notes.
 
     Strings from files may contain line breaks; the caller must escape them.
     """

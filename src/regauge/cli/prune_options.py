@@ -10,8 +10,7 @@ from regauge.cli.options import BATCHES_HELP, Batch, Checkpoint, JudgedOptions, 
 
 @dataclass(frozen=True)
 class Prune(JudgedOptions):
-    """Remove hidden units, channels and heads from all tensors of a checkpoint, and write a smaller checkpoint that
-    runs.
+    """Remove hidden units, channels and heads from all tensors of a checkpoint, and write a smaller checkpoint.
 
     Units without influence on the outputs are removed first; without --share, the function therefore stays the same. A
     report is written next to OUT: OUT.prune.json and the page OUT.prune.html, or regauge.prune.json and .html in OUT.
@@ -27,8 +26,7 @@ class Prune(JudgedOptions):
     weight), or output (change of the next layer's outputs, after refitting the layer to the kept units). By default
     output with --data, and magnitude without (page "pruning" of the documentation)."""
     groups: tuple[str, ...] = ()
-    """Groups from which --share is removed, by their names in `regauge discover`; by default all groups that can be
-    pruned."""
+    """Groups from which --share is removed, by their names in `regauge discover`; by default all possible groups."""
     data: Annotated[str | None, arg(metavar="DATA", help=BATCHES_HELP + "Criteria and losses use these data.")] = None
     batch: Batch = 64
     overwrite: OverwriteAll = False

@@ -26,8 +26,7 @@ class Judged:
     If the model has batch normalization, the task recomputes its statistics.
 
     Attributes:
-        choosing: The data for statistics and for training paths, or the data of `task` if neither statistics nor paths
-            are computed.
+        choosing: The data for statistics and for training paths; without both, the data of `task`.
         statistics: The data for batch normalization statistics; empty if there are no such statistics.
     """
 

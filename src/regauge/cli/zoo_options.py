@@ -38,9 +38,8 @@ class ZooTrain:
     ]
     output: NewStore
     networks: int | None = None
-    """Number of networks, by default from the config. A smaller store is extended. The store has all checkpoints that
-    the config names (82 for each network of uci-mlps). By default, most commands read only the last checkpoint of each
-    run."""
+    """Number of networks, by default from the config. A smaller store is extended. The store has all checkpoints in the
+    config (82 per network of uci-mlps). By default, most commands read only the last checkpoint of each run."""
     seed: int | None = None
     """Seed of all random numbers; by default from the config."""
     on: Annotated[str, arg(help=ON_HELP)] = "here"

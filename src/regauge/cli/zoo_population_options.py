@@ -33,8 +33,7 @@ class ZooNearest:
 
 @dataclass(frozen=True)
 class ZooAlign:
-    """Align all networks of a store to one network, and write a new store; the same command continues an interrupted
-    run.
+    """Align a store's networks to one network, and write a new store; the same command continues an interrupted run.
 
     All checkpoints of all runs are aligned. The folder of the new store also contains the network to which all networks
     were aligned.
