@@ -1,1 +1,3 @@
-"""The experiments of the papers, each from frozen settings to a table of our numbers and those of the paper."""
+"""The experiments of the papers, each a function from frozen settings to a table of our numbers and the paper's
+numbers.
+"""

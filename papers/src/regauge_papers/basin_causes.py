@@ -1,4 +1,4 @@
-"""Barriers between transformers by width, depth, training and architecture: what raises them, and what removes them.
+"""Barriers between transformers by width, depth, training and architecture, with methods that remove barriers.
 
 References:
     Theus et al. (2025), Generalized linear mode connectivity for transformers.
@@ -39,8 +39,8 @@ KINDS: Mapping[Kind, str] = {
     "causes-gpt": "language models of Tiny Shakespeare, by width, depth, training and architecture",
 }
 SPREAD = Quantity("spread", 2, of=lambda record: record["spread"][-1] if "spread" in record else None)
-"""The standard deviation of the residual stream after the last block in the midpoint network, divided by that in the
-endpoints."""
+"""The standard deviation of the residual stream after the last block in the midpoint network, divided by the standard
+deviation in the endpoints."""
 END = Quantity("loss of an end", of=lambda record: fmean(record["line"][k]["loss"] for k in (0, -1)))
 QUANTITIES = (BARRIER, MIDPOINT, Quantity("accuracy", of=halfway("accuracy")), END, SPREAD)
 BASE = "base"
@@ -116,7 +116,9 @@ class Speaker(nn.Module):
 
 
 def config(kind: Kind, scale: Scale) -> Causes:
-    """Return variants with three pairs of vision transformers and two of language models; ten pairs in full."""
+    """Return variants with three pairs of vision transformers and two pairs of language models, or ten pairs in
+    full.
+    """
     is_smoke, is_image = scale == "smoke", kind == "causes-vit"
     steps = 2 if is_smoke else 400
     ways = (
@@ -138,7 +140,7 @@ def config(kind: Kind, scale: Scale) -> Causes:
 
 
 def vision_variants(*, is_smoke: bool) -> tuple[tuple[Variant, ...], dict[str, float]]:
-    """Return vision transformers of digits: the base, and each with one change."""
+    """Return vision transformers of digits: the base, and variants with one change each."""
     base = (
         {"width": 8, "layers": 1, "heads": 2, "epochs": 1}
         if is_smoke
@@ -171,7 +173,9 @@ def vision_variants(*, is_smoke: bool) -> tuple[tuple[Variant, ...], dict[str, f
 
 
 def language_variants(*, is_smoke: bool) -> tuple[tuple[Variant, ...], dict[str, float]]:
-    """Return language models: the base in the style of GPT-2, and each with one change, up to the style of Llama."""
+    """Return language models: the base in the style of GPT-2, and variants with one change each, up to the style of
+    Llama.
+    """
     base = {"width": 8, "layers": 1, "epochs": 1} if is_smoke else {"width": 64, "layers": 2, "epochs": 3}
     other, context = population("basin-gpt", is_smoke=is_smoke), 16 if is_smoke else 64
 
@@ -203,7 +207,7 @@ def language_variants(*, is_smoke: bool) -> tuple[tuple[Variant, ...], dict[str,
 
 
 def replace_norms(module: nn.Module) -> nn.Module:
-    """Return the module, in which each LayerNorm has become an RMSNorm."""
+    """Return the module, in which an RMSNorm has replaced each LayerNorm."""
     for layer in list(module.modules()):
         for name, child in layer.named_children():
             if isinstance(child, nn.LayerNorm):
@@ -282,7 +286,7 @@ class CausePair(BasinPair):
 
 
 def draw(config: Causes, found: Sequence[Sequence[Sequence[Record]]]) -> dict[str, tuple[Chart, ...]]:
-    """Return a picture of the barriers along each axis: the mean of the pairs, and their range."""
+    """Return a picture of the barriers along each axis: the mean and the range over pairs."""
     charts = []
     for axis, base in config.axes.items():
         known = [(one.value if one.axis == axis else base, k) for k, one in enumerate(config.variants)]

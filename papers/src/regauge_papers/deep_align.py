@@ -57,8 +57,8 @@ TABLE_2_CIFAR10 = {
 
 PIXELS: Mapping[DataName, int] = {"digits": 64, "MNIST": 784, "CIFAR-10": 3072}
 EXAMPLES: Mapping[DataName, int] = {"digits": 1000, "MNIST": 54_000, "CIFAR-10": 45_000}
-"""The number of training images, without the tenth that the paper reserves for validation. No experiment here uses this
-tenth."""
+"""The number of training images, without the tenth that the paper reserves for validation. The experiments of
+`regauge_papers` do not use this tenth."""
 NORMALIZATION: Mapping[DataName, tuple[float, float]] = {
     "digits": (0.0, 1.0),
     "MNIST": (0.1307, 0.3081),
@@ -68,7 +68,7 @@ NORMALIZATION: Mapping[DataName, tuple[float, float]] = {
 MLP_TRAINING = ClassifierConfig(epochs=5, batch=128, optimizer=Adam(5e-3), schedule=Constant())
 """The paper specifies 5 epochs, batch size 128 and learning rate 5e-3, but no optimizer. The optimizer here is Adam."""
 CNN_TRAINING = ClassifierConfig(epochs=20, batch=128, optimizer=Adam(1e-4), schedule=Constant())
-"""The paper specifies 20 epochs of Adam with learning rate 1e-4. The batch size here is that of the MLPs."""
+"""The paper specifies 20 epochs of Adam with learning rate 1e-4. The batch size here is the batch size of the MLPs."""
 
 SINKHORN_LR = 0.1
 """The learning rate of the paper. With 1,000 steps, a larger learning rate leads to worse optima."""
@@ -79,7 +79,9 @@ REFINING = 10_000
 
 
 def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, seeds: int) -> Comparison:
-    """Return the settings for MLPs; in full, 500 pairs of the paper's 1,000 test networks for each of three seeds."""
+    """Return the settings for MLPs; in full, there are 500 pairs of the paper's 1,000 test networks for each of three
+    seeds.
+    """
     if scale == "smoke":
         small = small_images() if data == "MNIST" else "digits"
         population = mlps(small, width=16, training=replace(MLP_TRAINING, epochs=2))
@@ -96,8 +98,8 @@ def sinkhorn_config(scale: Scale, data: DataName, printed: Printed, pairs: int) 
 
 
 def table2_config(scale: Scale) -> Comparison:
-    """Return the settings for the CNN of table 4 on CIFAR-10; on a CPU with half the channels and a fifth of the
-    images.
+    """Return the settings for the CNN of table 4 on CIFAR-10; on a CPU, it has half of the channels and is trained on a
+    fifth of the images.
     """
     short = replace(CNN_TRAINING, epochs=4, optimizer=Adam(1e-3))
     if scale == "smoke":
@@ -124,7 +126,7 @@ def mlps(data: DataName, *, width: int = 128, training: ClassifierConfig = MLP_T
 
 
 def cnns(data: DataName, training: ClassifierConfig, *, examples: int, narrow: int = 1) -> Population:
-    """Return a population of the network of table 4, or of one with fewer channels."""
+    """Return a population of the network of table 4, or of a network with fewer channels."""
     channels = [c // narrow for c in (16, 32, 32, 64, 64, 128, 128)]
     image, in_channels = (32, 3) if data == "CIFAR-10" else (8, 1)
     plan: list[int | Literal["pool"]] = [*channels[:3], "pool", *channels[3:5], "pool", *channels[5:], "pool"]
@@ -169,7 +171,7 @@ def measure(config: Comparison, run: Run) -> Table:
 
 
 def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, ...]:
-    """Return the rows that need no learning and, if there are data, the row of this library's default method."""
+    """Return the rows that need no learning. If there are data, include the row of this library's default method."""
 
     def way(label: str, method: Method | None, batch: int = 1000) -> ClassifierWay:
         barrier, auc = printed[label]
@@ -198,8 +200,8 @@ def _ways(printed: Printed, *, iterations: int = 1000) -> tuple[ClassifierWay, .
 
 
 def _sinkhorn_ways(printed: Printed, iterations: int) -> tuple[ClassifierWay, ...]:
-    """Return rows with Sinkhorn after weight matching: as in table 1, as published, with single changes, and with other
-    rates.
+    """Return rows with Sinkhorn after weight matching: with the settings of table 1, with the published settings, with
+    single changes, and with other learning rates.
     """
     every = min(iterations, rg.Sinkhorn.every)
     ours = rg.Sinkhorn(loss="random", init=PUBLISHED_WEIGHTS, steps=iterations, every=every, lr=SINKHORN_LR, kept=0)

@@ -1,4 +1,4 @@
-"""Paper 002, figures 3 and 7: digit networks, and noisy copies of them under permutations, signs and both.
+"""Paper 002, figures 3 and 7: digit networks, and noisy copies of digit networks under permutations, signs, or both.
 
 References:
     Paper 002, section 5 (INR interpolation), appendices A (the generalized matching) and D.1 (without noise).
@@ -72,7 +72,7 @@ class Orbits:
 
 
 def config(scale: Scale) -> Orbits:
-    """Return the settings: 20 digits on a CPU; 100 at the paper's scale, because the paper names no number."""
+    """Return the settings: 20 digits on a CPU, or 100 at the paper's scale (the paper names no number)."""
     if scale == "smoke":
         return Orbits(1, 2, (0.0, 0.05), 0.05, FitConfig(steps=30, batch=None, optimizer=Adam(5e-4)), 3)
     images, copies = (20, 5) if scale == "cpu" else (100, 10)

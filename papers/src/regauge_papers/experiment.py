@@ -31,14 +31,14 @@ T = TypeVar("T")
 Scale = Literal["smoke", "cpu", "paper"]
 CPU = torch.device("cpu")
 SMOKE = "a test run on small networks, which are hardly trained: these numbers say nothing about the methods"
-"""A note below the tables of the smallest scale."""
+"""The note that is printed below tables at the smallest scale."""
 
 
 class Unit:
     """A `Progress` for one unit of work, which is a part of a longer experiment.
 
-    Progress within the unit is reported as progress of the whole experiment. At most 99% of the unit counts as done
-    until the caller finishes the unit.
+    Progress within the unit is reported as progress of the whole experiment. Until the caller finishes the unit, at
+    most 99% of the unit counts as done.
 
     Args:
         advance: The function that reports progress of the whole experiment.
@@ -86,7 +86,7 @@ class Run:
     device: torch.device = CPU  # where networks are trained and evaluated; only experiments that allow it get another
 
     def generator(self, *names: object) -> torch.Generator:
-        """Return a random generator for one purpose, which is the same in every run with this seed."""
+        """Return a random generator for one purpose, which is the same in every run with the run's seed."""
         digest = hashlib.sha256(repr((self.seed, *names)).encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -102,7 +102,7 @@ class Run:
         return self.bring(load(path))
 
     def state(self, settings: object, key: str) -> Path:
-        """Return the file that keeps the state of the training of a network until the training ends."""
+        """Return the file with the state of a network's training. The file is deleted when the training ends."""
         return self._folder("networks", (self.seed, settings)) / f"{key}.state.safetensors"
 
     def record(self, settings: object, key: str, make: Callable[[], Record]) -> Record:
@@ -119,7 +119,7 @@ class Run:
         return self.grid(label, one, *axes)
 
     def grid(self, label: str, step: Callable[..., Any], *axes: Sequence[Any]) -> list[Any]:
-        """Run a step for all combinations of arguments; steps that run in another process are postponed.
+        """Run a step for all combinations of arguments; steps that another process runs are postponed.
 
         Results are in the order of the arguments: `found[i][j]` is `step(unit, axes[0][i], axes[1][j])`, where the unit
         is a `Progress` to which a long step may report its parts. If other processes run all remaining steps, this
@@ -164,7 +164,9 @@ class Run:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether bfloat16 is used where settings request it; on other hardware it is slower than single precision."""
+        """Whether the device computes fast in bfloat16. Otherwise, single precision is used even if settings request
+        bfloat16.
+        """
         return multiplies_bfloat16(self.device)
 
     @property
@@ -175,10 +177,10 @@ class Run:
         return "float32, as the processor has no instructions for bfloat16"
 
     def autocast(self, *, is_bfloat16: bool) -> torch.autocast:
-        """Return a context that computes products and convolutions in bfloat16, if this is requested and possible.
+        """Return a context that computes products and convolutions in bfloat16, if bfloat16 is requested and fast.
 
-        Weights and their updates keep their precision. Converted weights are not cached, because the cache would keep
-        the weights of the first step.
+        Weights and their updates keep their precision. Converted weights are not cached, because the cache would
+        contain the weights of the first step in later steps.
         """
         is_enabled = is_bfloat16 and self.has_bfloat16
         return torch.autocast(self.device.type, torch.bfloat16, enabled=is_enabled, cache_enabled=False)
@@ -196,7 +198,7 @@ class Run:
 
 
 class TakenError(Exception):
-    """An error: another process runs this step, and other steps can be done before waiting."""
+    """An error that is raised if another process runs a step, and this process can do other steps before it waits."""
 
 
 _MAY_WAIT: ContextVar[bool] = ContextVar("may_wait", default=True)
@@ -207,8 +209,8 @@ postponed."""
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Return whether a device has instructions for products in bfloat16.
 
-    Without these instructions, such products are computed in another way, which can take much longer than in single
-    precision. On a processor with only AVX2, products of 1,024 x 1,024 matrices took 68 times as long.
+    Without these instructions, products in bfloat16 can take much longer than products in single precision. On a
+    processor with only AVX2, bfloat16 products of 1,024 x 1,024 matrices took 68 times as long as float32 products.
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -216,7 +218,7 @@ def multiplies_bfloat16(device: torch.device) -> bool:
 
 
 def make_once(path: Path, write: Callable[[], object]) -> None:
-    """Call `write` to make a missing file, unless another process is making this file.
+    """Call `write` to make a missing file, unless another process is making the file.
 
     If a process is stopped, its steps become free.
 
@@ -243,7 +245,7 @@ def make_once(path: Path, write: Callable[[], object]) -> None:
 
 
 def _kept(path: Path, make: Callable[[], Record]) -> Record:
-    """Return the record in a file, which is made now if it does not exist."""
+    """Return the record in a file. A missing file is made now."""
     make_once(path, lambda: save_text(json.dumps(make()) + "\n", path))
     found: Record = json.loads(path.read_text(encoding="utf-8"))
     return found
@@ -251,7 +253,9 @@ def _kept(path: Path, make: Callable[[], Record]) -> Record:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment: a line for the list, the settings at each scale (a frozen dataclass), and a measuring function."""
+    """An experiment: a line for the list of experiments, the settings at each scale (a frozen dataclass), and a
+    function that measures.
+    """
 
     summary: str
     config: Callable[[Scale], Any]

@@ -32,4 +32,4 @@ EXPERIMENTS: dict[str, dict[str, Experiment]] = {
     "weightspace": weight_nets.EXPERIMENTS,
 }
 """The experiments of each paper, by the number of the paper. The keys "extra", "merging", "transformers" and
-"weightspace" contain experiments that belong to none of these papers."""
+"weightspace" contain experiments that belong to no numbered paper."""

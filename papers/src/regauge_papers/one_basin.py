@@ -66,7 +66,7 @@ class Basin:
 
 
 def population(family: Family, *, is_smoke: bool) -> Population:
-    """Return the networks and their data; for test runs, small networks on installed data."""
+    """Return the networks and their data; for test runs, small networks on data from installed packages."""
     size = {"width": 8, "layers": 1, "heads": 2} if is_smoke else {}
 
     def training(epochs: int) -> ClassifierConfig:
@@ -101,7 +101,9 @@ def population(family: Family, *, is_smoke: bool) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Basin:
-    """Return the settings: three pairs, and fewer methods for language models; ten pairs and longer methods in full."""
+    """Return the settings: three pairs, and fewer methods for language models; in full, there are ten pairs, and
+    methods take more steps.
+    """
     is_smoke, is_image = scale == "smoke", family == "basin-vit"
     short, long = (2, 4) if is_smoke else (100, 400) if scale == "cpu" else (400, 1600)
     variants = (
@@ -156,7 +158,7 @@ def measure(config: Basin, run: Run) -> Table:
 
 
 class BasinPair:
-    """Two networks, and all methods that are to remove the barrier between them."""
+    """Two networks, and all methods that may remove the barrier between the networks."""
 
     def __init__(self, config: Basin, data: Examples, a: Params, b: Params, index: int, run: Run) -> None:
         self._config, self._data, self._index, self._run = config, data, index, run

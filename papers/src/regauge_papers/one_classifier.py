@@ -64,7 +64,9 @@ def mnist_config(scale: Scale) -> Merging:
 
 
 def cifar10_config(scale: Scale) -> Merging:
-    """Return the settings: three 3 x 3 convolutions (32, 64, 64 channels) with pooling and a linear layer, or less."""
+    """Return the settings: three 3 x 3 convolutions (32, 64, 64 channels) with pooling and a linear layer, or smaller
+    networks.
+    """
     if scale == "smoke":
         return _smoke(
             "CNN with 4 and 8 channels",

@@ -11,16 +11,16 @@ from tyro.conf import Positional, arg
 class Reproduce:
     """Run an experiment of a paper: a table with the paper's numbers next to ours, and a picture.
 
-    Without EXPERIMENT, the command lists all. An interrupted run continues where it stopped, and the same command in a
-    second terminal shares the steps.
+    Without EXPERIMENT, the command lists all experiments. An interrupted run continues where it stopped, and the same
+    command in a second terminal shares the steps.
     """
 
     paper: Annotated[Positional[str], arg(metavar="[PAPER]", help="000 to 004, or another group in the list.")] = ""
     experiment: Annotated[Positional[str], arg(metavar="[EXPERIMENT]", help="A name in the list.")] = ""
     scale: Literal["smoke", "cpu", "paper"] = "smoke"
-    """smoke: a test of a minute. cpu: minutes or hours on a laptop. paper: all that the paper did."""
+    """smoke: a test that takes a minute. cpu: minutes or hours on a laptop. paper: the full experiment of the paper."""
     seed: Annotated[tuple[int, ...], arg(metavar="SEED ...")] = (0,)
-    """Seed of all random numbers. Several seeds make one table of all; each has its own networks."""
+    """Seed of all random numbers. Several seeds give one joint table; each seed has its own networks."""
     out: Path = Path("out/reproduce")
     """Folder for tables and pictures, and for networks and finished steps, which later runs reuse."""
     device: str = "cpu"

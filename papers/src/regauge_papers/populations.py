@@ -57,7 +57,7 @@ class Examples:
 
     @classmethod
     def of(cls, data: ImageData, count: int | None = None) -> "Examples":
-        """Return the first `count` training images (by default all), and all test images."""
+        """Return the first `count` training images (by default all training images), and all test images."""
         images, labels = data.train_images[:count], data.train_labels[:count]
         return cls(data.name, images, labels, data.test_images, data.test_labels)
 

@@ -1,4 +1,5 @@
-"""Residual MLPs, for which published weight matching fails; not from a listed paper, but from their foundations.
+"""Residual MLPs, for which published weight matching fails; not from a numbered paper, but from work on which these
+papers build.
 
 References:
     Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2; readers of the paper raised the question of

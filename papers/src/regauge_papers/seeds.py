@@ -37,7 +37,9 @@ def _join(rows: tuple[Row, ...]) -> Row:
 
 
 def _by_unit(row: Row, seeds: int) -> dict[str, list[list[float]]]:
-    """Return the values of each unit from lists with all units of the first seed, then of the second, and so on."""
+    """Return the values of each unit, given lists with all units of the first seed, all units of the second seed, and
+    so on.
+    """
     found = {}
     for name, values in row.values.items():
         count = len(values) // seeds

@@ -14,7 +14,7 @@ BESIDE = ".settings"
 
 
 def place_of(folder: Path, settings: object, suffix: str = "") -> Path:
-    """Return the path of the file or folder for some settings; it may not exist.
+    """Return the path of the file or folder for some settings. The path may not exist.
 
     The name depends only on settings that differ from their defaults. A field that is added later therefore does not
     change the name while it has its default. A second file with the same name lists all settings. If a listed setting

@@ -50,7 +50,7 @@ class SineWaves:
 
 
 def config(scale: Scale) -> SineWaves:
-    """Return the settings: 50 pairs on a CPU, and 100 at the paper's scale, the number of its test pairs."""
+    """Return the settings: 50 pairs on a CPU, and 100 at the paper's scale, the number of the paper's test pairs."""
     if scale == "smoke":
         return SineWaves(2, 64, replace(FITTING, steps=50), 3)
     return SineWaves(50 if scale == "cpu" else 100, 512, FITTING, 25)
@@ -82,7 +82,7 @@ QUANTITIES = (
 
 
 def measure(config: SineWaves, run: Run) -> Table:
-    """Align the two networks of each wave, and copies of the first network that a random element has moved."""
+    """Align the two networks of each wave, and copies of the first network, transformed by a random element."""
     module = Siren(1, 32, 1)
     data = waves(config.pairs, config.points, generator=run.generator("waves"))
     networks = fit_pairs(config, module, data, run)

@@ -33,8 +33,8 @@ def strips_figure(strips: Sequence[Strip]) -> Figure:
     """Draw rows of pictures of networks, with the loss and the histogram of predicted labels below each picture.
 
     The height of a bar is the square root of the fraction of the label, on the same scale in all histograms. A few
-    points on the surface therefore remain visible next to many points far from it. A cross marks a network without a
-    surface. A number marks a network with fewer points than requested.
+    points on the surface therefore remain visible next to many points far from the surface. A cross marks a network
+    without a surface. A number marks a network with fewer points than requested.
 
     References:
         De Luigi et al. (2023), figures 3.9 to 3.11.
@@ -149,7 +149,7 @@ def _write(figure: Figure, x: float, y: float, words: str, **style: Any) -> None
 
 
 def _number(loss: float) -> str:
-    """Return a loss with three decimals, or its order of magnitude if it is smaller."""
+    """Return a loss with three decimals, or its order of magnitude if the loss is below 0.01."""
     if not math.isfinite(loss):
         return "not finite"
     return f"{loss:.1e}" if 0 < abs(loss) < 0.01 else f"{loss:.3f}"

@@ -18,7 +18,7 @@ Line = Sequence[Mapping[str, float]]
 Values = Sequence[Sequence[float]]
 """One number for each pair of networks, for each seed."""
 FEWEST = 3
-"""The smallest number of values for which a standard error is printed. If there are fewer values, all of them are
+"""The smallest number of values for which a standard error is printed. If there are fewer values, each value is
 printed."""
 
 
@@ -31,7 +31,7 @@ def loss_series(label: str, line: Sequence[Mapping[str, float]], style: Style) -
 class Quantity:
     """A column: its heading, the number of printed decimals, and the function that reads a number from a record.
 
-    By default the number is the entry of a record with the name of the column, or None if there is no entry.
+    By default, the number is the entry of a record with the name of the column, or None without such an entry.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Row:
     ) -> "Row":
         """Return the row of a method from a list of records per seed; quantities that a record lacks are left out.
 
-        If records hold lines under "line", the mean of the lines is the curve, unless `is_drawn` is false.
+        If records contain lines under "line", the curve is the mean of the lines, unless `is_drawn` is false.
         """
         values = {q.name: [[q.read(record) for record in seed] for seed in records] for q in quantities}
         known = {
@@ -94,13 +94,13 @@ class Table:
     paired: str = ""
 
     def cells(self) -> list[list[str]]:
-        """Return the cells of the printed table, the header first.
+        """Return the cells of the printed table, beginning with the header.
 
-        Each row has its label, and the number n of independent values of the first quantity if any row has several.
-        Other quantities may have more values, such as both ends of each line. For each quantity, the mean with its
-        standard error follows, or the values if there are fewer than three. If several seeds have more than one value,
-        the standard deviation of their means follows, or both means if there are two seeds. The number of the paper
-        follows if there is one. For the first quantity, the mean difference from the row `paired` is added.
+        Each row has its label, and the number n of independent values of the first quantity, if any row has several
+        values. Other quantities may have more values, such as both ends of each line. For each quantity, the mean with
+        its standard error follows, or the values if there are fewer than three. If several seeds have more than one
+        value, the standard deviation of their means follows, or both means if there are two seeds. If the paper has a
+        number, it follows. For the first quantity, the mean difference from the row `paired` is added.
         """
         columns = [["", *(row.label for row in self.rows)]]
         counts = [self._count(row) for row in self.rows]
@@ -134,7 +134,7 @@ class Table:
         """Return one quantity of rows "GROUP: WAY", with a row for each group and a column for each way.
 
         Raises:
-            ValueError: The table has no quantity of this name, or has rows with other names.
+            ValueError: The table has no quantity with the given name, or has rows with other names.
         """
         (shown,) = self.excerpt([quantity]).quantities
         rows: dict[str, Row] = {}

@@ -1,7 +1,7 @@
 """Lines evaluated with a fitted softmax temperature, which show the part of a barrier caused by confidence.
 
-The mean of two networks has smaller outputs than both networks, so its probabilities are too uniform. A temperature for
-each network of the line makes the probabilities confident again, without any alignment.
+The mean of two networks has smaller outputs than either network, so its probabilities are too uniform. A temperature
+for each network of the line makes the probabilities confident again, without any alignment.
 
 References:
     arXiv 2510.08023, which finds that wide networks with a fitted temperature need no permutation; Guo et al. (2017),

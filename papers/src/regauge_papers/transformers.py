@@ -35,8 +35,8 @@ FAMILIES: Mapping[Family, str] = {
 PARTS: Mapping[Restrict, str] = {permutations_only: "permutations", without_matrices: "discrete", whole: "all"}
 """The name of each part of the symmetry. Random seeds are derived from these names."""
 BATCH, REPAIR_BATCHES = 250, 4
-"""The number of examples that are evaluated at a time, and the number of batches for repair, among the batches that
-methods read."""
+"""The number of examples that are evaluated at a time, and the number of batches for repair, which are among the
+batches that methods read."""
 DESCENT_LR = 0.02
 """The learning rate of the descent on rotations."""
 PAPER: Mapping[Family, Mapping[str, str]] = {
@@ -112,7 +112,9 @@ def color_vision(scale: Scale) -> Population:
 
 
 def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
-    """Return language models on the characters of Python's help topics, or on a few thousand for test runs."""
+    """Return language models on the characters of Python's help topics, or on a few thousand characters for test
+    runs.
+    """
     is_smoke = scale == "smoke"
     text = help_topics()
     symbols, context = len(text.symbols), 16 if is_smoke else 64
@@ -133,8 +135,8 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Transformers:
-    """Return the settings: two pairs on a CPU (one pair of larger networks), or five in full; the paper's networks are
-    larger.
+    """Return the settings: two pairs on a CPU (one pair of larger networks), or five pairs in full. The networks of the
+    paper are larger.
     """
     paper = PAPER.get(family, {})
     if family == "gpt" or family == "llama":
@@ -210,7 +212,7 @@ def measure(config: Transformers, run: Run) -> Table:
 
 
 class TransformerPair:
-    """Two networks, and all methods that align the second one."""
+    """Two networks, and all methods that align the second network."""
 
     def __init__(self, config: Transformers, data: Examples, a: Params, b: Params, index: int, run: Run) -> None:
         self._config, self._data, self._index, self._run = config, data, index, run
@@ -259,7 +261,7 @@ class TransformerPair:
         return self._run.network(settings, key, move), before + seconds
 
     def _settings(self, way: TransformerWay) -> tuple[object, ...]:
-        """Return the settings on which the alignment of a row depends, including those of earlier rows."""
+        """Return the settings on which the alignment of a row depends, including the settings of earlier rows."""
         config = self._config
         before = () if way.after is None else self._settings(self._ways[way.after])
         own = () if way.method is None else (PARTS[way.restrict], way.method)

@@ -80,7 +80,9 @@ class Way:
         return TemperedJudge(judge, fitting) if self.is_tempered else judge
 
     def path(self, module: nn.Module, batches: Sequence[Tensor]) -> Path:
-        """Return the line to the second network, which is repaired with statistics of the inputs if requested."""
+        """Return the line to the second network. Networks on the line are repaired with statistics of the inputs if
+        requested.
+        """
         return Repaired(module, batches) if self.is_repaired else Straight()
 
 

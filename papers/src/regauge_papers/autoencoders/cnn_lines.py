@@ -1,4 +1,5 @@
-"""Paper 002, figures 4, 5 and 9: lines between small CNNs, unaligned, aligned, decoded and latent.
+"""Paper 002, figures 4, 5 and 9: lines between small CNNs: between unaligned weights, aligned weights, decoded weights
+and latent vectors.
 
 References:
     Paper 002, section 5 (CNN interpolation) and appendix D.3.

@@ -1,7 +1,7 @@
 """Paper 002, table 2: autoencoders of small CNNs, evaluated by the classes that decoded networks predict.
 
-The published code distills on the same images on which it evaluates. The table shows this protocol in a separate
-column.
+The published code distills on the same images on which it evaluates. The table has a separate column for distillation
+on the evaluation images.
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +57,9 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: 1,024 networks per activation on small images; 15,000 on CIFAR-10 at the paper's scale."""
+    """Return the settings: 1,024 networks per activation on small images, or 15,000 on CIFAR-10 at the paper's
+    scale.
+    """
     if scale == "paper":
         return Study(_both("small-cnns", small_cnns_relu(15_000)), coders(10_800, 32, 64), 10_000)
     if scale == "cpu":
@@ -172,7 +174,7 @@ class Networks:
         return cls(settings, store, divided, data.inputs[:images].float(), *kept)
 
     def trained(self, coder: Coder, run: Run, *, is_leaky: bool = False) -> learn.Autoencoder:
-        """Return an autoencoder that was distilled on images for distillation, or on those for evaluation."""
+        """Return an autoencoder that was distilled on images for distillation, or on images for evaluation."""
         images = self.images if is_leaky else self.distilled
         known = (self.settings, len(images), is_leaky, coder)
         return coder.trained(self.store, images, run, known, self.parts)

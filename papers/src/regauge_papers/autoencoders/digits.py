@@ -44,7 +44,7 @@ class Study:
 
 
 def population(scale: Scale) -> tuple[str, PopulationConfig]:
-    """Return the settings of the digit networks: 20,480 of the 70,000 on a CPU."""
+    """Return the settings of the digit networks: one for each of 20,480 of the 70,000 digits on a CPU."""
     if scale == "smoke":
         small = siren_architecture(2, 8, 1, depth=2)
         return "digits", replace(mnist_inrs(140), architecture=small, data="digits-signals", steps=20)
@@ -52,7 +52,9 @@ def population(scale: Scale) -> tuple[str, PopulationConfig]:
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: half a minute for each autoencoder on a CPU, three hours at the paper's scale."""
+    """Return the settings: half a minute of training for each autoencoder on a CPU, or three hours at the paper's
+    scale.
+    """
     seconds = {"smoke": 0.3, "cpu": 30.0, "paper": 10_800.0}[scale]
     coders = sine_coders(seconds, *((8, 4) if scale == "smoke" else ()))
     return Study(*population(scale), tuple(coders.values()), 10)

@@ -54,7 +54,9 @@ class Coder:
 
 
 class Plain(nn.Module):
-    """An MLP on all standardized weights, which can learn the symmetry only from moved networks."""
+    """An MLP on all standardized weights. It can learn the symmetry only from networks that group elements
+    transform.
+    """
 
     def __init__(
         self, sample: Params, latent: int, generator: torch.Generator, widths: Sequence[int] = (512, 256)

@@ -20,8 +20,8 @@ def straight_lines(first: Params, second: Params, task: Task, points: int) -> tu
 def decoded_lines(
     label: str, auto: learn.Autoencoder, first: Params, second: Params, task: Task, points: int
 ) -> dict[str, tuple[Curve, ...]]:
-    """Return lines between decoded weights and between latent vectors; a single first network is the start of all
-    lines.
+    """Return lines between decoded weights and between latent vectors; if there is only one first network, all lines
+    start at it.
     """
     others = auto.encode(second)
     own = auto.encode(first).expand_as(others)

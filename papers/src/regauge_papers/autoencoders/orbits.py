@@ -62,7 +62,7 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: 10 digits on a CPU, with an encoder for the whole group and one for permutations."""
+    """Return the settings: 10 digits on a CPU, with an encoder for the whole group and an encoder for permutations."""
     long, short = {"smoke": (0.3, 0.3), "cpu": (480.0, 60.0), "paper": (10_800.0, 10_800.0)}[scale]
     sizes = (8, 4) if scale == "smoke" else ()
     coders = sine_coders(long, *sizes)["whole"], sine_coders(short, *sizes)["permutations"]
@@ -71,7 +71,9 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Measure the lines from every network to its copies, unaligned, aligned, decoded and latent."""
+    """Measure the lines from every network to its copies, as unaligned weights, aligned weights, decoded weights and
+    latent vectors.
+    """
     store = train_population(study.name, study.population, run)
     pixels = learn.grid((SIDE, SIDE))
     known = study.name, study.population
@@ -146,7 +148,9 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def strips_of(study: Study, autos: dict[str, learn.Autoencoder], networks: Params, run: Run) -> Iterator[Strip]:
-    """Return pictures along paths between two test networks: unaligned, aligned, decoded and latent."""
+    """Return pictures along paths between two test networks: as unaligned weights, aligned weights, decoded weights and
+    latent vectors.
+    """
     inr = image_inr(SIDE, SIDE, units=study.population.architecture.settings["width"])
     first, second = select(networks, 0), select(networks, 1)
     middle = (evaluate(inr, networks, learn.grid((SIDE, SIDE)))[:2]).mean(0)
@@ -186,7 +190,7 @@ def rows_of(kind: str, records: list[list[Record]]) -> list[Row]:
 
 
 def map_of(label: str, auto: learn.Autoencoder, sample: Params, copies: Params) -> Chart:
-    """Return latent vectors of test networks and of copies of one of them, in the plane of largest variance."""
+    """Return latent vectors of test networks and of copies of one test network, in the plane of largest variance."""
     latents, own = auto.encode(sample).double(), auto.encode(copies).double()
     middle = latents.mean(0)
     axes = torch.linalg.svd(latents - middle, full_matrices=False)[2][:2].T

@@ -27,8 +27,8 @@ COSTS: dict[GaussianCost, str] = {
 }
 """The costs by which units are matched in figure A13, each with its description in the table."""
 MEAN, STDS = 1.0, (0.2, 0.8)
-"""The mean of both parameters, which is equal and therefore cannot determine the matching, and their standard
-deviations."""
+"""The mean and the standard deviations of two parameters. The mean is equal for both, so it cannot determine the
+matching."""
 TIMES = (
     Quantity("points, CPU s", of=lambda record: float(record["points"])),
     Quantity("posteriors, CPU s", of=lambda record: float(record["posteriors"])),
@@ -37,7 +37,7 @@ TIMES = (
 
 
 def mirrored_config(scale: Scale) -> None:
-    """Return no settings, because all scales match one Gaussian to its mirror image."""
+    """Return no settings, because at every scale, one Gaussian is matched to its mirror image."""
 
 
 def match_mirrored(config: None, run: Run) -> Table:
@@ -89,7 +89,7 @@ def timing_config(scale: Scale) -> Timing:
 
 
 def measure_times(config: Timing, run: Run) -> Table:
-    """Measure the CPU seconds of both alignments, one after the other."""
+    """Measure the CPU seconds of two alignments, one after the other."""
     cases = [("MLP 784-3 x ", width) for width in config.mlps]
     cases += [("ResNet20 with FRN, width x", width) for width in config.resnets]
     measure = functools.partial(_measure_time, run)

@@ -1,4 +1,4 @@
-"""Comparisons of barriers: a table of figures, and their posteriors at every scale."""
+"""Comparisons of barriers: a table of figures, and the posteriors of each figure at every scale."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -91,7 +91,7 @@ def _by_classes(scale: Scale) -> list[Case]:
 
 
 def _by_width(scale: Scale) -> list[Case]:
-    """Return several widths of an MLP and, at the paper's scale, of ResNet20."""
+    """Return several widths of an MLP and, at the paper's scale, several widths of ResNet20."""
     return [*_widths(scale, "MLP", converged(scale)), *_multipliers(scale, "ResNet20")]
 
 
@@ -176,10 +176,11 @@ def _multipliers(scale: Scale, series: str, inference: ClassifierConfig | None =
 
 
 def residual(scale: Scale, norm: Norm) -> Family:
-    """Return ResNet20 at the paper's scale; on a CPU, ResNet8 with a cold posterior, in which fewer weights are pruned.
+    """Return ResNet20 at the paper's scale; on a CPU, ResNet8 with a cold posterior, in which fewer weights have the
+    distribution of the prior.
 
-    The standard deviations of ResNet8 begin at 0.003. If standard deviations begin at 0.01, a fifth of the weights, the
-    means cannot be learned in ten epochs because of the noise.
+    The standard deviations of ResNet8 begin at 0.003. If standard deviations begin at 0.01, a fifth of the size of the
+    weights, noise prevents that ten epochs suffice for the means.
     """
     if scale == "paper":
         return as_published(scale, "CIFAR-10", norm, 1, 0.01)

@@ -51,8 +51,8 @@ class Between:
 class PosteriorPair(NamedTuple):
     """Two posteriors, and the second posterior after alignment.
 
-    Samples of the aligned posterior with `moved_noise` are the same functions as samples of the second posterior with
-    `noise`.
+    Samples of the aligned posterior with `moved_noise` compute the same functions as samples of the second posterior
+    with `noise`.
     """
 
     first: GaussianPosterior
@@ -67,23 +67,23 @@ class PosteriorPair(NamedTuple):
 
 
 def mixture_config(scale: Scale) -> Between:
-    """Return the settings: an MLP on CIFAR-10, as in the paper."""
+    """Return the settings: pairs of MLPs on CIFAR-10, as in the paper."""
     return _config(scale, "Figure 3: geodesics and mixtures", as_published(scale, "CIFAR-10"), points=25)
 
 
 def mlp_plane_config(scale: Scale) -> Between:
-    """Return the settings: an MLP on CIFAR-10, as in the paper."""
+    """Return the settings: pairs of MLPs on CIFAR-10, as in the paper."""
     return _config(scale, "Figure 2: the log posterior over planes, MLP", as_published(scale, "CIFAR-10"), points=21)
 
 
 def plane_config(scale: Scale) -> Between:
-    """Return the settings: a residual network with filter response normalization; on a CPU with small images."""
+    """Return the settings: a residual network with filter response normalization; small images are used on a CPU."""
     family = small_residual("filter", 4) if scale == "cpu" else residual(scale, "filter")
     return _config(scale, "Figures 6 and A16: the log posterior over planes", family, points=21)
 
 
 def collapse_config(scale: Scale) -> Between:
-    """Return the settings: an MLP on MNIST, and the layers of one pair."""
+    """Return the settings: one pair of MLPs on MNIST."""
     return _config(scale, "Figure 10: variance collapse", as_published(scale, "MNIST"), points=3)
 
 

@@ -41,7 +41,7 @@ class Ensembles:
 
 
 class MergingWay(NamedTuple):
-    """A method that aligns networks and posteriors before they are merged; None does not align."""
+    """A method that aligns networks and posteriors before they are merged; With None, networks are not aligned."""
 
     label: str
     networks: Method | None
@@ -129,7 +129,7 @@ def measure(config: Ensembles, run: Run) -> Table:
 def _merge(
     way: MergingWay, gaussians: Sequence[GaussianPosterior], symmetry: rg.Symmetry
 ) -> tuple[GaussianPosterior, list[Params]]:
-    """Return the Gaussian, and the moved means from which it is computed."""
+    """Return the Gaussian, and the aligned means from which the Gaussian is computed."""
     moved: Sequence[GaussianPosterior] = gaussians
     if gaussians[0].std:
         if way.gaussians is not None:

@@ -145,7 +145,7 @@ def posteriors(family: Family, count: int, run: Run) -> list[GaussianPosterior]:
 
 
 def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run: Run) -> GaussianPosterior:
-    """Return the posterior that is stored under a key; if there is none, infer it by `make` and store it."""
+    """Return the posterior that is stored under a key. If no posterior is stored, infer one by `make` and store it."""
 
     def flat() -> Params:
         found = make()
@@ -159,7 +159,7 @@ def keep(settings: object, key: str, make: Callable[[], GaussianPosterior], run:
 
 
 def batches(family: Family, count: int, *, is_test: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the first `count` training or test images in batches, which are small for convolutional networks."""
+    """Return the first `count` training or test images in batches. Batches are small for convolutional networks."""
     data, size = family.images(), 500 if family.kind == "mlp" else 125
     if is_test:
         return split_batches(data.test_images[:count], data.test_labels[:count], size)

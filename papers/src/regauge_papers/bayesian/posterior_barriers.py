@@ -43,7 +43,7 @@ BALANCED = Way("aligned by permutations, signs and scales", rg.GaussianMatching(
 
 @dataclass(frozen=True)
 class Case:
-    """A set of pairs of posteriors of one kind, where each posterior is in one pair."""
+    """A set of pairs of posteriors of one kind. Each posterior is in one pair."""
 
     label: str  # in the table, and of its chart
     family: Family
@@ -135,7 +135,7 @@ def _predict(module: nn.Module, data: Sequence[Batch], params: rg.Params) -> Map
 
 
 def _diagnose(family: Family, index: int, posterior: GaussianPosterior, run: Run) -> Record:
-    """Measure how much of a posterior is pruned."""
+    """Measure the share of a posterior that equals the prior (over-pruning)."""
     if not posterior.std:
         return {}
 

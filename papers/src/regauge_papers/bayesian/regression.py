@@ -26,7 +26,7 @@ from regauge_papers.experiment import Run, Scale
 from regauge_papers.table import Quantity, Row, Table
 
 NOISE = 0.3
-"""The standard deviation of the targets around the curve, which is about that of the Snelson set."""
+"""The standard deviation of the targets around the curve, which is about the noise of the Snelson set."""
 LIMITS = (-3.5, 3.0)
 """The range of function values in the pictures."""
 

@@ -58,7 +58,7 @@ def snelson(folder: str | Path | None = None) -> CurveData:
 
 
 def has_snelson() -> bool:
-    """Return whether the data set is on this machine, that is, needs no download."""
+    """Return whether the data set is on this machine and needs no download."""
     return all(present(file) is not None for file in _FILES)
 
 

@@ -8,7 +8,8 @@ from regauge.weightspace.layers.reading import Pooling
 
 @dataclass(frozen=True)
 class ChainConfig:
-    """Settings of a `ChainDWS`; the defaults are those of Deep-Align's code, with the two faults named here.
+    """Settings of a `ChainDWS`; the defaults come from Deep-Align's code, including two faults (`are_biases_blind`,
+    `is_last_constant`).
 
     Attributes:
         hidden: The number of features of every entry of every tensor, between the layers.
@@ -23,11 +24,11 @@ class ChainConfig:
             Default: no projection.
         dropout: The dropout probability of features between layers, in training.
         are_biases_blind: Whether to repeat a fault of Deep-Align's code: weights are pooled over inputs and classes
-            before biases read them. No bias then distinguishes the inputs. The code of DWSNets does not have this
-            fault.
+            before biases read them. The biases then cannot distinguish the inputs. The code of DWSNets does not have
+            this fault.
         is_last_constant: Whether to repeat a fault of both codes: some maps to the last weight give the same result for
-            all classes. These are the maps from the previous weight, and from the biases of units that the last weight
-            does not connect. The layer is then not the most general layer of the paper.
+            all classes. Such maps read the previous weight, or the biases of units that the last weight does not
+            connect. With the fault, the layer is not the most general layer of the paper.
 
     References:
         Navon et al. (2023), section 5 and appendix B; Navon et al. (2024), section 5 and appendix.

@@ -14,14 +14,14 @@ BIAS = 1e-4
 
 
 class Map(nn.Module):
-    """A map between two tensors: a set layer over the hidden units that both have, or a linear map if they have none in
-    common.
+    """A map between two tensors: a set layer over the hidden units that both have, or a linear map if they have no
+    hidden units in common.
 
     In the following, a place is one layer of units of the networks, and a set is a place whose units are permuted. Axes
     of other places, such as inputs and outputs, count as features of both tensors. Places that only the source has are
     pooled. The result is constant along places that only the target has. If a tensor with two sets is mapped to itself,
-    the result is the mean of four linear maps. These maps read the tensor, the tensor pooled over each place, and the
-    tensor pooled over both places.
+    the result is the mean of four linear maps. The four maps read the tensor, the tensor pooled over each place, and
+    the tensor pooled over both places.
 
     Args:
         source: The places of the tensor that is read.

@@ -1,4 +1,4 @@
-"""Complete published deep weight space networks: layers, normalization, and the two heads of their code."""
+"""Complete published deep weight space networks: layers, normalization, and the two heads of the published code."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,11 +23,11 @@ class ChainDWS(nn.Module):
         net(population)                       # {group: [models, units, 128]}, as Deep-Align matches by
 
     Inputs and classes remain axes of the first and last tensors in all layers. Therefore the cost of a layer is
-    proportional to the size of the first weight. `Metanet` with `layer=DWS()` projects these axes once, and reads any
-    network. The net does not standardize weights. Standardize them by one number for each tensor, because the per-entry
-    statistics of the published scripts break the symmetry. Each tensor is pooled once, and values that no head reads
-    are not computed. All values that are computed equal those of the published code, except for its faults. Two faults
-    are settings of `ChainConfig`. The following faults are not repeated:
+    proportional to the size of the first weight. `Metanet` with `layer=DWS()` projects inputs and classes once, and
+    reads any network. The net does not standardize weights. Standardize them by one number for each tensor, because the
+    per-entry statistics of the published scripts break the symmetry. Each tensor is pooled once, and values that no
+    head reads are not computed. All computed values equal the values of the published code, except for its faults. Two
+    faults are settings of `ChainConfig`. The following faults are not repeated:
 
     - dropout was active in evaluation;
     - values that only unread outputs of the last layer need were computed, and had parameters without gradients;

@@ -16,8 +16,8 @@ from regauge.weightspace.layout.compile import Layout
 class Chain:
     """The tensors of a chain of linear layers.
 
-    The layers of units are numbered from 0 (inputs) to the last (outputs); these numbers are called places. A bias
-    belongs to one place, and a weight to two.
+    The layers of units are numbered from 0 (inputs) to the last (outputs); the numbers are called places. A bias
+    belongs to one place, and a weight belongs to two places.
 
     Attributes:
         layout: The layout of the networks.
@@ -91,7 +91,7 @@ class Chain:
         return [ends[0], *between, ends[1], *biases, output.unsqueeze(-1)]
 
     def write(self, tensors: Sequence[Tensor]) -> Params:
-        """Return parameters from the values of weights and biases; the inverse of `read`."""
+        """Return parameters from the values of weights and biases. `write` is the inverse of `read`."""
         first, *inner, last = tensors[: len(self.weights)]
         *biases, output = tensors[len(self.weights) :]
         between = [

@@ -22,7 +22,8 @@ class Needs:
     Attributes:
         places: The layers of units whose states are needed, counted from the inputs (0).
         weights: The weights whose features are needed for forward messages.
-        backward: The weights whose features are needed for backward messages, if these have separate features.
+        backward: The weights whose features are needed for backward messages, if backward messages have separate
+            features.
     """
 
     places: frozenset[int]
@@ -30,7 +31,7 @@ class Needs:
     backward: frozenset[int]
 
     def before(self, last: int, *, is_bidirectional: bool, has_backward: bool) -> "Needs":
-        """Return the states and features that the previous layer must compute as inputs of this layer."""
+        """Return the states and features that the previous layer must compute as inputs of the given layer."""
         later = {place for place in self.places if place > 0}
         earlier = {place for place in self.places if place < last and is_bidirectional}
         weights = self.weights | {place - 1 for place in later}

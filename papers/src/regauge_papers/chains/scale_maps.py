@@ -22,8 +22,8 @@ class Signal:
     """Feature vectors of all weights of one tensor, `factor * (x matrix' + offset)`, where each part broadcasts.
 
     Initial features of weights are one number times one vector. Therefore linear maps of these features, and of their
-    products with states, need to be applied only to one vector of each unit. After the first update the features are
-    `factor * (x matrix' + offset)`, so a linear map of the features is a linear map of `x`.
+    products with states, need to be applied only to one vector of each unit. After the first update, the features have
+    the form `factor * (x matrix' + offset)`, so a linear map of the features is a linear map of `x`.
     """
 
     x: Tensor
@@ -107,7 +107,8 @@ class Product(nn.Module):
     Here `r(x)` is the part of x that no sign or scale changes, and `p` is the learned vector of the layer of units.
 
     Args:
-        kinds: The kinds of units ("first", "hidden", "last") that use the product. Other kinds have no parameters.
+        kinds: The kinds of units ("first", "hidden", "last") that use the product. Kinds of units that are not listed
+            have no parameters.
         placed: The length of the learned vector of a layer of units; zero if the vector is not read.
     """
 
@@ -194,8 +195,8 @@ class WeightUpdate(nn.Module):
         return one, other
 
     def forward(self, weights: Signal, first: Tensor, second: Tensor) -> Signal:
-        """Return new weight features, given the results of `pull` for the units that weights leave and for those that
-        they enter.
+        """Return new weight features, given the results of `pull` for the units that weights leave and for the units
+        that weights enter.
         """
         mapped, last = weights.map(self.linear.weight), self.gate.last
         x = mapped.x

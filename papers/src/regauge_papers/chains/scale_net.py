@@ -34,25 +34,26 @@ class ChainScaleGMN(nn.Module):
         net(population)                       # [models, 10]
 
     The net does not standardize weights. `Metanet` with `layer=ScaleGMN()` reads any network, and respects scales in
-    both directions. With equal parameters the outputs are those of the published code, except for its faults. Two
-    faults are settings of `ChainScaleConfig`. The following faults are not repeated:
+    both directions. With equal parameters, the outputs equal the outputs of the published code, except for its faults.
+    Two faults are settings of `ChainScaleConfig`. The following faults are not repeated:
 
     - values that only unread states need were computed, and had parameters without effect;
     - the code that read settings overwrote the widths of perceptrons with the width of the features;
-    - a script had to remove half periods of sines beforehand, but ignored their frequency; here half periods stay.
+    - a script had to remove half periods of sines beforehand, but ignored their frequency; this class does not remove
+      half periods.
 
-    The published code has slow steps, which this net avoids with the same result. The initial features of a weight are
-    one number times one vector, so linear maps need to be applied only to these vectors. Consecutive maps are
-    multiplied first, and x and -x share a map. Values that depend on only one of the two units of a weight are computed
-    once for each unit. Only a few networks are read at a time. Intermediate results of a layer are not stored but
-    computed again in the backward pass.
+    `ChainScaleGMN` avoids slow steps of the published code, with the same result. The initial features of a weight are
+    one number times one vector, so linear maps are applied only to the vectors. Consecutive maps are multiplied first,
+    and x and -x share a map. Values that depend on only one of the two units of a weight are computed once for each
+    unit. Only a few networks are read at a time. Intermediate results of a layer are not stored but computed again in
+    the backward pass.
 
     Some published settings have convolutions, several kinds of nonlinearities, or dropout within perceptrons. These
     settings are not supported.
 
     Args:
         symmetry: The symmetry of the networks, which are chains of at least three linear layers with biases. Either all
-            hidden units have signs, or all have positive scales.
+            hidden units have signs, or all hidden units have positive scales.
         config: The settings of the net.
         head: `Invariant` without a hidden layer returns numbers. `Equivariant` returns a change of every weight and
             bias.
@@ -204,7 +205,7 @@ class ChainScaleGMN(nn.Module):
         """Return the initial states of units.
 
         The state is a learned vector of the unit's layer, multiplied by the bias of the unit (by 1 at inputs). At
-        inputs and outputs the vector may be added instead.
+        inputs and outputs, the vector may be added to the state instead.
         """
         first, *hidden, last = self._places()
         one = self.unit.weight.squeeze(-1)

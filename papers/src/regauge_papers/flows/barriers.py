@@ -96,7 +96,7 @@ def measure(study: Study, run: Run) -> Table:
 
 
 def _align(label: str, networks: Params, symmetry: Symmetry) -> Params:
-    """Return the networks moved by the method of a label."""
+    """Return the networks, aligned by the method with a given label."""
     if label == "as trained":
         return networks
     space = Space.of(networks, symmetry, flow.Representation("flat" if label.startswith("scaled") else "keep"))

@@ -1,4 +1,4 @@
-"""Flows over small CNNs, evaluated like the flows over MLPs of paper 000; the thesis has only MLPs."""
+"""Flows over small CNNs, evaluated like the flows over MLPs in paper 000, which has only MLPs."""
 
 from dataclasses import replace
 
@@ -13,7 +13,9 @@ from regauge_papers.flows.studies import STEPS, Study, in_all_values, in_compone
 
 
 def config(scale: Scale, *, is_common: bool = False) -> Study:
-    """Return the settings: 1,000 CNNs on small images and four CPU minutes per flow; 10,000 and two hours in full."""
+    """Return the settings: 1,000 CNNs on small images and four CPU minutes per flow, or 10,000 CNNs and two hours in
+    full.
+    """
     count, steps, seconds = {"smoke": (30, 10, 0.3), "cpu": (1000, 150, 240.0), "paper": (10_000, 2000, 7200.0)}[scale]
     population = PopulationConfig(
         cnn_architecture("relu", *SMALL),

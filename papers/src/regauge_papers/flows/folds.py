@@ -1,7 +1,8 @@
 """Guidance of flows on breast cancer (table 7.1), whose strength is chosen without the test cases.
 
-The training cases of populations are divided into three parts. Networks, a flow and the guidance use two parts. The
-guidance with the least loss on the third part is chosen. The test cases only measure the result of this choice.
+The training cases of populations are divided into three parts. Networks, a flow and the guidance are trained on two
+parts. The guidance with the least loss on the third part is chosen. The test cases are used only to measure the chosen
+guidance.
 """
 
 import statistics
@@ -37,7 +38,7 @@ QUANTITIES = (
     Quantity("spread", 3),
 )
 FOLDS = 3
-"""The number of parts of the training cases. Each part is left out once."""
+"""The number of parts of the training cases. Each part is left out of the training once."""
 DROPOUTS = (0.0, 0.1, 0.2, 0.4)
 """The shares of input values that are set to zero during guidance."""
 STRENGTHS = (10.0, 30.0, 60.0)
@@ -73,7 +74,9 @@ def third() -> Examples:
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: the flow of table 7.1 with 1,000 runs and 30 CPU seconds for each third."""
+    """Return the settings: the flow of table 7.1, with 1,000 runs and 30 CPU seconds for each third of the training
+    cases.
+    """
     study = studies.uci(scale)
     settings = study.flows[0].settings
     if scale == "smoke":
@@ -144,7 +147,7 @@ class Fold:
 
     @cached_property
     def held_out(self) -> Params:
-        """Networks that the flow was not fitted to."""
+        """Networks to which the flow was not fitted."""
         return self.networks.read("test", self.study.drawn)
 
     @cached_property
@@ -221,7 +224,7 @@ def _leave_out(number: int) -> Examples:
 
 
 def _draw(study: Study, found: Mapping[str, list[Record]], name: str) -> Chart:
-    """Return a chart of a loss by guidance strength for each share of dropped inputs, and of unguided networks."""
+    """Return a chart of a loss by guidance strength, for each share of dropped inputs and for unguided networks."""
 
     def mean(label: str) -> float:
         return statistics.fmean(record[name] for record in found[label])

@@ -37,7 +37,9 @@ BINS = 24
 
 @dataclass(frozen=True)
 class Study:
-    """Settings: networks of normal values with mean one, and flows to them from normal values with mean zero."""
+    """Settings: networks of normal values with mean one, and flows to these networks from normal values with mean
+    zero.
+    """
 
     widths: tuple[int, ...]
     networks: int  # that flows are fitted to
@@ -48,7 +50,9 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: MLPs 30-16-16-2 with deviation 1, as in the thesis; 40 CPU seconds, or an hour, per flow."""
+    """Return the settings: MLPs 30-16-16-2 with deviation 1, as in the thesis; 40 CPU seconds or, at the paper's scale,
+    an hour per flow.
+    """
     count, seconds = {"smoke": (60, 0.2), "cpu": (2000, 40.0), "paper": (20_000, 3600.0)}[scale]
     width, depth = {"smoke": (8, 1), "cpu": (16, 3), "paper": (64, 5)}[scale]
     net = flow.Metanetwork(RelationalAttention(heads=1, expansion=1), width, depth)
@@ -71,7 +75,7 @@ def config(scale: Scale) -> Study:
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Fit both flows, and follow the flows and the exact expectations with each sampler."""
+    """Fit two flows, and follow the flows and the exact expectations with each sampler."""
     architecture = mlp_architecture(*study.widths)
     module = architecture.module()
     symmetry = rg.discover(module, (torch.randn(2, study.widths[0], generator=run.generator("inputs")),))

@@ -25,7 +25,8 @@ from regauge_papers.zoo_populations import train_population
 
 BATCH = 500
 IMAGES = 2000
-"""The number of test images on which convolutional networks are evaluated, because they are slower than MLPs."""
+"""The number of test images on which convolutional networks are evaluated, because convolutional networks are slower
+than MLPs."""
 
 Examples = tuple[Tensor, Tensor, Tensor, Tensor]
 """The inputs and classes for training, followed by the inputs and classes for testing."""
@@ -57,7 +58,7 @@ class Networks:
     Attributes:
         store: The store of the whole population.
         settings: The settings of the training.
-        run: The run whose folder holds the population.
+        run: The run whose folder contains the population.
     """
 
     store: Store

@@ -122,7 +122,7 @@ class Comparison:
 
     @cached_property
     def held_out(self) -> Params:
-        """Networks that no flow was fitted to."""
+        """Networks to which no flow was fitted."""
         return self.networks.read("test", self.study.drawn)
 
     def judge(self, fitted: Fitted, drawing: Drawing, seed: int) -> Record:
@@ -160,15 +160,17 @@ class Comparison:
         )
 
     def _with_rest_anew(self, components: Components) -> Params:
-        """Return held-out networks whose part outside the principal components is sampled, as for flow samples."""
+        """Return held-out networks whose residuals (outside of the principal components) are sampled again, as in flow
+        samples.
+        """
         space = components.networks
         points = align_points(space, components.mean.float(), space.enter(self.held_out))
         chance = self.networks.run.generator("rest")
         return components.with_rest(len(points), chance).leave(components.reduce(points))
 
     def _descended(self, made: flow.Flow, drawing: Drawing) -> dict[str, Record]:
-        """Return samples of the flow's prior, and copies of training networks, after as many gradient steps as guidance
-        takes.
+        """Return samples of the flow's prior, and copies of training networks, after the number of gradient steps that
+        guidance takes.
         """
         chance = self.networks.run.generator("descend", drawing.label)
         train = self.networks.read("train")
@@ -201,7 +203,7 @@ class Comparison:
         }
 
     def _averages(self, drawn: Params) -> list[float]:
-        """Return the accuracy of an ensemble: the averaged probabilities of the first few networks."""
+        """Return the accuracy of an ensemble: the averaged class probabilities of the first few networks."""
         totals: list[float] = []
         for size in SIZES:
             right = count = 0

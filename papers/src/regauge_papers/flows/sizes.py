@@ -36,7 +36,7 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: UCI breast cancer and some hundred steps on a CPU; MNIST at the paper's scale."""
+    """Return the settings: UCI breast cancer and some hundred steps on a CPU, or MNIST at the paper's scale."""
     cancer = replace(uci_mlps(2500), checkpoints=Checkpoints(every=80, warmup=160))
     if scale == "smoke":
         small = replace(fewer(cancer, 40, 2), architecture=mlp_architecture(30, 4, 4, 2))

@@ -1,7 +1,8 @@
 """Populations of paper 000, with flows of this library and flows of the thesis that are fitted to them.
 
-The sampler of the thesis does not follow its flow. The Geometric flows of the thesis divide the last layer by its norm,
-which lowers the loss on UCI and raises it on MNIST. The published flows are compared with correct versions.
+The sampler of the thesis does not solve the differential equation of its flow. The Geometric flows of the thesis divide
+the last layer by its norm, which lowers the loss on UCI and raises it on MNIST. The published flows are compared with
+correct versions.
 """
 
 import itertools
@@ -25,7 +26,7 @@ PULL = 10.0
 COMPONENTS = 200
 """The number of principal components for networks with many parameters."""
 MEDIUM = flow.Perceptron(384, 4)
-"""The net of a flow over these components."""
+"""The net of a flow over principal components."""
 PULLS = ((3.0, 0.0), (10.0, 0.0), (30.0, 0.4))
 """Strengths of guidance with the dropout of inputs, for breast cancer. The experiment on thirds of the training cases
 (`folds`) chose the last pair."""
@@ -84,7 +85,9 @@ class Study:
 
 
 def uci(scale: Scale) -> Study:
-    """Return the settings: 2,500 runs and four CPU minutes per flow on a laptop; 10,000 runs and an hour in full."""
+    """Return the settings: 2,500 runs and four CPU minutes per flow on a laptop; in full, 10,000 runs and an hour per
+    flow.
+    """
     count, seconds = {"smoke": (40, 0.3), "cpu": (2500, 240.0), "paper": (10_000, 3600.0)}[scale]
     population = replace(uci_mlps(count), checkpoints=Checkpoints(every=80, warmup=160))
     if scale == "smoke":
@@ -104,7 +107,9 @@ def uci(scale: Scale) -> Study:
 
 
 def mnist(scale: Scale) -> Study:
-    """Return the settings: final networks of 5,000 runs of five epochs on a laptop; 50 runs of 25 in the paper."""
+    """Return the settings: final networks of 5,000 runs of five epochs on a laptop; the paper has 50 runs of 25
+    epochs.
+    """
     count, epochs, seconds = {"smoke": (40, 1, 0.3), "cpu": (5000, 5, 480.0), "paper": (3000, 25, 7200.0)}[scale]
     population = fewer(mnist_tiny_mlps(), count, epochs)
     if scale == "smoke":

@@ -78,7 +78,7 @@ class Study:
 def config(scale: Scale) -> Study:
     """Return the settings: equivariant flows of MLPs 784-10-10 on MNIST, for Fashion-MNIST and 32 hidden units.
 
-    The flows of the thesis are those of the experiment `mnist`.
+    The experiment `mnist` has the same flows of the thesis.
     """
     known = studies.mnist(scale)
     settings = flow.FlowConfig(
@@ -102,7 +102,7 @@ def config(scale: Scale) -> Study:
 
 
 def guidance(study: Study, run: Run) -> Table:
-    """Guide flows by the loss of another task, and compare with equally many gradient steps without a flow."""
+    """Guide flows by the loss of another task, and compare with the same number of gradient steps without a flow."""
     networks = Networks.of("mnist", study.population, run)
     there, here = networks.task(data=study.other), networks.task()
     learned = networks.task("train", study.other)

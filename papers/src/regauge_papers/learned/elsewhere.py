@@ -1,4 +1,6 @@
-"""Matchers used on networks for which they were not trained: other widths, other data, another shape."""
+"""Matchers used on networks for which they were not trained: networks of other widths, of other data, or with a
+different width in each layer.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +35,7 @@ from regauge_papers.learned.study import (
 from regauge_papers.table import Table
 
 NARROW = 96
-"""The number of networks of each width below 128 at the scale `cpu`."""
+"""The number of networks of each width below 128, at the scale `cpu`."""
 MOST_DEGREES = 45.0
 TABLE_3 = (
     "the paper's table 3 is of CNNs: a matcher of CIFAR-10 has barriers of 0.769 on rotated CIFAR-10 and 0.686 on "
@@ -53,7 +55,7 @@ class Study:
 
 
 def widths(scale: Scale) -> Study:
-    """Return the settings: a matcher of MLPs of widths 32 and 64 used at 128, and a matcher trained at 128."""
+    """Return the settings: a matcher of MLPs of widths 32 and 64 used at 128, and a matcher trained at width 128."""
     count = NARROW if scale == "cpu" else None
     narrow = {
         width: mlps.population(scale, f"mnist-mlps-{width}", _mnist(width, width, width), count=count)
@@ -66,7 +68,9 @@ def widths(scale: Scale) -> Study:
 
 
 def transfer(scale: Scale) -> Study:
-    """Return the settings: a matcher of MLPs on MNIST, used on networks of other data and of another shape."""
+    """Return the settings: a matcher of MLPs on MNIST, used on networks of other data, and on networks whose layers
+    have different widths.
+    """
     data = "digits" if scale == "smoke" else "mnist"
     rotated = replace(mnist_mlps(), data=f"{__name__}:rotated_{data}")
     few = partial(mlps.population, scale, count=2 * mlps.PAIRS[scale])
@@ -132,7 +136,7 @@ def rotated_mnist() -> Examples:
 
 
 def rotated_digits() -> Examples:
-    """Return the digits, rotated in the same way as MNIST."""
+    """Return the digits of scikit-learn, each rotated by a random angle between -45 and 45 degrees."""
     return image_classes(_turned(digits()), 0.0, 1.0)
 
 

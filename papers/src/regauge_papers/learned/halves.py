@@ -27,8 +27,8 @@ ENDS_RIGHT = Quantity(
     "accuracy of both", of=lambda record: (record["line"][0]["accuracy"] + record["line"][-1]["accuracy"]) / 2
 )
 SHOWN = ("Weight Matching", "Mixed Matching", "Weight Matching + scales", "Deep-Align", "Deep-Align + scales")
-"""The rows in the picture of accuracies. Rows with much lower accuracies, such as those without alignment, are left
-out, because the other rows would look equal next to them."""
+"""The rows in the picture of accuracies. Rows with much lower accuracies, such as the rows without alignment, are left
+out, because all other rows would look equal in the same picture."""
 COLUMNS = (BARRIER, AREA, MIDPOINT, ENDS, ACCURACY, ENDS_RIGHT, SECONDS)
 
 

@@ -35,7 +35,7 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "Deep-Align by distance": {"line": 0.0},
     "Deep-Align by all losses": {},
 }
-"""For each row, the loss weights that differ from those for classifiers."""
+"""For each row, the loss weights that differ from the loss weights for classifiers."""
 PAPER = {LINE: "0.063", "Deep-Align by distance": "0.127", "Deep-Align by all losses": "0.087"}
 
 

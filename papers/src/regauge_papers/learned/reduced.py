@@ -42,7 +42,9 @@ PAPER: Mapping[str, Mapping[str, str]] = {
 
 
 def short(architecture: Architecture, count: int, *, steps: int, data: str = "cifar10-16") -> PopulationConfig:
-    """Return convolutional networks with a short training, from initial values with which they learn at once."""
+    """Return convolutional networks with a short training, with initial values from which networks learn without
+    delay.
+    """
     return PopulationConfig(
         architecture,
         data,

@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Study:
-    """Settings: curves of matchers; the matcher with the largest training is a point of all curves."""
+    """Settings: curves of matchers; the matcher with the largest training set is a point of all curves."""
 
     curves: Mapping[str, Sequence[Point]]  # by what varies, in words
     largest: Lessons

@@ -1,8 +1,8 @@
 """Positive scales of ReLU units, chosen by descent after an alignment; paper 001 does not change scales.
 
-A hidden ReLU unit may be multiplied by any positive number if the outgoing weights are divided by this number. The
-papers match only the orders of units. This experiment keeps the orders of weight matching and of mixed matching, and
-fits scales by descent on the midpoint loss.
+A hidden ReLU unit may be multiplied by any positive number if the outgoing weights are divided by this number. Paper
+001 and the methods in its tables match only the orders of units. This experiment takes the order from weight matching
+or mixed matching, and fits scales by descent on the midpoint loss.
 """
 
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ from regauge_papers.table import BARRIER, Quantity, Record, Row, Table, summariz
 from regauge_papers.ways import TEMPERED_NOTE, Way
 
 COSINE = Quantity("cosine")
-"""The cosine between both networks' parameters after scales are balanced. This is the objective of weight matching,
+"""The cosine between the parameters of two networks after scales are balanced: the objective of weight matching,
 divided by both norms."""
 
 
@@ -57,7 +57,7 @@ class Continued(Method):
     start: Method
 
     def match(self, problem: Problem) -> Results:
-        """See `align`; the first method sees no data."""
+        """See `align`. The first method gets no data."""
         found = self.start.match(replace(problem, task=None))
         return rg.WeightMatching(init=found.element).match(problem)
 
@@ -131,7 +131,7 @@ def cosine_of(a: Params, b: Params, symmetry: Symmetry) -> Record:
 def draw_starts(rows: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> tuple[Chart, Chart]:
     """Return charts of the barrier of each initialization by Sinkhorn steps, and by total CPU seconds.
 
-    Barriers far above those of all aligned initializations are not shown.
+    Barriers far above the barriers of all aligned initializations are not shown.
     """
 
     def series(label: str, xs: Sequence[float], several: Sequence[Row]) -> Series:

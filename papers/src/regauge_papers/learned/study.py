@@ -37,7 +37,7 @@ POINTS = 11
 """The number of networks on each line, including both endpoints."""
 BATCH = 512
 """The number of examples in a batch. With a quarter of this number, the final loss of Sinkhorn on MNIST is three times
-as high, and matchers learn less."""
+as high, and matchers get worse."""
 QUANTITIES = (BARRIER, AREA, SECONDS)
 """The columns of tables."""
 
@@ -78,8 +78,8 @@ class Networks:
 
     @cached_property
     def split(self) -> dict[str, NDArray[np.int64]]:
-        """The indices of networks: the last ones for the table, those before them for validation, all others for
-        training.
+        """The indices of networks: the last networks are for the table, the networks before them for validation, and
+        all others for training.
 
         Networks of the same signal are neighbors, and two networks of each of the last signals form a pair. Networks of
         the two halves of the classes alternate.
@@ -200,7 +200,8 @@ def join_splits(several: Sequence[Networks], most: int | None) -> dict[str, NDAr
 
 
 def untrained_ways(*, has_classes: bool, is_refined: bool = True) -> tuple[Way, ...]:
-    """Return the rows without training: those of the paper, mixed matching, and for classifiers a fitted temperature.
+    """Return the rows without training: the rows of the paper, mixed matching, and for classifiers a fitted
+    temperature.
 
     Rows that are refined by the midpoint loss are included only if `is_refined`.
     """

@@ -108,8 +108,8 @@ def config(scale: Scale, *, name: str, what: str, population: PopulationConfig, 
 
 
 SMALL, SHORT = "Small net", "Short training"
-"""The rows of two further matchers: one that reads networks in half of the time, and one that is trained for a fortieth
-of the time."""
+"""The rows of two further matchers: a matcher that reads networks in half of the time, and a matcher that is trained
+for a fortieth of the time."""
 REDUCED = "reduced at the scale cpu: 2,000 networks, and minutes of training; the paper has 8,000, on a GPU"
 STUDIES = {
     "learned-mnist": ("mnist-mlps", "MLPs 784-128-128-128-10 on MNIST", mnist_mlps(), {
@@ -117,4 +117,4 @@ STUDIES = {
     }),
     "learned-sines": ("sines", "sine networks 1-32-32-1 of waves", sine_inrs(), {}),
 }  # fmt: skip
-"""For each experiment: the folder of the population, a description of it, its training, and the paper's barriers."""
+"""For each experiment: the folder of the population, a description, the training, and the paper's barriers."""

@@ -46,8 +46,8 @@ class ShapeWay(Way):
     pruned: float = 0.0  # share of the parameters of both networks, the smallest ones, that are set to zero
 
     def count(self, study: Study) -> int:
-        """Return the number of pairs for each shape: one pair with the same initialization, or several with different
-        ones.
+        """Return the number of pairs for each shape: one pair with the same initialization, or several pairs with
+        different initializations.
         """
         return study.pairs if self.second == "other" else 1
 

@@ -96,7 +96,7 @@ def show_path(study: Study, run: Run, points: int, detail: Detail, one: Shape, w
 
 
 def _chamfer(picture: object, reference: torch.Tensor) -> float | None:
-    """Return the Chamfer distance from the surface, or None if hardly any points were found."""
+    """Return the Chamfer distance from the surface, or None if too few points were found."""
     if not isinstance(picture, PointCloud) or not picture.is_complete:
         return None
     return compare_points(picture.points, reference).chamfer

@@ -1,4 +1,6 @@
-"""Section 3.4 of paper 003: networks trained to have a flat line, with and without a hypernetwork."""
+"""Section 3.4 of paper 003: networks trained until the loss on the line between them is small, with and without a
+hypernetwork.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +22,7 @@ HYPER: tuple[tuple[Kind, str], ...] = (
     ("residual hypernetwork", "weights, whole group"),
 )
 """The two hypernetworks, each with the row from which it starts. The hypernetwork of the paper starts from unaligned
-networks. Ours adds its output to the network, and starts after alignment."""
+networks. The hypernetwork of this library adds its output to the network, and starts from aligned networks."""
 QUANTITIES = (
     Quantity("barrier before", 4),
     Quantity("barrier", 4),
@@ -34,7 +36,7 @@ QUANTITIES = (
 
 @dataclass(frozen=True)
 class Basin:
-    """Settings: the first pair of networks of every shape, and the training that makes lines flat."""
+    """Settings: the first pair of networks of every shape, and the training that lowers the loss on lines."""
 
     study: Study
     straighten: StraightenConfig  # training of the weights themselves
@@ -60,8 +62,8 @@ def config(scale: Scale, width: int = 128) -> Basin:
 
 
 def measure(config: Basin, run: Run) -> Table:
-    """Train networks for a flat line, starting from every alignment; with a hypernetwork, only from the unaligned
-    network.
+    """Train networks for a low loss on the line, starting from every alignment. With a hypernetwork, start only from
+    the unaligned network.
     """
     shapes = {one.name: one for one in networks(config.study, run)}
     ways = {way.label: way for way in WAYS}

@@ -23,7 +23,7 @@ from regauge_papers.experiment import Run, Scale
 CLOUD = 2048
 """The number of points of a shape to which a network is fitted."""
 WIDE = 256
-"""On a laptop, wider networks than this are fitted with half the batch size, and evaluated on fewer samples."""
+"""A width. On a laptop, wider networks are fitted with half of the batch size, and evaluated on fewer samples."""
 SHAPES = ("spot", "stanford-bunny", "fandisk", "horse", "rocker-arm", "cow")
 BALL = "ball"
 """The name of a synthetic shape, for test runs without data."""
@@ -49,7 +49,7 @@ class Study:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The settings on which all results depend, and by which results are stored."""
+        """The settings on which all results depend. Results are stored under these settings."""
         return self.inr, self.fit, self.queries, self.judged
 
     @property
@@ -76,7 +76,7 @@ class Shape:
     others: tuple[Params, ...]  # networks from starts of their own, fitted to the same points as `same`
 
     def prune(self, share: float) -> "Shape":
-        """Set a share of the parameters of every network to zero, beginning with the smallest ones."""
+        """Set a share of the parameters of every network to zero, beginning with the smallest parameters."""
         if not share:
             return self
         first, same, *others = (_prune(params, share) for params in (self.first, self.same, *self.others))
@@ -145,7 +145,9 @@ def clouds(name: str) -> tuple[Tensor, Tensor]:
 
 
 def starts(study: Study, kind: str, name: str, run: Run) -> Params:
-    """Return an initialization: the shared one of inr2vec if it fits and is present, otherwise a random one."""
+    """Return an initialization: the shared initialization of inr2vec if it fits and is present, otherwise a random
+    initialization.
+    """
     if kind in ("first", "same"):
         if study.inr == Inr() and present(SHARED_START) is not None:
             return shared_start()

@@ -53,7 +53,7 @@ class Networks:
         params: The parameters, `[networks, ...]`.
         accuracies: The accuracies on held-out images, `[networks]`.
         runs: The index of the training of each network, `[networks]`.
-        is_end: Whether each network is the last one of its training, `[networks]`.
+        is_end: Whether each network is the last network of its training, `[networks]`.
         symmetry: The symmetry of all networks.
     """
 
@@ -118,7 +118,9 @@ def train_populations(study: Study, run: Run) -> Networks:
 
 
 def predict(known: Networks, run: Run, reader: Reader, number: int) -> Record:
-    """Train a reader on a split, and predict the unchanged and the moved test networks."""
+    """Train a reader on a split, and predict the accuracies of test networks, unchanged and transformed by random
+    elements.
+    """
     parts = split_runs(known.runs, run.generator("split", number))
     began = time.process_time()
     learned = Known(known.params, known.accuracies, known.symmetry, parts)

@@ -39,7 +39,9 @@ class KnownCoordinates(Known):
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A trained classifier: predicted classes, multiplications per network, and readings of each network."""
+    """A trained classifier: predicted classes, multiplications per network, and the number of times that each network
+    is read.
+    """
 
     predict: Predict
     products: float = 0.0
@@ -111,7 +113,7 @@ class Same:
 
 @dataclass(frozen=True)
 class Plain:
-    """An MLP on all weights; random elements of the group move networks during training."""
+    """An MLP on all weights. Random elements of the group transform networks during training."""
 
     label: str
     seconds: float
@@ -178,7 +180,7 @@ def _mlp(inputs: int, width: int, classes: int, generator: torch.Generator) -> n
 
 
 def _move(params: Params, known: KnownCoordinates, parts: tuple[str, ...], generator: torch.Generator) -> Params:
-    """Move networks by random elements of the group, and move their inputs as for nets."""
+    """Transform networks by random elements of the group, and transform their inputs as in the training of nets."""
     changes = (learn.Translation(0.1), learn.Rotation(10.0), learn.Scaling(0.1))
     layer = InputLayer.find(known.symmetry, known.module)
     shifted = change_values(move_inputs(params, changes, layer, generator), changes, (), generator)

@@ -19,7 +19,9 @@ PAPER = (
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: 600 runs with two optimizers; in full, as many runs as in one part of the public zoo."""
+    """Return the settings: 600 runs with two optimizers; in full, there are as many runs as in one part of the public
+    zoo.
+    """
     if scale == "smoke":
         architecture = cnn_architecture("relu", 1, 8, 8)
         small = replace(cnn_zoo(48), architecture=architecture, data="digits", steps=20, checkpoints=None)

@@ -72,8 +72,8 @@ def _study(what: str, name: str, config: PopulationConfig, scale: Scale, paper: 
 
 
 def classifiers(seconds: float, width: int = 128) -> tuple[Classifier, ...]:
-    """Return classifiers with the same CPU budget: one for every kind of layer, with less symmetry, with probes, and
-    baselines.
+    """Return classifiers with the same CPU budget: nets with every kind of layer, nets with less symmetry, nets with
+    probes, and baselines.
     """
     passes = _config(seconds, width)
     random = replace(passes, layer=ws.Propagation(channels=1, expansion=1, is_pass=False))
@@ -133,21 +133,23 @@ def _config(seconds: float, width: int) -> learn.PredictorConfig:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """The networks of a study; training networks stay in the order of the population."""
+    """The networks of a study; training networks are in the order of the population."""
 
     networks: KnownCoordinates
     train: NDArray[np.int64]
     test: NDArray[np.int64]
 
     def parts(self, size: int | None) -> Parts:
-        """Return a split: the first networks are for training, and a share of these is for validation."""
+        """Return a split: the first networks are for training, and a share of the training networks is for
+        validation.
+        """
         train = self.train[:size]
         cut = round(len(train) * (1 - VALIDATION))
         return {"train": train[:cut], "validation": train[cut:], "test": self.test}
 
 
 def measure(study: Study, run: Run) -> Table:
-    """Train the population and every classifier, on all networks and on fewer."""
+    """Train the population and every classifier, on all networks and on subsets of the networks."""
     images = read(study, run)
     judged = partial(judge, images, run)
     found = run.records("classes", study.population, judged, study.classifiers, (None,))

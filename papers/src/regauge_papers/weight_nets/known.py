@@ -14,7 +14,7 @@ from regauge.learn.populations import Parts
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Networks with a class or an accuracy each, divided into parts."""
+    """Networks, each with a class or an accuracy, divided into parts."""
 
     networks: Params
     values: NDArray[Any]
@@ -27,5 +27,5 @@ class Known:
 
     @property
     def fit(self) -> NDArray[np.int64]:
-        """The indices for training and validation, to which methods without validation are fitted."""
+        """The indices for training and validation together, to which methods without validation are fitted."""
         return np.concatenate([self.parts["train"], self.parts["validation"]])

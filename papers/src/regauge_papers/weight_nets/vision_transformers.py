@@ -10,7 +10,7 @@ from regauge_papers.weight_nets.readers import STATISTICS, Mean, Net, Reader, To
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: 300 runs, or as many as for the paper's CNNs at the paper's scale."""
+    """Return the settings: 300 runs, or as many runs as in the experiment on CNNs at the paper's scale."""
     if scale == "smoke":
         architecture = vit_architecture(8, 4, width=8, heads=2)
         small = replace(vit_zoo(32), architecture=architecture, data="digits", steps=10)
