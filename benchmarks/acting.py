@@ -1,9 +1,9 @@
-"""How fast an element acts: many small networks as one gather, and one large network tensor by tensor.
+"""Speed of applying an element: many small networks in one gather, and one large network tensor by tensor.
 
     .venv/bin/python benchmarks/acting.py
 
-The reference is a copy of the same tensors: no way of moving values can be faster. Seconds are the best of several runs
-of one thread.
+The reference is a copy of the same tensors, because no method that moves values can be faster. Seconds are the minimum
+over several runs on one thread.
 """
 
 import time

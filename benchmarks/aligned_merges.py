@@ -1,19 +1,20 @@
 """Merges of fine-tunes of one base by every rule, with and without alignment.
 
-A family is a base and two, three or four fine-tunes of it. Language models in the style of GPT and Llama learn the
-first half of Shakespeare's plays, and are tuned to the second half, to WikiText, Python's help or Python's source.
-Vision transformers learn digits, and are tuned to groups of clothes ("new classes"), or to groups of the digits that
-they know ("known classes"). Tuning lasts from 1% to 200% of the base's training, at the largest rate of that training.
-In the rows "strangers" each network is trained on its task from an initialization of its own.
+A family is a base and two, three or four fine-tunes of this base. Language models in the style of GPT and Llama learn
+the first half of Shakespeare's plays. They are fine-tuned on the second half, on WikiText, on Python's help or on
+Python's source. Vision transformers learn digits, and are fine-tuned on groups of clothes ("new classes") or on groups
+of the digits that they know ("known classes"). Fine-tuning takes from 1% to 200% of the base's training steps, at the
+largest learning rate of that training. In the rows "strangers", each network is trained on its task from its own
+initialization.
 
-Every rule merges the same networks twice, aligned as `rg.merge` aligns them and as they are. The loss is the mean over
-the tasks that went in. Trivial controls: the base, and the networks themselves on all tasks ("one of them").
+Every rule merges the same networks twice: aligned as `rg.merge` aligns them, and as stored. The loss is the mean over
+the tasks of the merged networks. Trivial controls are the base, and each of the networks on all tasks ("one of them").
 
     REGAUGE_DATA=... OMP_NUM_THREADS=1 python benchmarks/aligned_merges.py FOLDER       # continues where it stopped
     python benchmarks/aligned_merges.py --table docs/records/aligned-merges.jsonl       # tables, and the rule's test
 
-Networks are kept in FOLDER, and FOLDER/aligned-merges.jsonl has a line for each family, amount, rule and alignment.
-Thresholds of `regauge.merging.merge_record` were checked on even seeds; odd ones test them.
+FOLDER contains the networks, and FOLDER/aligned-merges.jsonl has a line for each family, amount, rule and alignment.
+Thresholds of `regauge.merging.merge_record` were checked on even seeds, and are tested on odd seeds.
 """
 
 import argparse
@@ -49,15 +50,15 @@ Examples = tuple[Tensor, Tensor]
 
 STEPS, BATCH, CONTEXT, WIDTH, LAYERS, HEADS = 300, 32, 32, 32, 2, 4
 AMOUNTS = (0.01, 0.05, 0.2, 0.5, 1.0, 2.0)
-"""Lengths of fine-tuning, as shares of the base's training."""
+"""Lengths of fine-tuning, as shares of the base's training steps."""
 STRANGERS = "strangers"
 SEEDS = tuple(range(8))
 COUNTS = (2, 3, 3, 2, 4, 4, 2, 2)
-"""Networks that are merged, by seed."""
+"""The number of merged networks, by seed."""
 JUDGED = 200
-"""Windows of text, or five times as many images, on which a task is judged."""
+"""The number of windows of text on which a task is evaluated. For images, the number is five times as large."""
 SYMBOLS = "\n" + "".join(map(chr, range(32, 127)))
-"""All other symbols of a text are left out."""
+"""The symbols that are used. All other symbols of a text are dropped."""
 RULES: dict[str, Rule] = {
     "linear": Average(),
     "slerp": Slerp(),
@@ -72,7 +73,7 @@ KINDS = ("GPT", "ViT, new classes", "Llama", "ViT, known classes")
 
 @dataclass(frozen=True)
 class Kind:
-    """An architecture with the data of a base and of four tasks, each for training and for tests."""
+    """An architecture with the data of a base and of four tasks, each with training and test data."""
 
     name: str
     module: nn.Module
@@ -82,17 +83,17 @@ class Kind:
 
     @cached_property
     def symmetry(self) -> rg.Symmetry:
-        """As it is found."""
+        """The symmetry that `discover` finds."""
         return rg.discover(self.module.eval(), (self.base[0][:2],))
 
     def initialize(self, seed: int) -> Params:
-        """Draw a network."""
+        """Return a randomly initialized network."""
         return initialize_transformer(self.module, torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
 
     def train(
         self, start: Params, data: Examples, seed: int, steps: Sequence[int], rate: Callable[[int], float]
     ) -> Iterator[Params]:
-        """Train, and hand out the network after some numbers of steps."""
+        """Train, and yield the network after given numbers of steps."""
         generator, (inputs, targets) = torch.Generator().manual_seed(seed), data
         self.module.load_state_dict(start)
         self.module.train()
@@ -107,7 +108,7 @@ class Kind:
                 yield {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
     def judge(self, params: Params, count: int) -> list[float]:
-        """The loss on each of the first tasks."""
+        """Return the loss on each of the first tasks."""
         self.module.eval()
         with torch.no_grad():
             outputs = [(functional_call(self.module, params, (x,)), y) for _, (x, y) in self.tasks[:count]]
@@ -116,7 +117,7 @@ class Kind:
 
 @cache
 def kind_of(name: str) -> Kind:
-    """The kind of families with a name."""
+    """Return the kind of families with a given name."""
     if name.startswith("ViT"):
         module = ViT(14, 7, classes=20, width=WIDTH, layers=LAYERS, heads=HEADS)
         digits, clothes = (made.pooled(2) for made in (mnist(), fashion_mnist()))
@@ -149,13 +150,13 @@ def kind_of(name: str) -> Kind:
 
 
 def numbers_of(text: str) -> Tensor:
-    """A text as numbers of symbols."""
+    """Return a text as indices of symbols."""
     place = {symbol: k for k, symbol in enumerate(SYMBOLS)}
     return torch.tensor([place[symbol] for symbol in text if symbol in place])
 
 
 def parted(numbers: Tensor) -> tuple[Examples, Examples]:
-    """A text for training, and windows from all over its last tenth for tests."""
+    """Return a text for training, and windows from its last tenth for tests."""
     cut = len(numbers) * 9 // 10
     inputs, targets = windows(numbers[cut:], CONTEXT)
     rows = torch.linspace(0, len(inputs) - 1, JUDGED).long()
@@ -164,7 +165,7 @@ def parted(numbers: Tensor) -> tuple[Examples, Examples]:
 
 @dataclass(frozen=True)
 class Family:
-    """A base and its fine-tunes, and strangers, which are trained once and kept in a folder."""
+    """A base, its fine-tunes and strangers, which are trained once and stored in a folder."""
 
     kind: Kind
     seed: int
@@ -195,7 +196,7 @@ class Family:
         return made[AMOUNTS.index(float(amount))]
 
     def _kept(self, name: str, make: Callable[[], list[Params]]) -> list[Params]:
-        """Networks that are made once."""
+        """Return networks, made now or by an earlier run."""
         path = self.folder / f"{self.kind.name} {self.seed} {name}.safetensors"
         if not path.exists():
             flat = {f"{k}/{n}": t.contiguous() for k, one in enumerate(make()) for n, t in one.items()}
@@ -207,12 +208,12 @@ class Family:
 
 
 def falling(step: int) -> float:
-    """The rate of a whole training, as a share of its largest."""
+    """Return the learning rate of a whole training, as a share of its largest value."""
     return 1 - (step - 1) / STEPS
 
 
 def describe(ends: Sequence[Params], found: Result[Any]) -> dict[str, Any]:
-    """The numbers of an alignment to the first network, as means over the others."""
+    """Return the numbers of an alignment to the first network, as means over all other networks."""
     rows = []
     for k in range(1, len(ends)):
         need = Need.of(found.symmetry, found.element.item(k), ends[0], ends[k], found.params[k])
@@ -225,7 +226,7 @@ def describe(ends: Sequence[Params], found: Result[Any]) -> dict[str, Any]:
 
 
 def examine(family: Family, amount: float | str) -> Iterator[dict[str, Any]]:
-    """All rules, with and without alignment, and the trivial controls."""
+    """Evaluate all rules, with and without alignment, and the trivial controls."""
     kind, base, ends, count = family.kind, family.base(), family.ends(amount), family.count
     head = {"kind": kind.name, "seed": family.seed, "networks": count, "amount": amount}
     every = [kind.judge(end, count) for end in ends]
@@ -252,12 +253,12 @@ def examine(family: Family, amount: float | str) -> Iterator[dict[str, Any]]:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The rows of a record."""
+    """Return the rows of a record."""
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
 
 
 def need_of(row: dict[str, Any]) -> Need:
-    """What aligning changed, by the numbers of a row."""
+    """Return the change by alignment, given the numbers of a row."""
     return Need(
         moved=0, units=1, worst=row["worst"], before=row["before"], after=row["after"], stored=row["stored mean"],
         aligned=row["aligned mean"], is_carried=False,
@@ -265,29 +266,29 @@ def need_of(row: dict[str, Any]) -> Need:
 
 
 def loss_of(row: dict[str, Any]) -> float:
-    """The mean loss over tasks."""
+    """Return the mean loss over tasks."""
     return sum(row["losses"]) / len(row["losses"])
 
 
 def spread(values: Sequence[float]) -> str:
-    """A mean and its standard error."""
+    """Return a mean and its standard error."""
     data = torch.tensor(values, dtype=torch.float64)
     return f"{float(data.mean()):+.3f} ± {float(data.std() / len(data) ** 0.5):.3f}"
 
 
 def text_of(amount: float | str) -> str:
-    """An amount of tuning."""
+    """Return an amount of fine-tuning as text."""
     return amount if isinstance(amount, str) else f"{amount:.0%}"
 
 
 def changes(rows: list[dict[str, Any]]) -> dict[tuple[str, int, float | str, str], float]:
-    """By how much aligning changed the loss, by kind, seed, amount and rule."""
+    """Return the changes of the loss by alignment, by kind, seed, amount and rule."""
     known = {(*(row[key] for key in ("kind", "seed", "amount", "rule")), row["aligned"]): loss_of(row) for row in rows}
     return {key[:4]: loss - known[(*key[:4], False)] for key, loss in known.items() if key[4]}
 
 
 def change_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The change of the loss by aligning, over all families."""
+    """Return the change of the loss by alignment, over all families."""
     lines = [f"| tuning | n | {' | '.join(RULES)} |", "| --- " * (len(RULES) + 2) + "|"]
     found = changes(rows)
     for amount in (*AMOUNTS, STRANGERS):
@@ -297,7 +298,7 @@ def change_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def loss_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Losses as stored, with the change by aligning, of each kind."""
+    """Return the losses as stored, with the change by alignment, for each kind."""
     heads = ("kind", "tuning", "n", "base", "one of them", "own task", *RULES)
     lines, found = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"], changes(rows)
     for kind in KINDS:
@@ -313,7 +314,7 @@ def loss_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def rule_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The evidence of `Need` by halves of the seeds: its range, and what the rule says."""
+    """Return the evidence of `Need` on even and odd seeds: its range, and the decision of the rule."""
     heads = ("seeds", "networks", "merges", "units moved", "distance", "explained", "aligning is needed")
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for half, rest in (("even", 0), ("odd", 1)):
@@ -335,7 +336,7 @@ def rule_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def outcome_table(rows: list[dict[str, Any]]) -> list[str]:
-    """What aligning did on odd seeds, by what the rule says of the merge."""
+    """Return the effect of alignment on odd seeds, by the decision of the rule about the merge."""
     heads = ("the rule says", "merges", "lower loss", "change", "largest rise", "largest fall")
     lines, found = [f"| rule | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"], changes(rows)
     for name in RULES:
@@ -351,13 +352,13 @@ def outcome_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Tables of docs/measurements/aligned_merges.md, line by line."""
+    """Return the tables of docs/measurements/aligned_merges.md, line by line."""
     tables = [change_table(rows), rule_table(rows), outcome_table(rows), loss_table(rows)]
     return [line for table in tables for line in (*table, "")][:-1]
 
 
 def main() -> None:
-    """Examine what is not done yet, and print the tables."""
+    """Evaluate all missing merges, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
@@ -382,7 +383,7 @@ def main() -> None:
 
 
 def rounded(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with five digits."""
+    """Return a row with numbers rounded to five digits."""
     return {
         key: [float(f"{x:.5g}") for x in value]
         if isinstance(value, list)

@@ -1,19 +1,20 @@
-"""Networks from other starts that somebody aligned to A, and true relatives of A, told apart by `rg.compare`.
+"""Independent networks that were aligned to A, and true relatives of A, distinguished by `rg.compare`.
 
-Independent networks that learned from the same data and were aligned are the hard negatives of a verdict: the order of
-their units agrees with A's because somebody chose it. Here the second network of an unrelated pair is aligned by weight
-matching, activation matching or Sinkhorn, aligned in every second group only, aligned and trained on with other data,
-aligned and pruned, or aligned and averaged with others. Relatives are copies, fine-tunes up to three times as long
-as the training, pruned, rounded, noisy and averaged networks, as stored or moved by a random element of the group.
+Independent networks that learned from the same data and were aligned are the hardest negatives for a verdict, because
+alignment chose the order of their units. In this benchmark, the second network of an unrelated pair is aligned by
+weight matching, activation matching or Sinkhorn, or only in every second group. Further second networks are aligned and
+trained further on other data, aligned and pruned, or aligned and averaged with other networks. Relatives are copies,
+fine-tunes up to three times as long as the training, and pruned, rounded, noisy and averaged networks. Each relative is
+compared as stored, and transformed by a random element of the group.
 
-Architectures and data are those of `benchmarks/lineage.py`, and a narrow MLP on the digits. Thresholds were chosen on
-`--part chosen` (three architectures, four seeds); `--part judged` has the others, too, and other seeds alone.
+The architectures and data are those of `benchmarks/lineage.py`, and a narrow MLP on the digits. Thresholds were chosen
+on `--part chosen` (three architectures, four seeds). `--part judged` has further architectures and only other seeds.
 
     python benchmarks/aligned_strangers.py FOLDER --part chosen
     python benchmarks/aligned_strangers.py FOLDER --part judged
 
-docs/records/aligned-strangers.jsonl has the rows of both parts; tables in docs/measurements/comparison.md are made of
-it.
+docs/records/aligned-strangers.jsonl contains the rows of both parts, from which the tables in
+docs/measurements/comparison.md are made.
 """
 
 import argparse
@@ -38,15 +39,15 @@ PARTS = {
     "chosen": (("MLP", "CNN", "Llama"), (200, 201, 202, 203)),
     "judged": (("MLP", "narrow MLP", "CNN", "ViT", "GPT", "Llama"), (300, 301, 302, 303)),
 }
-"""Architectures and seeds; of the seeds each is compared with the next one, and the first two have descendants."""
+"""Architectures and seeds. Each seed is compared with the next seed, and the first two seeds have descendants."""
 PARTLY = "aligned in part"
 STRANGE, RELATED, DISTANT = "stranger", "relative", "distant"
-"""The kind of a pair: independent, related, or so far away that its weights may say nothing any more."""
+"""The kind of a pair: independent, related, or so distant that the weights may contain no evidence."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two networks: how the second one came about, and what it is to the first."""
+    """Two networks, with the way in which the second network was made, and its relation to the first network."""
 
     kind: str
     relation: str
@@ -57,23 +58,23 @@ class Pair:
 
 @dataclass(frozen=True)
 class Population:
-    """Networks of one architecture, and what is made of them."""
+    """Networks of one architecture, and networks that are derived from them."""
 
     shelf: Shelf
 
     @cached_property
     def family(self) -> Family:
-        """Their architecture."""
+        """The architecture of the networks."""
         return self.shelf.family
 
     @cached_property
     def task(self) -> rg.Task:
-        """Data for matching activations."""
+        """The data for matching activations."""
         inputs, targets = self.family.halves[0]
         return rg.Task(self.family.module, [(inputs[:200], targets[:200])], criterion=loss)
 
     def align(self, a: Params, b: Params, method: Any, *, is_partly: bool = False) -> Params:
-        """B aligned to A; with every second group alone if asked."""
+        """Return B aligned to A, only in every second group if requested."""
         symmetry, chance = self.family.symmetry, torch.Generator().manual_seed(0)
         task = None if isinstance(method, rg.WeightMatching) else self.task
         found = rg.align(a, b, symmetry, method=method, task=task, generator=chance)
@@ -83,11 +84,11 @@ class Population:
         return found.symmetry.act(element, b)
 
     def tune(self, b: Params, seed: int, amount: float) -> Params:
-        """Train on with the other half of the data, for a share of a training."""
+        """Continue training on the other half of the data, for a share of a whole training."""
         return self.family.train(b, 1, seed + 3000, max(1, round(amount * STEPS)))
 
     def strangers(self, seeds: tuple[int, ...]) -> Iterator[Pair]:
-        """Independent pairs."""
+        """Return independent pairs."""
         for k, one in enumerate(seeds):
             other = seeds[(k + 1) % len(seeds)]
             a, b, third = (self.shelf("base", seed) for seed in (one, other, seeds[(k + 2) % len(seeds)]))
@@ -108,7 +109,7 @@ class Population:
                 yield Pair(kind, STRANGE, (one, other), a, network)
 
     def center(self, a: Params, seeds: list[int]) -> Params:
-        """The mean of several networks, each aligned to A."""
+        """Return the mean of several networks, each aligned to A."""
         networks = [self.align(a, self.shelf("base", seed), rg.WeightMatching()) for seed in seeds]
         total = networks[0]
         for k, network in enumerate(networks[1:], 1):
@@ -116,7 +117,7 @@ class Population:
         return total
 
     def relatives(self, seeds: tuple[int, ...]) -> Iterator[Pair]:
-        """Related pairs."""
+        """Return related pairs."""
         for k, seed in enumerate(seeds[:2]):
             a = self.shelf("base", seed)
             other = self.align(a, self.shelf("base", seeds[k + 2]), rg.WeightMatching())
@@ -145,12 +146,12 @@ class Population:
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy over all examples, or over all tokens of them."""
+    """Return the cross-entropy over all examples, or over all tokens of the examples."""
     return cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 def rounded(params: Params, bits: int) -> Params:
-    """Each row of each matrix rounded to as many levels as bits allow."""
+    """Return a network in which each row of each matrix is rounded to the number of levels that `bits` allow."""
     result = dict(params)
     for name, tensor in params.items():
         if tensor.ndim > 1:
@@ -161,7 +162,7 @@ def rounded(params: Params, bits: int) -> Params:
 
 
 def noisy(params: Params, share: float, seed: int) -> Params:
-    """Normal noise on every tensor, as a share of its standard deviation."""
+    """Return a network with normal noise on every tensor, as a share of the tensor's standard deviation."""
     source = torch.Generator().manual_seed(seed)
     result = dict(params)
     for name, tensor in params.items():
@@ -172,12 +173,12 @@ def noisy(params: Params, share: float, seed: int) -> Params:
 
 
 def mix(a: Params, b: Params, share: float) -> Params:
-    """A share of the first network, and the rest of the second."""
+    """Return the weighted mean of two networks, given the share of the first network."""
     return {n: share * t + (1 - share) * b[n] if t.is_floating_point() else t for n, t in a.items()}
 
 
 def examine(family: Family, pair: Pair) -> dict[str, Any]:
-    """The evidence that a verdict may rest on."""
+    """Return the evidence on which a verdict may rest."""
     a, b = ({n: t.float() if t.is_floating_point() else t for n, t in p.items()} for p in (pair.a, pair.b))
     found = rg.compare(a, b, family.symmetry)
     return {
@@ -197,9 +198,10 @@ def examine(family: Family, pair: Pair) -> dict[str, Any]:
 
 
 def kept_similarity(a: Params, b: Params, symmetry: rg.Symmetry) -> float | None:
-    """How alike products of columns are along axes that nothing moves, such as those of inputs and tokens.
+    """Return the similarity of products of columns along axes that no group permutes, such as inputs and tokens.
 
-    The mean correlation over matrices of all inner products of two different columns, which no reordering changes.
+    The similarity is the mean correlation, over matrices, of all inner products of two different columns. No reordering
+    of units changes these inner products.
     """
     values = []
     for name, shape in symmetry.shapes.items():
@@ -214,7 +216,9 @@ def kept_similarity(a: Params, b: Params, symmetry: rg.Symmetry) -> float | None
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a table: by kind the statistics of verdicts, and how often each verdict was given."""
+    """Return the lines of a table: for each kind of pair, the statistics of verdicts, and the number of times each
+    verdict was given.
+    """
     heads = ("pairs", "n", "beyond chance", "z-score", "verdicts")
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for kind in dict.fromkeys(row["kind"] for row in rows):
@@ -229,7 +233,9 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def margins(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a second table: what separates strangers from relatives in each architecture, and what does not."""
+    """Return the lines of a second table: for each architecture, the evidence that separates strangers from relatives,
+    and the evidence that does not.
+    """
     heads = ["part", "architecture", "strangers", "relatives", "beyond chance, strangers", "relatives"]
     heads += ["spectra, strangers", "distant ones", "inner products, strangers", "distant ones"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
@@ -246,12 +252,12 @@ def margins(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Tables of docs/measurements/comparison.md, line by line."""
+    """Return the tables of docs/measurements/comparison.md, line by line."""
     return [*table([row for row in rows if row["part"] == "judged"]), "", *margins(rows)]
 
 
 def all_families() -> dict[str, Family]:
-    """Those of the lineage benchmark, and a narrow MLP on the same digits."""
+    """Return the families of the lineage benchmark, and a narrow MLP on the digits."""
     known = families()
     wide = known["MLP"]
     narrow = Family("narrow MLP", mlp(64, 32, 32, 10).eval(), wide.lr, wide.halves, wide.test)
@@ -259,7 +265,7 @@ def all_families() -> dict[str, Family]:
 
 
 def main() -> None:
-    """Examine the pairs that are not done yet, and print the tables."""
+    """Evaluate all missing pairs, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", choices=[*PARTS], default="judged")

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/architectures.py > docs/architectures.md
 
-The models are those of `tests/models.py`: small configurations with random weights, perturbed and checked in float64.
+The models come from `tests/models.py`: small configurations with random weights, perturbed and verified in float64.
 """
 
 import sys

@@ -1,18 +1,18 @@
-"""Canonicalizing autoencoders: a training step of this library against the published code of paper 002.
+"""Canonicalizing autoencoders: a training step of this library, compared with the published code of paper 002.
 
-The published step has the released settings for images of digits: ScaleGMN with 128 features and four layers reads
-SIRENs 2-32-32-1, an MLP 128-256-512-1185 writes their parameters, both networks render 28 x 28 pixels, and the squared
-difference is brought down by AdamW with clipped gradients. "The same function" is `ChainScaleGMN`, `MLPDecoder` and the
-objective of `learn.fit_autoencoder` with the same parameters: the first line says how far loss and gradients are from
-the published ones, in double precision without dropout, relative to the largest. The published code releases a
-decoder of (2, 4) hidden units; the paper's (256, 512) are taken for all. Every row has a process of its own with one
-thread; seconds are CPU time, the median of some rounds after one that is not counted, and megabytes are the peak above
-what was there before the nets were made.
+The published step has the released settings for images of digits. ScaleGMN with 128 features and four layers reads
+SIRENs 2-32-32-1, and an MLP 128-256-512-1185 writes their parameters. Both networks render 28 x 28 pixels, and AdamW
+with clipped gradients minimizes the squared difference. The row "The same function" is `ChainScaleGMN`, `MLPDecoder`
+and the objective of `learn.fit_autoencoder`, with the same parameters. The first line reports the deviations of loss
+and gradients from the published code, in double precision without dropout, relative to the largest value. The published
+code releases a decoder of (2, 4) hidden units; all rows use (256, 512), as in the paper. Every row runs in a separate
+process with one thread. Seconds are CPU time, as the median of several rounds after one warm-up round. Megabytes are
+the peak memory above the memory before the nets were made.
 
     python benchmarks/autoencoders.py --sagma FOLDER [--packages FOLDER] [--networks 16] [--rounds 3]
 
-with a checkout of odyboufalaki/Symmetry-Aware-Graph-Metanetwork-Autoencoders, and a folder with torch_geometric and
-einops if these are not installed.
+The command needs a checkout of odyboufalaki/Symmetry-Aware-Graph-Metanetwork-Autoencoders. If torch_geometric and
+einops are not installed, it also needs a folder with these packages.
 """
 
 import argparse
@@ -37,11 +37,11 @@ from regauge.nets.siren import Siren
 SIREN, HIDDEN, LATENT, SIDE = (2, 32, 32, 1), [256, 512], 128, 28
 CLIP = 10.0
 ABSENT = ("nfn", "nfn.common", "torchvision", "torchvision.transforms", "torchvision.utils")
-"""Packages that the published files name and the nets do not need."""
+"""Packages that the published files import but the nets do not need."""
 
 
 def settings_of(folder: Path, dropout: float) -> dict[str, Any]:
-    """The released settings with the paper's decoder, as the published reader completes them."""
+    """Return the released settings with the paper's decoder, completed as by the published reader."""
     found: dict[str, Any] = yaml.safe_load((folder / "configs/mnist_rec/scalegmn_autoencoder.yml").read_text())
     found["decoder_args"].update(d_hidden=list(HIDDEN), data_layer_layout=list(SIREN))
     found["scalegmn_args"].update(layer_layout=list(SIREN))
@@ -50,12 +50,12 @@ def settings_of(folder: Path, dropout: float) -> dict[str, Any]:
 
 
 def population(count: int, dtype: torch.dtype) -> rg.Params:
-    """Sine networks, by a formula, of about the sizes of trained ones."""
+    """Return sine networks with weights of about the size of trained weights, computed by a formula."""
     return {name: tensor * 0.1 for name, tensor in named(networks(SIREN, count, dtype)).items()}
 
 
 def named(params: rg.Params) -> rg.Params:
-    """Under the names of a SIREN, in its order."""
+    """Return parameters under the names of a SIREN, in its order."""
     return dict(zip(siren().state_dict(), params.values(), strict=True))
 
 
@@ -64,14 +64,14 @@ def siren() -> Siren:
 
 
 def pixels(dtype: torch.dtype) -> Tensor:
-    """The points that the published code renders."""
+    """Return the points that the published code renders."""
     axis = torch.linspace(-1, 1, SIDE, dtype=torch.float64).float().to(dtype)
     rows, columns = torch.meshgrid(axis, axis, indexing="ij")
     return torch.stack([columns.flatten(), rows.flatten()], 1)
 
 
 class Published(nn.Module):
-    """The published autoencoder; called, it is the loss of a step."""
+    """The published autoencoder. Calling it returns the loss of a step."""
 
     def __init__(self, settings: dict[str, Any], params: rg.Params) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Published(nn.Module):
 
 
 class Ours(nn.Module):
-    """An encoder and a decoder of this library; called, they are the loss of a step of `learn.fit_autoencoder`."""
+    """An encoder and a decoder of this library. Calling them returns the loss of a step of `learn.fit_autoencoder`."""
 
     def __init__(self, encoder: nn.Module, params: rg.Params) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def symmetry_of() -> rg.Symmetry:
 
 
 def same_function(settings: dict[str, Any], params: rg.Params) -> Ours:
-    """The published function; the encoder reads networks by the names of an MLP."""
+    """Return nets that compute the published function; the encoder reads networks by the names of an MLP."""
     net = our_net(settings["scalegmn_args"])
     names = list(networks(SIREN, 1))
 
@@ -127,7 +127,7 @@ def same_function(settings: dict[str, Any], params: rg.Params) -> Ours:
 
 
 def layers_of(config: learn.AutoencoderConfig, params: rg.Params) -> Ours:
-    """The nets that settings describe."""
+    """Return the nets that some settings describe."""
     net = ws.Metanet(
         symmetry_of(),
         layer=config.layer,
@@ -140,7 +140,7 @@ def layers_of(config: learn.AutoencoderConfig, params: rg.Params) -> Ours:
 
 
 def compare(folder: Path) -> tuple[float, float]:
-    """How far the loss, and the gradient by the decoder's parameters, are from the published ones."""
+    """Return the deviations of the loss, and of its gradient by the decoder's parameters, from the published code."""
     torch.set_default_dtype(torch.float64)
     from src.scalegmn import inr
 
@@ -167,7 +167,7 @@ def compare(folder: Path) -> tuple[float, float]:
 
 
 def train(net: nn.Module) -> Step:
-    """A step."""
+    """Take a training step."""
     weights = list(net.train().parameters())
     optimizer = torch.optim.AdamW(weights, lr=1e-3, weight_decay=0.01)
 

@@ -1,16 +1,16 @@
-"""A census of architectures: what discovery finds in each, verified, or the sentence with which it refuses.
+"""A census of architectures: the verified result of discovery for each model, or the error message of a refusal.
 
     python benchmarks/census.py --out FILE [--source transformers ...] [--packages FOLDER] [--shard 0/4]
     python benchmarks/census.py --table FILE ...
 
-Writes one JSON line for each model and skips models that the file has already, so that a run can be stopped and
-continued. Each model has a process of its own, forked after the imports, with a limit of time and of memory. The
-second form prints a table of what models are for, and one of the reasons of refusals.
+The command writes one JSON line for each model, and skips models that are already in the file, so a stopped run can be
+continued. Each model runs in a separate process, forked after the imports, with a limit of time and of memory. The
+second form prints a table of the uses of models, and a table of the reasons for refusals.
 
-Kinds of answers: "discovered" (the symmetry holds under random elements in float64 that are not those with which
-`discover` itself checks), "refused" (a `ValueError` with a sentence), "wrong" (an element changes the outputs), "error"
-(any other exception), "limit" (time or memory ran out), "not built" (the configuration here is not one that the package
-builds or runs, so that nothing is learned about discovery; not counted).
+There are six kinds of answers. "discovered": the symmetry holds in float64 under random elements other than those of
+`discover`'s own check. "refused": a `ValueError` with a message. "wrong": an element changes the outputs. "error": any
+other exception. "limit": time or memory was exceeded. "not built": the package cannot build or run the configuration of
+this census, so the model is not counted.
 """
 
 import argparse
@@ -61,10 +61,11 @@ SOURCES: dict[str, tuple[Callable[[], Iterator[str]], Callable[[str], Made] | No
     "segmentation": (segmentation_names, make_segmentation),
     "diffusers": (diffusers_names, make_diffusers),
 }
-"""Sources: a function that yields names, and one that makes a model; models of transformers are opened from folders."""
+"""For each source, a function that yields names, and a function that makes a model. Models of transformers are opened
+from folders."""
 
 KINDS = ("discovered", "refused", "wrong", "error", "limit")
-"""Kinds of answers of models that run, in the order of the table's columns."""
+"""Kinds of answers for models that run, in the order of the table's columns."""
 
 
 def judge(source: str, name: str) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _since(started: float) -> float:
 
 
 def _sentence(error: BaseException) -> str:
-    """The kind of an exception and its words, without the folders of this machine."""
+    """Return the kind and the message of an exception, without the folders of this machine."""
     text = " ".join(str(error).split())
     for folder in sorted(filter(None, [*sys.path, tempfile.gettempdir()]), key=len, reverse=True):
         text = text.replace(f"{folder}/", "")
@@ -124,7 +125,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
-    """Judge one model in a forked process with limits."""
+    """Evaluate one model in a forked process with limits."""
     named = {"source": source, "family": family(source, name), "name": name}
     reading, writing = os.pipe()
     child = os.fork()
@@ -160,13 +161,13 @@ def in_process(source: str, name: str, seconds: float, gigabytes: float) -> dict
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, the last one of each model; a line that an interrupt cut off is left out."""
+    """Return the last row of each model in a file. An incomplete last line is skipped."""
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     return list({(row["source"], row["name"]): row for row in rows}.values())
 
 
 def branch(source: str, name: str) -> str:
-    """The use of a model, by its source and by its class."""
+    """Return the use of a model, given its source and its class."""
     if source != "transformers":
         return source
     tasks = (
@@ -187,11 +188,13 @@ REASONS = (
     ("index returns depends", "a shape depends on values of a tensor"),
     ("no example inputs", "no example inputs are known on which this configuration runs"),
 )
-"""Words of sentences with which a model is refused, and what they say."""
+"""Words in the error messages of refusals, each with the reason for the refusal."""
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Three tables as Markdown: how much of the plan was run, the answers by use, and the reasons of refusals."""
+    """Return three Markdown tables: the share of the plan that was run, the answers by use, and the reasons for
+    refusals.
+    """
     plans, rows = ([row for row in rows if (row["kind"] == "planned") == wanted] for wanted in (True, False))
     judged = [row for row in rows if row["kind"] != "not built"]
     lines = ["| source | models planned | run | families planned | run |", "| --- | ---: | ---: | ---: | ---: |"]
@@ -223,7 +226,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def reason(sentence: str) -> str:
-    """The reason that a sentence gives, in few words."""
+    """Return the reason that an error message states, in few words."""
     return next((short for words, short in REASONS if words in sentence), sentence[:80])
 
 
@@ -233,7 +236,7 @@ def _share(holds: Iterable[bool]) -> str:
 
 
 def main() -> int:
-    """Judge models, or print what was found."""
+    """Evaluate models, or print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="JSON lines; models that it has already are skipped")
     parser.add_argument("--table", type=Path, nargs="*", help="print the tables of such files")
@@ -278,14 +281,16 @@ def main() -> int:
 
 
 def plan(source: str) -> dict[str, Any]:
-    """The number of models and of families of a source, as a row."""
+    """Return the number of models and of families of a source, as a row."""
     names = list(SOURCES[source][0]())
     families = {family(source, name) for name in names}
     return {"source": source, "name": "", "kind": "planned", "models": len(names), "families": len(families)}
 
 
 def planned(sources: list[str]) -> list[tuple[str, str]]:
-    """All models of some sources in turn, one of each family before the second of any."""
+    """Return all models of some sources: first one model of each family, then a second model of each family, and so
+    on.
+    """
     turns: dict[tuple[str, str], int] = {}
 
     def turn(source: str, name: str) -> int:
@@ -299,13 +304,13 @@ def planned(sources: list[str]) -> list[tuple[str, str]]:
 
 
 def is_cut(path: Path) -> bool:
-    """Whether the last line of a file lacks its end."""
+    """Return whether the last line of a file is incomplete."""
     text = path.read_bytes() if path.exists() else b""
     return bool(text) and not text.endswith(b"\n")
 
 
 def _torchvision_operators() -> None:
-    """Declare operators that torchvision looks for at its import, where its library for GPUs cannot be loaded."""
+    """Declare operators that torchvision expects at import, if its GPU library cannot be loaded."""
     for name in ("nms", "qnms"):
         signature = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
         torch.library.define(f"torchvision::{name}", signature)

@@ -1,4 +1,4 @@
-"""Models of diffusers in a census: settings that make each small, and inputs on which it runs."""
+"""Models of diffusers in a census: settings that make each model small, and inputs on which the model runs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from torch import Tensor
 CROSS = {"cross_attention_dim": 16, "attention_head_dim": 2, "norm_num_groups": 4, "layers_per_block": 1}
 """Settings of U-Nets that read a text."""
 CHANNELS = (8, 16)
-"""Channels of the levels of U-Nets and autoencoders."""
+"""The channels of the levels of U-Nets and autoencoders."""
 IMAGE, LATENT, VIDEO, TEXT = (2, 3, 16, 16), (2, 4, 8, 8), (2, 4, 2, 8, 8), (2, 5, 16)
 """Shapes of an image, a latent image, a latent video, and a text."""
 AUTOENCODER: dict[str, Any] = {
@@ -27,14 +27,14 @@ FLUX = HEADS | {"in_channels": 4, "num_single_layers": 1, "joint_attention_dim":
 
 
 def _levels(first: str, second: str) -> dict[str, Any]:
-    """Two levels of a U-Net on the way down, and back up."""
+    """Return two levels of a U-Net on the way down, and two levels on the way up."""
     down = (first, second)
     up = tuple(name.replace("Down", "Up") for name in reversed(down))
     return {"down_block_types": down, "up_block_types": up, "block_out_channels": CHANNELS}
 
 
 def _steps(*shape: int) -> Tensor:
-    """Steps of a diffusion."""
+    """Return the time steps of a diffusion."""
     return torch.full(shape, 3.0)
 
 
@@ -43,23 +43,23 @@ def _noise(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
 
 
 def _noised(shape: tuple[int, ...], first: str = "hidden_states", **shapes: tuple[int, ...]) -> dict[str, Tensor]:
-    """A noisy input, its step, and further inputs."""
+    """Return a noisy input, its time step, and further inputs."""
     return _noise(**{first: shape}) | {"timestep": _steps(2)} | _noise(**shapes)
 
 
 def _streams(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
-    """Inputs of transformers with two streams."""
+    """Return inputs of transformers with two streams."""
     places = {"img_ids": torch.arange(48.0).reshape(16, 3) % 5, "txt_ids": torch.zeros(5, 3)}
     return _noised((2, 16, 4), encoder_hidden_states=TEXT, **shapes) | places
 
 
 def diffusers_names() -> Iterator[str]:
-    """Classes of models of diffusers."""
+    """Return the names of diffusers' model classes."""
     yield from _models()
 
 
 def make_diffusers(name: str) -> Made:
-    """A small model of diffusers and its inputs.
+    """Return a small model of diffusers and its inputs.
 
     Raises:
         NotBuilt: The installed version builds or runs it in another way.
@@ -77,7 +77,7 @@ def make_diffusers(name: str) -> Made:
 
 
 def _models() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Settings and inputs by the names of classes."""
+    """Return settings and inputs by the names of classes."""
     text = {"encoder_hidden_states": TEXT}
     masked = {"encoder_attention_mask": torch.ones(2, 5)}
     pooled = {"pooled_projections": (2, 16)}

@@ -1,7 +1,7 @@
-"""Architectures of a census: sources of named models, each made small, with inputs on which it runs.
+"""Architectures of a census: sources of named models, each made small, with inputs on which the model runs.
 
-A source is a function that yields names; `make(name)` builds one. Models of transformers are described by a
-configuration in a folder, so that they are opened as a user opens them; all others are modules with inputs.
+A source is a function that yields names, and `make(name)` builds the model of a name. A model of transformers is a
+configuration in a folder, which is opened as users open folders. All other models are modules with inputs.
 """
 
 import importlib
@@ -32,25 +32,25 @@ SIZES = {
     "experts": 4,
     "layers": 2,
 }
-"""Sizes of tiny configurations."""
+"""The sizes in tiny configurations."""
 HEADS = (
     *("CAUSAL_LM", "MASKED_LM", "IMAGE_TEXT_TO_TEXT", "SPEECH_SEQ_2_SEQ", "SEQ_TO_SEQ_CAUSAL_LM", "MULTIMODAL_LM"),
     *("IMAGE_CLASSIFICATION", "VIDEO_CLASSIFICATION", "CTC", "AUDIO_CLASSIFICATION", "SEMANTIC_SEGMENTATION"),
     *("DEPTH_ESTIMATION", "ZERO_SHOT_IMAGE_CLASSIFICATION", "OBJECT_DETECTION", "TEXT_TO_WAVEFORM"),
     *("TEXT_TO_SPECTROGRAM", "TIME_SERIES_PREDICTION", "SEQUENCE_CLASSIFICATION"),
 )
-"""Tasks of transformers: the first that a type has gives the model of it that is taken."""
+"""Tasks of transformers. For each type, the model of the first task that the type has is used."""
 
 
 class NotBuilt(Exception):
-    """The model could not be made, so that nothing is known of what discovery does with it."""
+    """An error: the model could not be built, so nothing is known about its discovery."""
 
 
 Made = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 def transformers_names() -> Iterator[str]:
-    """Types of transformers, each with one class."""
+    """Return the types of transformers, each with one class."""
     from transformers.models.auto import modeling_auto
 
     tables = [getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES") for head in HEADS]
@@ -61,9 +61,10 @@ def transformers_names() -> Iterator[str]:
 
 
 def open_transformers(name: str, folder: str) -> rg.hub.Model:
-    """A type of transformers in a small configuration, saved to a folder and opened from there.
+    """Return a type of transformers in a small configuration, saved to a folder and opened from there.
 
-    Of the configurations that can be built the first is taken that runs on example inputs; where none does, the first.
+    Among the configurations that can be built, the first one that runs on example inputs is used. If none runs, the
+    first one that can be built is used.
     """
     from transformers import CONFIG_MAPPING
 
@@ -98,14 +99,14 @@ def open_transformers(name: str, folder: str) -> rg.hub.Model:
 
 
 def is_bug(error: Exception) -> bool:
-    """Whether regauge itself raised an exception that is no sentence, which no configuration is to blame for."""
+    """Return whether regauge itself raised an exception without a proper message, which no configuration explains."""
     frames = traceback.extract_tb(error.__traceback__)
     is_ours = bool(frames) and Path(frames[-1].filename).is_relative_to(Path(rg.__file__).parent)
     return is_ours and not isinstance(error, ValueError | KeyError | ImportError | NotImplementedError)
 
 
 def small_configuration(kind: type, shrink: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Any:
-    """A small configuration of a type, its parts by the same rule."""
+    """Return a small configuration of a type, whose sections are made small by the same rule."""
     try:
         whole = kind()
     except Exception:
@@ -127,7 +128,9 @@ def small_configuration(kind: type, shrink: Callable[[Mapping[str, Any]], dict[s
 
 
 def fit_sections(config: Any) -> Any:
-    """A configuration whose rotary angles of time, height and width fill the head, as its width may have changed."""
+    """Return a configuration in which the rotary angles of time, height and width fill the head, whose width may have
+    changed.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
     code = Path(inspect.getfile(type(config))).with_name(
         f"modeling_{Path(inspect.getfile(type(config))).parent.name}.py"
@@ -142,18 +145,20 @@ def fit_sections(config: Any) -> Any:
 
 
 def own_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The tiny settings with as many heads of keys as of queries."""
+    """Return the tiny settings with equal numbers of key heads and query heads."""
     small = tiny(settings)
     return small | {name: 4 for name in small if "kv_head" in name or "key_value_head" in name}
 
 
 def whole_lists(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The tiny settings with lists as they are."""
+    """Return the tiny settings with unchanged lists."""
     return {name: value for name, value in own_keys(settings).items() if not isinstance(value, list)}
 
 
 def divided(factor: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a configuration with widths divided by a factor, so that sums of widths still fit."""
+    """Return the settings of a configuration with all widths divided by one factor, so sums of widths remain
+    consistent.
+    """
     small = {name: value for name, value in tiny(settings).items() if is_kept_small(name, settings[name])}
     for name, value in settings.items():
         if name in small or isinstance(value, bool) or any(word in name for word in (*SKIPPED, *FIXED)):
@@ -172,7 +177,7 @@ def divided(factor: int, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shallow(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with fewer layers and a smaller vocabulary, and with all widths as they are."""
+    """Return the settings with fewer layers, a smaller vocabulary, and unchanged widths."""
     small, words = tiny(settings), ("layer", "depth", "vocab", "num_blocks")
     return {
         name: value
@@ -182,15 +187,15 @@ def shallow(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_kept_small(name: str, value: Any) -> bool:
-    """Whether a setting is no width, so that what `tiny` makes of it fits to any widths."""
+    """Return whether a setting is not a width, so the value of `tiny` fits any widths."""
     words = ("layer", "depth", "vocab", "position", "token_id", "token_index", "expert", "per_tok", "topk", "top_k")
     return any(word in name for word in words) and "dim" not in name and "size" not in name.replace("vocab_size", "")
 
 
 MOST = 10_000_000
-"""Parameters that a small configuration may have."""
+"""The largest number of parameters of a small configuration."""
 LARGEST = 60_000_000
-"""Parameters that a model may have of which there is no small configuration."""
+"""The largest number of parameters of a model without a small configuration."""
 FIXED = (
     "head",
     "layer",
@@ -206,12 +211,12 @@ FIXED = (
     "mel",
     "bins",
 )
-"""Words in the names of settings that are no widths."""
+"""Words in the names of settings that are not widths."""
 SKIPPED = ("version", "architectures", "id2label", "label2id", "model_type", "_name_or_path", "dtype", "torch_dtype")
 
 
 def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a configuration that are made smaller, by the words in their names."""
+    """Return smaller values for the settings of a configuration, chosen by the words in their names."""
     small: dict[str, Any] = {}
     tokens = iter(range(SIZES["tokens"] - 1, 8, -1))
     types = settings.get("layer_types")
@@ -245,12 +250,12 @@ def tiny(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_choice(name: str, value: Any) -> bool:
-    """Whether a setting says which layers hand their outputs on."""
+    """Return whether a setting selects the layers whose outputs are returned."""
     return name.endswith("out_indices") and isinstance(value, list) and all(isinstance(one, int) for one in value)
 
 
 def tiny_integer(name: str, value: int, layers: int, tokens: Iterator[int]) -> int:
-    """A smaller value of a setting with one integer."""
+    """Return a smaller value for a setting with one integer."""
     if name.endswith(("_token_id", "_token_index", "token_ids")) or name in ("image_token", "audio_token"):
         return value if value < 8 else next(tokens)
     if any(word in name for word in ("vocab", "num_embeddings", "codebook_size")):
@@ -295,7 +300,7 @@ def tiny_integer(name: str, value: int, layers: int, tokens: Iterator[int]) -> i
 
 
 def tiny_list(name: str, value: list[int], layers: int) -> list[int] | None:
-    """Smaller values of a setting with several integers."""
+    """Return smaller values for a setting with several integers."""
     if name in ("conv_dim", "conv_stride", "conv_kernel"):
         return [8, 8] if name == "conv_dim" else value[:2]
     if "depth" in name or name in ("layers", "num_blocks", "num_layers", "blocks"):
@@ -312,7 +317,9 @@ def tiny_list(name: str, value: list[int], layers: int) -> list[int] | None:
 
 
 def small_builder(build: Callable[..., nn.Module], factor: int) -> Callable[..., nn.Module]:
-    """The builder of timm with one block in each stage and widths divided by a factor, where a class takes them."""
+    """Return a timm builder with one block in each stage, and with widths divided by a factor if the class accepts
+    widths.
+    """
 
     def smaller(cls: Any, variant: str, pretrained: bool, *args: Any, **kwargs: Any) -> nn.Module:
         kwargs = dict(kwargs)
@@ -333,7 +340,7 @@ def small_builder(build: Callable[..., nn.Module], factor: int) -> Callable[...,
 
 
 def small_blocks(config: Any, factor: int) -> Any:
-    """A configuration of timm's networks of blocks, each block once and narrower."""
+    """Return a configuration of timm's networks of blocks with narrow blocks, in which each block occurs once."""
 
     def small(block: Any) -> Any:
         return tuple(map(small, block)) if isinstance(block, tuple | list) else replace(block, d=1, c=block.c // factor)
@@ -344,7 +351,9 @@ def small_blocks(config: Any, factor: int) -> Any:
 
 
 def timm_names() -> Iterator[str]:
-    """The smallest models of each module of timm first, by the number of their parameters; then further ones."""
+    """Return the names of timm models: first the smallest models of each module, by number of parameters, then further
+    models.
+    """
     import timm
 
     def size(name: str) -> tuple[int, int, str]:
@@ -359,7 +368,9 @@ def timm_names() -> Iterator[str]:
 
 
 def make_timm(name: str) -> Made:
-    """A model of timm, narrow and with one block in each stage if it may, on images of 64 pixels if it may."""
+    """Return a narrow timm model with one block in each stage, on images of 64 pixels, as far as the model allows these
+    changes.
+    """
     import timm
 
     module, model = name.split("/")
@@ -390,7 +401,7 @@ def torchvision_names() -> Iterator[str]:
 
 
 def make_torchvision(name: str) -> Made:
-    """A model of torchvision as it is, on small images or videos; larger ones if it needs them."""
+    """Return an unchanged torchvision model, on small images or videos, or on larger inputs if it needs them."""
     from torchvision import models
 
     has_backbone = name in models.list_models(models.detection) + models.list_models(models.segmentation)
@@ -459,7 +470,7 @@ VIT: dict[str, Any] = {
     "kernel_size": 3,
     "num_frames": 4,
 }
-"""Arguments of vit-pytorch by their names."""
+"""Arguments of vit-pytorch classes, by name."""
 
 
 def vit_names() -> Iterator[str]:
@@ -472,7 +483,7 @@ def vit_names() -> Iterator[str]:
 
 
 def make_vit(name: str) -> Made:
-    """The last class of a file of vit-pytorch that takes images, sounds or videos."""
+    """Return an instance of the last class in a file of vit-pytorch that accepts images, sounds or videos."""
     try:
         home = importlib.import_module(f"vit_pytorch.{name}")
     except Exception as error:
@@ -505,12 +516,12 @@ DECODERS = (
 
 
 def segmentation_names() -> Iterator[str]:
-    """Every decoder of segmentation_models_pytorch on some encoders."""
+    """Return the names of every decoder of segmentation_models_pytorch with several encoders."""
     yield from (f"{decoder}/{encoder}" for encoder in ENCODERS for decoder in DECODERS)
 
 
 def make_segmentation(name: str) -> Made:
-    """A model for segmentation on images of 64 pixels."""
+    """Return a segmentation model on images of 64 pixels."""
     import segmentation_models_pytorch as smp
 
     decoder, encoder = name.split("/")
@@ -525,7 +536,7 @@ def _with_input(
 
 
 def first_that_runs(ways: Iterable[Callable[[], tuple[nn.Module, Tensor]]], least: int = 1) -> Made:
-    """The first model that runs on its input, of those with a number of parameters at least.
+    """Return the first model that runs on its input and has at least a given number of parameters.
 
     Raises:
         NotBuilt: Every way fails; the message is that of the last one.
@@ -547,7 +558,7 @@ def first_that_runs(ways: Iterable[Callable[[], tuple[nn.Module, Tensor]]], leas
 
 
 def family(source: str, name: str) -> str:
-    """The family of a model: its module in transformers, timm or torchvision, its decoder, or its file."""
+    """Return the family of a model: its module in transformers, timm or torchvision, its decoder, or its file."""
     if source == "transformers":
         from transformers.models.auto.configuration_auto import model_type_to_module_name
 

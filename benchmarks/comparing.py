@@ -1,6 +1,8 @@
-"""Comparing two folders of a large model, as a ratio to reading both once: CPU seconds of one thread.
+"""Comparison of two folders of a large model: CPU seconds of one thread, divided by the time for reading both folders
+once.
 
-The folders are those of `benchmarks/streaming.py`: b is a with noise, moved by a random element; c is independent.
+The folders come from `benchmarks/streaming.py`. Network b is network a with noise, transformed by a random element.
+Network c is independent of both.
 
     python benchmarks/streaming.py make FOLDER          # 1.1 billion values; --layers 4 and so on make smaller ones
     OMP_NUM_THREADS=1 python benchmarks/comparing.py FOLDER [--memory 2GB] [--exact]
@@ -18,7 +20,7 @@ from regauge.comparison import open_relatives
 
 
 def reading(folders: list[Path]) -> float:
-    """CPU seconds of reading every tensor of some folders once, as it is stored; the least of three times."""
+    """Return the CPU seconds for reading every stored tensor of some folders once, as the minimum of three runs."""
     seconds = []
     for _ in range(3):
         began = time.process_time()

@@ -1,11 +1,11 @@
-"""A database of the fingerprints of 10,000 networks: the CPU seconds to make it, to open it, and to search it.
+"""A database of the fingerprints of 10,000 networks: the CPU seconds for building, opening and searching the database.
 
-The networks are MLPs 30-16-16-2 with random weights, each in a file of its own. The one in question is a copy of one of
-them with 2% of noise, moved by a random element of the whole group.
+The networks are MLPs 30-16-16-2 with random weights, each in a separate file. The searched network is a copy of one of
+them with 2% noise, transformed by a random element of the whole group.
 
     python benchmarks/database.py FOLDER [--networks 10000]
 
-The record in docs/records/database.jsonl is what this prints.
+The record in docs/records/database.jsonl is the output of this command.
 """
 
 import argparse
@@ -27,14 +27,14 @@ Result = TypeVar("Result")
 
 
 def timed(work: Callable[[], Result]) -> tuple[Result, float]:
-    """The result of some work, and its CPU seconds."""
+    """Return the result of a function, and its CPU seconds."""
     began = time.process_time()
     result = work()
     return result, round(time.process_time() - began, 4)
 
 
 def main() -> None:
-    """Make the networks and the database, search it, and print one JSON object."""
+    """Make the networks and the database, search the database, and print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--networks", type=int, default=10_000)

@@ -1,17 +1,17 @@
-"""Deep weight space networks: this library's layers against the published code, seconds and memory of a training step.
+"""Deep weight space networks: seconds and memory of a training step, for this library's layers and the published code.
 
-The first table is Deep-Align's net on MLPs 784-128-128-128-10: 64 features, 128 outputs, 5 layers, tensors that are
-neighbors alone. A step reads two networks three times (both ends of a pair, and a permuted copy), as its training does,
-and takes one step of AdamW. The second table is one layer with 32 features that maps all tensors to all others, on 16
-networks 2-32-...-32-1 with nine weights: forward and backward. Every row has a process of its own with one thread;
-seconds are CPU time, the median of some rounds after one that is not counted, and megabytes are the peak above what was
-there before the net was made. As in a process that trains, a tensor of some megabytes was made and dropped before, so
-that the memory of a step is not asked of the system again each time; `--cold` leaves that out. Rows that compute
-another function than the published code are marked.
+The first table compares Deep-Align's net on MLPs 784-128-128-128-10: 64 features, 128 outputs, 5 layers, where each
+tensor reads only neighboring tensors. As in its training, a step reads two networks three times (both ends of a pair,
+and a permuted copy), and takes one step of AdamW. The second table compares the forward and backward pass of one layer
+with 32 features that maps all tensors to all others, on 16 networks 2-32-...-32-1 with nine weights. Every row runs in
+a separate process with one thread. Seconds are CPU time, as the median of several rounds after one warm-up round.
+Megabytes are the peak memory above the memory before the net was made. Before each measurement, a tensor of some
+megabytes is made and freed, so that, as in a long training, a step does not request its memory from the system each
+time. `--cold` omits this tensor. Rows that compute another function than the published code are marked.
 
     python benchmarks/deep_weight_space.py --deep-align FOLDER --dwsnets FOLDER [--rounds 3]
 
-with checkouts of AvivNavon/deep-align and AvivNavon/DWSNets.
+The command needs checkouts of AvivNavon/deep-align and AvivNavon/DWSNets.
 """
 
 import argparse
@@ -38,13 +38,13 @@ from regauge_papers import chains
 DEEP_ALIGN = (784, 128, 128, 128, 10)
 NINE = (2, *[32] * 8, 1)
 WARM = 7_500_000
-"""Values of the tensor that is made and dropped before."""
+"""The number of entries of the tensor that is made and freed before each measurement."""
 
 Step = Callable[[], None]
 
 
 def networks(widths: tuple[int, ...], count: int) -> tuple[rg.Symmetry, rg.Params]:
-    """The symmetry of an MLP, and some random networks."""
+    """Return the symmetry of an MLP, and some random networks."""
     module = MLP(widths)
     generator = torch.Generator().manual_seed(0)
     symmetry = rg.discover(module, (torch.randn(2, widths[0], generator=generator),), verify=False)
@@ -56,14 +56,14 @@ def networks(widths: tuple[int, ...], count: int) -> tuple[rg.Symmetry, rg.Param
 
 
 def as_published(params: rg.Params) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Weights `[networks, in, out, 1]` and biases `[networks, out, 1]`."""
+    """Return weights `[networks, in, out, 1]` and biases `[networks, out, 1]`."""
     tensors = list(params.values())
     weights = tuple(weight.transpose(1, 2).unsqueeze(-1) for weight in tensors[::2])
     return weights, tuple(bias.unsqueeze(-1) for bias in tensors[1::2])
 
 
 def train(net: nn.Module, read: Callable[[], list[Tensor]]) -> Step:
-    """A step that reads the networks three times."""
+    """Take a training step that reads the networks three times."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-4, amsgrad=True)
 
     def step() -> None:
@@ -75,7 +75,7 @@ def train(net: nn.Module, read: Callable[[], list[Tensor]]) -> Step:
 
 
 def differentiate(made: Callable[[], list[Tensor]]) -> Step:
-    """Forward and backward."""
+    """Run the forward and the backward pass."""
 
     def step() -> None:
         sum(x.square().mean() for x in made()).backward()
@@ -84,7 +84,7 @@ def differentiate(made: Callable[[], list[Tensor]]) -> Step:
 
 
 def find_published(folder: Path) -> None:
-    """Make a checkout importable without its experiments, which need packages that the nets do not."""
+    """Make a checkout importable without its experiments, which need packages that the nets do not need."""
     counted = types.ModuleType("experiments.utils")
     counted.count_parameters = lambda model: sum(p.numel() for p in model.parameters())  # type: ignore[attr-defined]
     sys.modules["experiments"], sys.modules["experiments.utils"] = types.ModuleType("experiments"), counted
@@ -92,7 +92,7 @@ def find_published(folder: Path) -> None:
 
 
 def deep_align_net(folder: Path) -> nn.Module:
-    """Deep-Align's net."""
+    """Return Deep-Align's net."""
     find_published(folder)
     from deepalign.nn.models import DWSMatching
 
@@ -111,20 +111,20 @@ def deep_align_net(folder: Path) -> nn.Module:
 
 
 def published_net(folder: Path) -> Step:
-    """Deep-Align's net, as it is trained."""
+    """Return Deep-Align's net with its training step."""
     x, net = as_published(networks(DEEP_ALIGN, 2)[1]), deep_align_net(folder)
     return train(net, lambda: list(net(x)))
 
 
 def chain_net() -> Step:
-    """The net here that computes what the published one does."""
+    """Return the net of this library that computes the same function as the published net."""
     symmetry, params = networks(DEEP_ALIGN, 2)
     net = chains.ChainDWS(symmetry, chains.ChainConfig(inputs_to=8), head=ws.UnitFeatures(128))
     return train(net, lambda: list(net(params).values()))
 
 
 def our_net(layer: ws.DWS | ws.NFN) -> Step:
-    """A net with inputs and classes projected once."""
+    """Return a net that projects inputs and classes once."""
     symmetry, params = networks(DEEP_ALIGN, 2)
     head = ws.UnitFeatures(128)
     net = ws.Metanet(symmetry, layer=layer, head=head, width=64, depth=5, parts=("permutation",))
@@ -132,7 +132,7 @@ def our_net(layer: ws.DWS | ws.NFN) -> Step:
 
 
 def published_layer(folder: Path, sets: str, pooling: str) -> Step:
-    """One layer of DWSNets, with its normalization and nonlinearity."""
+    """Return one layer of DWSNets, with its normalization and nonlinearity."""
     find_published(folder)
     from nn.layers import BN, DWSLayer, ReLU
 
@@ -150,7 +150,7 @@ def published_layer(folder: Path, sets: str, pooling: str) -> Step:
 
 
 def our_layer(layer: ws.DWS | ws.NFN) -> Step:
-    """One layer of ours, with its normalization and nonlinearity."""
+    """Return one layer of this library, with its normalization and nonlinearity."""
     symmetry, params = networks(NINE, 16)
     net = ws.Metanet(symmetry, layer=layer, head=ws.Invariant(1), width=32, depth=1, parts=("permutation",))
     start = net.features(params, layers=0)
@@ -168,7 +168,7 @@ def our_layer(layer: ws.DWS | ws.NFN) -> Step:
 
 
 def measure(make: Callable[[], Step], rounds: int, warm: int) -> tuple[float, float]:
-    """Seconds and megabytes, in a process of its own."""
+    """Return seconds and megabytes, measured in a separate process."""
     receiver, sender = multiprocessing.get_context("fork").Pipe(duplex=False)
 
     def run() -> None:
@@ -193,7 +193,7 @@ def measure(make: Callable[[], Step], rounds: int, warm: int) -> tuple[float, fl
 
 
 def table(title: str, rows: dict[str, Callable[[], Step]], rounds: int, warm: int = WARM) -> None:
-    """Markdown; ratios are to the first row."""
+    """Return a Markdown table, with ratios to the first row."""
     print(f"\n| {title} | CPU s | times faster | peak MB | share |\n| --- | --- | --- | --- | --- |", flush=True)
     base: tuple[float, float] | None = None
     for name, make in rows.items():

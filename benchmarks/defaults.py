@@ -1,9 +1,9 @@
-"""Learned parts with default settings on populations, each beside its controls.
+"""Learned components with default settings on populations, each next to its controls.
 
-Defaults and bounds were chosen on the populations of `TUNING`; those of `HELD_OUT` were run once, afterwards. A
-population has 500 networks from starts of their own. Flows and matchers learn from networks that were trained alike,
-predictors and autoencoders from those that were trained for 10 steps to all. The rows of a part are written as soon as
-they are known, and a run goes on where it ended.
+Defaults and bounds were chosen on the populations of `TUNING`. The populations of `HELD_OUT` were run once, afterwards.
+A population has 500 networks with separate initializations. Flows and matchers learn from networks that were trained
+for the same number of steps. Predictors and autoencoders learn from networks that were trained for different numbers of
+steps, from 10 to all. Each row is written as soon as it is measured, and an interrupted run continues.
 
     OMP_NUM_THREADS=1 python benchmarks/defaults.py --out docs/records/defaults.jsonl [--seconds 180] [--only NAME]
     python benchmarks/defaults.py --out docs/records/defaults.jsonl --table
@@ -34,24 +34,24 @@ from regauge.flow.judging import KnownNetworks
 
 NETWORKS = 500
 DRAWN = 200
-"""Networks of each kind that are judged."""
+"""The number of networks of each kind that are evaluated."""
 PAIRS = 16
-"""Pairs of test networks that are aligned."""
+"""The number of pairs of test networks that are aligned."""
 LEAST_STEPS = 10
-"""Steps of the networks that are trained least."""
+"""The smallest number of training steps of a network."""
 Data = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Examples and targets for training, and for testing."""
+"""Examples and targets for training and for testing."""
 
 
 @dataclass(frozen=True)
 class Population:
-    """A way to train a population.
+    """The training of a population.
 
     Attributes:
-        make: One network with random weights.
+        make: A function that returns one network with random weights.
         data: Examples for training and for testing.
-        steps: Steps of Adam.
-        lr: Its learning rate, which falls as a cosine.
+        steps: The number of steps of Adam.
+        lr: The learning rate of Adam, which falls as a cosine.
     """
 
     make: Callable[[], nn.Module]
@@ -61,7 +61,9 @@ class Population:
 
 
 class LSTM(nn.Module):
-    """A long short-term memory that reads digits row by row, as torch's, but in operators that `vmap` knows."""
+    """A long short-term memory that reads digits row by row. It equals torch's LSTM, but uses operators that `vmap`
+    supports.
+    """
 
     def __init__(self, width: int = 10) -> None:
         super().__init__()
@@ -96,13 +98,13 @@ class Recurrent(nn.Module):
 
 
 def mlp(activation: Callable[[], nn.Module], *widths: int) -> nn.Module:
-    """A multilayer perceptron."""
+    """Return a multilayer perceptron."""
     layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), activation())]
     return nn.Sequential(*layers[:-1])
 
 
 def cnn() -> nn.Module:
-    """Two convolutions on digits of 8 x 8 pixels."""
+    """Return a network with two convolutions, for digits of 8 x 8 pixels."""
     first, second = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 10, 3, padding=1)
     return nn.Sequential(
         first, nn.ReLU(), nn.MaxPool2d(2), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 10)
@@ -110,7 +112,7 @@ def cnn() -> nn.Module:
 
 
 def normed() -> nn.Module:
-    """Two convolutions with batch normalization."""
+    """Return a network with two convolutions and batch normalization."""
     first, second = nn.Conv2d(1, 6, 3, padding=1, bias=False), nn.Conv2d(6, 10, 3, padding=1, bias=False)
     return nn.Sequential(
         *(first, nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), second, nn.BatchNorm2d(10), nn.ReLU()),
@@ -119,14 +121,14 @@ def normed() -> nn.Module:
 
 
 def moons(count: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two half circles with noise."""
+    """Return points on two half circles with noise."""
     angle, kind = math.pi * torch.rand(count, generator=chance), torch.randint(0, 2, (count,), generator=chance)
     upper, lower = torch.stack([angle.cos(), angle.sin()], 1), torch.stack([1 - angle.cos(), 0.5 - angle.sin()], 1)
     return torch.where(kind[:, None] == 0, upper, lower) + 0.15 * torch.randn(count, 2, generator=chance), kind
 
 
 def spirals(count: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Three arms of a spiral with noise."""
+    """Return points on three arms of a spiral with noise."""
     radius, kind = torch.rand(count, generator=chance).sqrt(), torch.randint(0, 3, (count,), generator=chance)
     angle = 4 * radius + 2 * math.pi / 3 * kind
     points = 2 * torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
@@ -134,20 +136,20 @@ def spirals(count: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def shells(count: int, chance: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Three spheres with noise, one inside another."""
+    """Return points on three nested spheres with noise."""
     kind = torch.randint(0, 3, (count,), generator=chance)
     points = functional.normalize(torch.randn(count, 3, generator=chance)) * (kind[:, None] + 1) * 0.6
     return points + 0.12 * torch.randn(count, 3, generator=chance), kind
 
 
 def sampled(draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]) -> Data:
-    """1,000 examples for training and 2,000 for testing."""
+    """Return 1,000 examples for training and 2,000 for testing."""
     chance = torch.Generator().manual_seed(0)
     return (*draw(1000, chance), *draw(2000, chance))
 
 
 def images(*shape: int) -> Data:
-    """Digits of 8 x 8 pixels."""
+    """Return digits of 8 x 8 pixels."""
     data = digits()
     x, y = (one.reshape(len(one), *shape) for one in (data.train_images, data.test_images))
     return x, data.train_labels, y, data.test_labels
@@ -169,7 +171,9 @@ HELD_OUT = {
 
 
 def train(population: Population, x: Tensor, y: Tensor, *, count: int = NETWORKS, varied: bool = False) -> Params:
-    """Train networks from starts of their own, each with batches of its own; if varied, for fewer steps each."""
+    """Train networks with separate initializations and batches. If `varied`, the networks are trained for different
+    numbers of steps.
+    """
     torch.manual_seed(0)
     modules = [population.make() for _ in range(count)]
     params = {
@@ -207,14 +211,14 @@ def train(population: Population, x: Tensor, y: Tensor, *, count: int = NETWORKS
 
 @dataclass(frozen=True)
 class Case:
-    """A population with all that its parts need.
+    """A population with everything that its components need.
 
     Attributes:
-        population: A way to train the networks.
-        module: Runs a network.
+        population: The training of the networks.
+        module: The module that runs the networks.
         symmetry: The symmetry of the networks.
-        seen: The examples that networks were trained on.
-        test: Other examples.
+        seen: The examples on which networks were trained.
+        test: Examples that were not used for training.
         seconds: CPU seconds of each training.
     """
 
@@ -240,16 +244,16 @@ class Case:
 
     @cached_property
     def varied(self) -> Params:
-        """Networks that were trained for fewer steps each."""
+        """Networks that were trained for different numbers of steps."""
         return train(self.population, *next(iter(self.seen.batches)), varied=True)
 
     @property
     def budget(self) -> dict[str, Any]:
-        """The only setting that is not at its default, the budget."""
+        """The time budget, the only setting without its default value."""
         return {"seconds": self.seconds, "is_cpu_time": True, "epochs": 100_000}
 
     def accuracies(self, params: Params) -> Tensor:
-        """The accuracy of each network on other examples."""
+        """Return the accuracy of each network on the test examples."""
         return self.test.evaluate_each(params)["accuracy"]
 
 
@@ -257,7 +261,7 @@ Row = dict[str, Any]
 
 
 def fit_flows(case: Case) -> list[Row]:
-    """A flow next to held-out networks and to the normal distribution at which it begins."""
+    """Evaluate a flow next to held-out networks and to the normal distribution from which the flow starts."""
     parts = flow.divide(case.alike)
     held_out, known = (select(case.alike, torch.from_numpy(parts[part])) for part in ("test", "train"))
     config = flow.FlowConfig(**case.budget)
@@ -282,7 +286,7 @@ def fit_flows(case: Case) -> list[Row]:
 
 
 def fit_predictors(case: Case) -> list[Row]:
-    """R2 of the accuracy of networks that were trained for different times."""
+    """Return R2 for the accuracy of networks that were trained for different numbers of steps."""
     accuracies = case.accuracies(case.varied)
     config = learn.PredictorConfig(kind="numbers", **case.budget)
     made = learn.fit_predictor(case.varied, accuracies, case.symmetry, config)
@@ -294,7 +298,7 @@ def fit_predictors(case: Case) -> list[Row]:
 
 
 def fit_matchers(case: Case) -> list[Row]:
-    """Rise of the loss halfway between test networks, on other examples."""
+    """Return the increase of the loss halfway between test networks, on test examples."""
     config = learn.MatchingConfig(**case.budget)
     made = learn.fit_matching(case.alike, case.symmetry, config, task=case.seen)
     test = torch.from_numpy(flow.divide(case.alike)["test"])[: PAIRS + 1]
@@ -322,7 +326,7 @@ def fit_matchers(case: Case) -> list[Row]:
 
 
 def fit_autoencoders(case: Case) -> list[Row]:
-    """Mean difference between the accuracies of networks and of their decoded twins."""
+    """Return the mean difference between the accuracies of networks and of their decoded networks."""
     config = learn.AutoencoderConfig(loss=learn.SquaredError(), **case.budget)
     made = learn.fit_autoencoder(case.varied, case.symmetry, config, task=case.seen)
     parts = flow.divide(case.varied)
@@ -351,7 +355,7 @@ COLUMNS = {
 
 
 def table(path: Path, part: str) -> str:
-    """The rows of a part in a record as a table."""
+    """Return the rows of a component in a record as a table."""
     columns = COLUMNS[part]
     lines = [f"| population | kind | n | {' | '.join(columns)} |", f"| --- | --- | ---: |{' ---: |' * len(columns)}"]
     for row in map(json.loads, path.read_text().splitlines()):

@@ -1,14 +1,15 @@
-"""How long discovery takes on large models whose parameters live on the meta device, and in how much memory.
+"""CPU time and memory of discovery on large models whose parameters are on the meta device.
 
-Each model runs in a process of its own. `python benchmarks/discovery.py` prints a Markdown table;
-`python benchmarks/discovery.py --only NAME` measures one model in this process. With `--base FOLDER`, a checkout of an
-earlier commit, each model is also measured with its sources, right before, and the table has the ratio.
+Each model runs in a separate process. `python benchmarks/discovery.py` prints a Markdown table. `python
+benchmarks/discovery.py --only NAME` measures one model in this process. With `--base FOLDER`, a checkout of an earlier
+commit, each model is also measured with the earlier sources, and the table contains the ratio.
 
-One model has values: there, discovery verifies what it finds, and `Symmetry.verify` follows.
+One model has values. For this model, discovery verifies the result, and `Symmetry.verify` follows.
 
-Time is that of `rg.discover`, tracing and solving together, after the imports of torch and of the model's library but
-with what `torch.export` imports at its first call: CPU seconds of the process (one thread), which are judged, and
-wall-clock seconds, which agree with them on an idle machine. Memory is the largest resident set of the process.
+The measured time is the time of `rg.discover`, including tracing and solving. It excludes the imports of torch and of
+the model's library, but includes the imports of `torch.export` at its first call. Targets apply to CPU seconds of the
+process (one thread). Wall-clock seconds are also reported, and agree with CPU seconds on an idle machine. Memory is the
+largest resident set of the process.
 """
 
 import argparse
@@ -33,13 +34,13 @@ import regauge as rg
 
 @dataclass(frozen=True)
 class Task:
-    """A model on the meta device and inputs for it.
+    """A model on the meta device, with its inputs.
 
     Attributes:
-        make: Makes the module, its positional and its keyword inputs, all on the meta device.
-        seconds: The target for tracing and solving together.
-        outputs: Which outputs count.
-        has_values: Whether the model has values, and what is found is verified.
+        make: A function that returns the module, its positional inputs and its keyword inputs, all on the meta device.
+        seconds: The target in seconds for tracing and solving together.
+        outputs: The outputs that the symmetry must preserve.
+        has_values: Whether the model has values, so that the symmetry is verified.
     """
 
     make: Callable[[], tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]
@@ -177,13 +178,13 @@ TASKS: dict[str, Task] = {
     "CREPE full, verified twice": Task(crepe_full, 6, has_values=True),
 }
 GIGABYTE = 1.0
-"""The target for memory, of models without values."""
+"""The memory target in bytes, for models without values."""
 SLOWER = {True: 1.3, False: 1.1}
-"""The largest ratio to the base's time, for models with translations and without."""
+"""The largest allowed ratio to the time of the base, for models with and without translations."""
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Discover one model in this process."""
+    """Discover the symmetry of one model in this process."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     task = TASKS[name]
@@ -209,7 +210,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def measured(name: str, sources: Path | None = None) -> dict[str, Any] | str:
-    """Discover one model in a process of its own, with other sources if these are given; the error if it fails."""
+    """Discover one model in a separate process, optionally with other sources. Return the error if discovery fails."""
     env = os.environ | ({"PYTHONPATH": str(sources)} if sources is not None else {})
     run = subprocess.run([sys.executable, __file__, "--only", name], capture_output=True, text=True, env=env)
     row: dict[str, Any] = {} if run.returncode else json.loads(run.stdout.splitlines()[-1])

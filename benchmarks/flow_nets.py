@@ -1,21 +1,22 @@
-"""Nets of flows over weights: this library's against the net of paper 000 as published, a training step of each.
+"""Nets of flows over weights: a training step of this library's nets and of the published net of paper 000.
 
-The published net has its sizes: width 64 on MLPs 30-16-16-2 and 32 on MLPs 784-10-10, five layers, one head, and three
-layers that read values. Its units attend to all units, also to those that no weight joins, so that its memory grows
-with the square of their number. Here they attend to those that they are connected with, to themselves and to the
-network, and what no permutation moves (inputs, classes) is no unit: values along such axes are features of units, read
-by maps of their own. So 30-16-16-2 has two groups of 16 units and the pairs between them, and 784-10-10 has ten units
-and no pairs. That is another function of the same width and depth, which respects the same symmetry. `Tokens` is the
-net of `regauge reproduce 000 uci` and `mnist`, for aligned networks. A step is forward, backward and Adam, from points
-and times to the mean squared error of predicted ends, in single precision. Every row has a process of its own with one
-thread; seconds are CPU time, the median of some rounds after one that is not counted, and megabytes are the peak above
-what was there before the net was made.
+The published net has its original sizes: width 64 on MLPs 30-16-16-2 and 32 on MLPs 784-10-10, five layers, one head,
+and three layers that read values. Its units attend to all units, including units that no weight connects, so its memory
+grows with the square of the number of units. In this library, units attend to connected units, to themselves and to the
+network. Inputs and classes, which no permutation moves, are not units: values along such axes are features of units,
+read by separate maps. Therefore 30-16-16-2 has two groups of 16 units and the pairs between them, and 784-10-10 has ten
+units and no pairs. The two nets have the same width, depth and symmetry, but compute different functions. `Tokens` is
+the net of `regauge reproduce 000 uci` and `mnist`, for aligned networks. A step consists of forward pass, backward pass
+and Adam, from points and times to the mean squared error of predicted ends, in single precision. Every row runs in a
+separate process with one thread. Seconds are CPU time, as the median of several rounds after one warm-up round.
+Megabytes are the peak memory above the memory before the net was made.
 
     python benchmarks/flow_nets.py --weightflow FOLDER [--packages FOLDER] [--only uci|mnist] [--at-once 1]
 
-with a checkout of ege-erdogan/weightflow, and a folder with einops and torch_geometric if these are not installed. In
-batches of 8 networks 784-10-10, as it is trained, the published net needs about 60 GB; `--at-once` says how many
-networks all rows of the first table read, and the second one has the rows of this library for 8.
+The command needs a checkout of ege-erdogan/weightflow. If einops and torch_geometric are not installed, it also needs a
+folder with these packages. With batches of 8 networks 784-10-10, as in its training, the published net needs about 60
+GB. `--at-once` sets the number of networks that all rows of the first table read. The second table has the rows of this
+library for 8 networks.
 """
 
 import argparse
@@ -38,11 +39,11 @@ from regauge.flow.moments import Moments
 from regauge.weightspace import MessagePassing, RelationalAttention
 
 ABSENT = ("h5py", "rebasin", "rebasin.loss", "torchvision", "ucimlrepo", "wandb")
-"""Packages that the published net's files name and the net does not need."""
+"""Packages that the files of the published net import but the net does not need."""
 
 
 def find_published(folder: Path, packages: Path | None) -> None:
-    """Make a checkout importable without what reads its data."""
+    """Make a checkout importable without the modules that read its data."""
     if packages is not None:
         sys.path.append(str(packages))
     import torch_geometric  # noqa: F401  # before its own look for the packages below
@@ -52,7 +53,7 @@ def find_published(folder: Path, packages: Path | None) -> None:
 
 
 def train(net: nn.Module, predict: Callable[[], Tensor], wanted: Tensor) -> Step:
-    """A step on the error of what is predicted."""
+    """Take a step on the error of the prediction."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -64,7 +65,7 @@ def train(net: nn.Module, predict: Callable[[], Tensor], wanted: Tensor) -> Step
 
 
 def published_step(widths: tuple[int, ...], width: int, count: int) -> Step:
-    """The published net, with the settings of its training."""
+    """Return a step of the published net, with the settings of its training."""
     from nn.graph_constructor import GraphConstructor
     from nn.relational_transformer import RelationalTransformer
 
@@ -95,7 +96,7 @@ def published_step(widths: tuple[int, ...], width: int, count: int) -> Step:
 
 
 def our_step(widths: tuple[int, ...], design: Design, count: int) -> Step:
-    """A net of this library."""
+    """Return a step of a net of this library."""
     symmetry, params = networks(widths, 256)
     space = flow.Space.of(params, symmetry, design.representation)
     points = space.enter(params)
@@ -109,7 +110,7 @@ def our_step(widths: tuple[int, ...], design: Design, count: int) -> Step:
 
 
 def designs(width: int) -> dict[str, Design]:
-    """The nets of this library by what stands in the table."""
+    """Return the nets of this library by their labels in the table."""
     keep = flow.Representation("keep")
     ends = {"representation": keep, "predicts": "end", "has_gaussian": False, "prior": flow.PlainGaussian()}
     thesis = flow.Metanetwork(RelationalAttention(heads=1, expansion=1), width, 5)
@@ -124,7 +125,7 @@ def designs(width: int) -> dict[str, Design]:
 
 
 def tables(name: str, at_once: int) -> list[tuple[str, dict[str, Callable[[], Step]]]]:
-    """Titles and rows; the last table is of as many networks as the thesis has in a batch."""
+    """Return titles and rows. The last table has the batch size of the thesis."""
     widths, width, whole = {"uci": ((30, 16, 16, 2), 64, 32), "mnist": ((784, 10, 10), 32, 8)}[name]
     counts = (whole,) if name == "uci" else (at_once, whole)
     networks(widths, 1)  # What discovery holds is there before all rows.

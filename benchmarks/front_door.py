@@ -1,9 +1,9 @@
-"""The front door: what the calls that users make first cost, each as a ratio within one run.
+"""Cost of the functions that users call first, each as a ratio within one run.
 
-Each row is one function: it runs a call and something to measure it against in turns, and takes the smallest CPU
-seconds of one thread. With `--before FOLDER`, the sources of an earlier commit, every row is also run with these, by
-another process; the objectives of both can then be compared. `--chains` prints how balancing converges on chains of
-layers.
+Each row is a function that runs a call and a reference in turns, and takes the smallest CPU seconds of each on one
+thread. With `--before FOLDER`, the sources of an earlier commit, another process also runs every row with the earlier
+sources. The objectives of the two versions can then be compared. `--chains` prints the convergence of balancing on
+chains of layers.
 
     git worktree add --detach FOLDER COMMIT
     OMP_NUM_THREADS=1 python benchmarks/front_door.py [part of a name] [--rounds 5] [--before FOLDER/src] [--chains]
@@ -34,19 +34,19 @@ from regauge.nets.transformer import GPT
 
 Pair = tuple[rg.Params, rg.Params, rg.Symmetry]
 CHAINS = (2, 4, 8, 16, 32, 64)
-"""Numbers of layers."""
+"""The numbers of layers of the chains."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a call costs.
+    """The cost of a call.
 
     Attributes:
-        name: The call and its networks.
+        name: The name of the call and of its networks.
         seconds: CPU seconds.
-        against: CPU seconds of what it is measured against.
-        goal: The largest ratio that was aimed at.
-        reached: The objective of the call; larger is better.
+        against: The CPU seconds of the reference.
+        goal: The target: the largest acceptable ratio.
+        reached: The objective of the call. Larger values are better.
     """
 
     name: str
@@ -57,14 +57,15 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times as long the call takes."""
+        """The time of the call, divided by the time of the reference."""
         return self.seconds / self.against
 
 
 class SkipNet(nn.Module):
-    """33 residual convolutions of 32 channels with batch normalization, whose skips add up and go to three classes.
+    """A network of 33 residual convolutions with 32 channels and batch normalization. The sum of skip connections goes
+    to three classes.
 
-    It has the shape of a published network for DNA (Jaganathan et al., 2019, SpliceAI-10k).
+    The network has the architecture of a published network for DNA (Jaganathan et al., 2019, SpliceAI-10k).
     """
 
     def __init__(self, channels: int = 32, blocks: int = 16, classes: int = 3) -> None:
@@ -90,7 +91,7 @@ class SkipNet(nn.Module):
 
 
 def drawn(make: Callable[[], nn.Module], seed: int, dtype: torch.dtype = torch.float32) -> rg.Params:
-    """A network away from its initialization: biases, gains and statistics differ from unit to unit."""
+    """Return a network far from its initialization: biases, gains and statistics differ between units."""
     torch.manual_seed(seed)
     state, chance = make().state_dict(), torch.Generator().manual_seed(seed)
     return {
@@ -104,13 +105,13 @@ def drawn(make: Callable[[], nn.Module], seed: int, dtype: torch.dtype = torch.f
 
 
 def strangers(make: Callable[[], nn.Module], example: Tensor) -> Pair:
-    """Two networks from different seeds."""
+    """Return two networks from different seeds."""
     symmetry = rg.discover(make().eval(), (example,), verify=False)
     return drawn(make, 0), drawn(make, 1), symmetry
 
 
 def near_copies(make: Callable[[], nn.Module], example: Tensor) -> Pair:
-    """A network, and itself with noise of 1%, moved by a random element; in float64."""
+    """Return a network, and a copy with 1% noise that is transformed by a random element; in float64."""
     symmetry = rg.discover(make(), (example,), verify=False)
     params, chance = drawn(make, 0, torch.float64), torch.Generator().manual_seed(5)
     noisy = {n: t + t.std() / 100 * torch.randn(t.shape, generator=chance, dtype=t.dtype) for n, t in params.items()}
@@ -119,7 +120,7 @@ def near_copies(make: Callable[[], nn.Module], example: Tensor) -> Pair:
 
 
 def default_against_keep(name: str, pair: Callable[[], Pair], goal: float, rounds: int) -> Row:
-    """`rg.align` as it is called by default, against networks compared as they are."""
+    """Compare the default call of `rg.align` with alignment of networks as stored (`scales="keep"`)."""
     a, b, symmetry = pair()
     keep = rg.WeightMatching(scales="keep")
     calls = (lambda: rg.align(a, b, symmetry), lambda: rg.align(a, b, symmetry, method=keep))
@@ -131,7 +132,7 @@ def default_against_keep(name: str, pair: Callable[[], Pair], goal: float, round
 def in_turns(
     calls: Sequence[Callable[[], Result[rg.Params]]], rounds: int
 ) -> tuple[list[float], list[Result[rg.Params]]]:
-    """The smallest CPU seconds of each call, and what it gave last."""
+    """Return the smallest CPU seconds of each call, and the last result of each call."""
     best, found = [math.inf] * len(calls), [call() for call in calls]
     for _ in range(rounds):
         for k, call in enumerate(calls):
@@ -142,12 +143,12 @@ def in_turns(
 
 
 def residual(blocks: int) -> Callable[[], nn.Module]:
-    """A residual MLP; nothing acts on its stream, so that this is a linear group."""
+    """Return a residual MLP on whose stream no permutation acts, so that the stream is a linear group."""
     return lambda: ResidualMLP(64, 64, 128, blocks, 10)
 
 
 def rows_of(rounds: int) -> dict[str, Callable[[], Row]]:
-    """All rows by name."""
+    """Return all rows by name."""
     wide = lambda: mlp(784, 512, 512, 512, 10)  # noqa: E731
     gpt = lambda: GPT(256, 32, width=128, layers=4)  # noqa: E731
     far = {
@@ -169,9 +170,9 @@ def rows_of(rounds: int) -> dict[str, Callable[[], Row]]:
 
 
 def chain_rows(rounds: int) -> list[dict[str, float]]:
-    """Balancing of ReLU chains of 64 units a layer whose scales are random: steps, Hessian products and seconds.
+    """Return steps, Hessian products and seconds of balancing for ReLU chains of 64 units per layer with random scales.
 
-    Sources before Newton's method took rounds of all layers in place of steps.
+    Sources from before Newton's method used rounds over all layers instead of steps.
     """
     found = []
     for layers in CHAINS:
@@ -192,11 +193,11 @@ def chain_rows(rounds: int) -> list[dict[str, float]]:
 
 SOLVED = (("regauge.core.balance", "_solve"), ("regauge.core.balance", "_extrapolate"))
 MULTIPLIED = (("regauge.core.squared_norm", "SquaredNorm.product"),)
-"""What is called in every step or round, and for every product; in these sources or in earlier ones."""
+"""Functions that are called in every step or round, and for every product, in these or in earlier sources."""
 
 
 def count(places: Sequence[tuple[str, str]]) -> Callable[[], int]:
-    """Count the calls of the first of some functions that there is until the number is asked for."""
+    """Count the calls of the first existing function among some functions, until the number is requested."""
     found = next((one for one in places if find_spec(one[0])), None)
     if found is None:
         return lambda: 0
@@ -213,7 +214,7 @@ def count(places: Sequence[tuple[str, str]]) -> Callable[[], int]:
 
 
 def run_before(folder: str, arguments: Sequence[str]) -> list[dict[str, float]]:
-    """The rows of this script with the sources of a folder."""
+    """Return the rows of this script with the sources in a folder."""
     environment = {**os.environ, "PYTHONPATH": folder}
     done = subprocess.run(
         [sys.executable, __file__, *arguments, "--json"], env=environment, capture_output=True, check=True

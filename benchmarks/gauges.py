@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/gauges.py [FAMILY ... | cnns] > gauges.md
 
-The models are those of `tests/folder_cases.py`: tiny configurations with random weights, saved by transformers, moved
-by the command line, and loaded by transformers again, which must find every parameter and no other.
+The models come from `tests/folder_cases.py`: tiny configurations with random weights, which transformers saves. The
+command line transforms the folders. Afterwards, transformers loads them again, and must find exactly the expected
+parameters.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ CNNS = (
     *("cnn_flatten", "vgg16_batch", "grouped_conv", "depthwise_conv", "depthwise_multiplier", "shuffle_unit"),
     *("squeeze_excite", "pixel_shuffle", "resnet20_batch_B", "resnet20_group_A", "convnext", "mobilenet_v2"),
 )
-"""Of `tests/models.py`."""
+"""The convolutional models, from `tests/models.py`."""
 
 
 def main(names: list[str]) -> None:
@@ -58,7 +59,9 @@ def main(names: list[str]) -> None:
 
 
 def row(name: str, case: FolderCase) -> str:
-    """The certificates of a family, and the largest change that transformers computes with in float32."""
+    """Return the certificates of a family, and the largest change of the outputs that transformers computes in
+    float32.
+    """
     cells, kinds, loaded = [], "", 0.0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "model")
@@ -84,7 +87,7 @@ def row(name: str, case: FolderCase) -> str:
 
 
 def convolutional() -> None:
-    """The certificates of convolutional networks."""
+    """Return the certificates of convolutional networks."""
     warnings.simplefilter("ignore")
     print("| network | equalized | smoothed |\n| --- | --- | --- |")
     cases = {case.name: case for case in MODELS}
@@ -105,7 +108,9 @@ def convolutional() -> None:
 
 
 def change(model: Any, case: FolderCase, out: Path) -> float:
-    """How much the outputs of a folder differ from those of the model that it was made of, both by transformers."""
+    """Return the difference between the outputs of a folder and of the original model, both computed by
+    transformers.
+    """
     moved, report = getattr(transformers, case.model).from_pretrained(out, output_loading_info=True)
     if any(report.values()):
         raise ValueError(f"{out}: {report}")

@@ -1,14 +1,15 @@
-"""GPU against the CPU of the same machine in one run: laws, times at realistic sizes, peak memory.
+"""GPU compared with the CPU of the same machine in one run: laws, times at realistic sizes, and peak memory.
 
-One case after another, the most telling first. Each asks how much of the budget is left before it begins, and is
-stopped when that is over; a case that fails writes its error, and the next one runs. Its record, one line of JSON, is
-written at once to `gpu.jsonl` in the folder of `--out` (else of the environment variable OUT, else out/), and printed.
-`--table` makes the table of such a file.
+Cases run one after another, in order of importance. Each case checks the remaining budget before it begins, and is
+stopped when the budget ends. If a case fails, its error is recorded, and the next case runs. The record of a case, one
+line of JSON, is printed and appended to `gpu.jsonl` in the folder of `--out`. Without `--out`, the folder is the
+environment variable OUT, or else out/. `--table` makes the table of such a file.
 
     PYTHONPATH=src python benchmarks/gpu.py [part of a name] [--budget 480] [--out FOLDER]
     PYTHONPATH=src python benchmarks/gpu.py --table FILE
 
-Nothing is downloaded. Packages that a machine with a GPU may lack (tyro, lapx, pooch, platformdirs) are not needed.
+Nothing is downloaded. The cases do not need packages that a machine with a GPU may lack (tyro, lapx, pooch,
+platformdirs).
 """
 
 import argparse
@@ -45,14 +46,14 @@ from regauge.core.devices import find_device
 
 ROOT = Path(__file__).parent.parent
 BUDGET = 480.0
-"""Seconds of the whole run."""
+"""The time budget of the whole run, in seconds."""
 OPTIONAL = ("tyro", "lap", "pooch", "platformdirs", "transformers", "pytest", "beartype", "distributed")
 """Packages whose absence is recorded."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case: its name, the seconds below which it does not begin, and what it does."""
+    """A case: its name, the seconds of budget that it needs to begin, and its function."""
 
     name: str
     needs: float
@@ -60,7 +61,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All cases, the most telling first."""
+    """Return all cases in order of importance."""
     laws = {"action": 10, "alignment": 15, "metanets": 15, "flows": 8, "populations": 8}
     return [
         *(Case(f"laws of {name}", needs, gpu_laws.LAWS[name]) for name, needs in laws.items()),
@@ -78,7 +79,7 @@ def cases() -> list[Case]:
 
 
 def marked_tests(place: Place) -> Mapping[str, Any]:
-    """The tests that need a GPU, for as long as the budget lasts."""
+    """Run the tests that need a GPU, until the budget ends."""
     if place.device.type != "cuda":
         return {"status": "skipped", "reason": "there is no CUDA device to test"}
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", str(ROOT / "tests/test_cuda.py")]
@@ -90,7 +91,7 @@ def marked_tests(place: Place) -> Mapping[str, Any]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The first record: the machine, and what it lacks."""
+    """Return the first record: the machine, and its missing packages."""
     pin = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"][0]
     oldest = re.search(r">=([\d.]+)", pin)
     assert oldest is not None
@@ -125,12 +126,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 class OverError(TimeoutError):
-    """The time of a case is over."""
+    """An error that is raised when the time of a case is over."""
 
 
 @contextmanager
 def stopped_after(seconds: float) -> Iterator[None]:
-    """Raise OverError in what runs for longer, where the system can."""
+    """Raise OverError in code that runs longer than a limit, if the system supports timers."""
 
     def stop(*_: object) -> None:
         raise OverError(f"stopped after {seconds:.0f} s")
@@ -148,7 +149,7 @@ def stopped_after(seconds: float) -> Iterator[None]:
 
 
 def run_case(case: Case, place: Place) -> dict[str, Any]:
-    """The record of a case: what it found, or why there is nothing."""
+    """Return the record of a case: its result, or the reason why there is no result."""
     left = place.left
     if left < case.needs:
         return {"case": case.name, "status": "skipped", "reason": f"{left:.0f} s left, it needs {case.needs:.0f}"}
@@ -169,7 +170,7 @@ def run_case(case: Case, place: Place) -> dict[str, Any]:
 
 
 def run_cases(chosen: Iterable[Case], place: Place, file: TextIO) -> bool:
-    """Run cases and write each record at once; whether none failed."""
+    """Run cases, and write each record immediately. Return whether all cases succeeded."""
     is_fine = True
     for row in (machine(place.device), *(run_case(case, place) for case in chosen)):
         for target in (file, sys.stdout):
@@ -180,7 +181,7 @@ def run_cases(chosen: Iterable[Case], place: Place, file: TextIO) -> bool:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The records of a run as a page: the machine in a sentence, and a table of the cases."""
+    """Return the records of a run as a page: a sentence about the machine, and a table of the cases."""
     about, lines = next(row for row in rows if row["case"] == "machine"), []
     cuda = f", CUDA {about['cuda']}" if about["cuda"] else ""
     lines.append(
@@ -202,7 +203,7 @@ def _number(value: float | None) -> str:
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    """The facts of a record, without its times."""
+    """Return the facts of a record, without its times."""
     told = []
     if "laws" in row:
         told.append(f"{row['laws'] - len(row['failed'])} of {row['laws']} laws, largest error {row['worst_error']:.1e}")

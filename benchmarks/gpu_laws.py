@@ -1,4 +1,4 @@
-"""Laws on a device, in float64 and on small networks, each against the CPU."""
+"""Laws on a device, in float64 and on small networks, each compared with the CPU."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,12 +23,12 @@ from regauge.zoo import Examples, PopulationConfig, train
 
 DOUBLE = torch.float64
 DESCENTS = ("straight-through", "sinkhorn", "continuous-descent", "best-of")
-"""Methods that take hundreds of small steps, which say as much on one network as on several."""
+"""Methods that take hundreds of small steps. One network is enough to test them."""
 Made = tuple[nn.Module, Tensor, rg.Symmetry]
 
 
 class Mixed(nn.Module):
-    """A chain whose units are scaled, signed, and linear, with batch normalization in it."""
+    """A chain that has units with positive scales, units with signs, linear groups, and batch normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 
 
 def nets(place: Place) -> list[str]:
-    """The networks of a run; in a test a few."""
+    """Return the networks of a run, or a few networks in a test."""
     return place.sized(list(NETS), ["chain"])
 
 
 def make(name: str) -> Made:
-    """A module, its inputs and its symmetry, on the CPU."""
+    """Return a module, its inputs and its symmetry, on the CPU."""
     torch.manual_seed(0)
     build, inputs = NETS[name]
     module, example = build().to(DOUBLE).eval(), inputs()
@@ -68,7 +68,7 @@ def make(name: str) -> Made:
 
 
 def drawn(module: nn.Module, seed: int) -> rg.Params:
-    """Values away from an initialization: no two units are alike."""
+    """Return values far from an initialization, in which no two units are equal."""
     chance = torch.Generator().manual_seed(seed)
     made = {}
     for name, tensor in module.state_dict().items():
@@ -81,19 +81,19 @@ def drawn(module: nn.Module, seed: int) -> rg.Params:
 
 
 def run(module: nn.Module, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-    """The outputs of a network."""
+    """Return the outputs of a network."""
     with torch.no_grad():
         found: Tensor = torch.func.functional_call(module, dict(params), (inputs,))
     return found
 
 
 def chance(seed: int = 0) -> torch.Generator:
-    """A source of chance on the CPU, so that both devices draw the same."""
+    """Return a random generator on the CPU, from which all devices get the same random numbers."""
     return torch.Generator().manual_seed(seed)
 
 
 def laws_of_action(place: Place) -> dict[str, Any]:
-    """An action is one, functions stay, and the device moves networks as the CPU does."""
+    """Test that elements act as a group and preserve functions, and that the device gives the result of the CPU."""
     laws = Laws(place)
     for name in nets(place):
         module, example, symmetry = make(name)
@@ -126,7 +126,9 @@ def laws_of_action(place: Place) -> dict[str, Any]:
 
 
 def laws_of_alignment(place: Place) -> dict[str, Any]:
-    """Every method reaches on the device what it reaches on the CPU, and never less than the identity."""
+    """Test that every method reaches the objective of the CPU on the device, which is at least the objective of the
+    identity.
+    """
     laws = Laws(place)
     chosen = place.sized(list(METHODS), ["weights", "activations", "merge-many"])
     for name in place.sized(["chain", "sine", "GPT", "ResNet"], ["chain"]):
@@ -171,14 +173,14 @@ def laws_of_alignment(place: Place) -> dict[str, Any]:
 
 
 def align(a: rg.Params, b: rg.Params, symmetry: rg.Symmetry, method: Any, task: rg.Task | None) -> Any:
-    """Align two networks, by a method for two or for many."""
+    """Align two networks, by a method for pairs or a method for many networks."""
     if isinstance(method, rg.alignment.ManyMethod):
         return rg.align_many([a, b], symmetry, method=method, task=task, generator=chance())
     return rg.align(a, b, symmetry, method=method, task=task, generator=chance())
 
 
 def laws_of_metanets(place: Place) -> dict[str, Any]:
-    """Nets over networks: equal to the CPU's, and the same for every network of an orbit."""
+    """Test nets over networks: they equal the CPU's nets, and give the same result for all networks of an orbit."""
     laws = Laws(place)
     heads: dict[str, Any] = {"invariant": ws.Invariant(3), "equivariant": ws.Equivariant(), "units": ws.UnitFeatures(4)}
     for name in nets(place):
@@ -207,7 +209,7 @@ def laws_of_metanets(place: Place) -> dict[str, Any]:
 
 
 def small_population(count: int = 24) -> tuple[nn.Module, Tensor, rg.Symmetry, rg.Params]:
-    """Sine networks around one, float32."""
+    """Return sine networks around one network, float32."""
     torch.manual_seed(0)
     module, inputs = Siren(2, 6, 1), torch.rand(8, 2)
     symmetry = rg.discover(module, (inputs,), verify=False)
@@ -219,7 +221,9 @@ def small_population(count: int = 24) -> tuple[nn.Module, Tensor, rg.Symmetry, r
 
 
 def laws_of_flows(place: Place) -> dict[str, Any]:
-    """A flow that was fitted on the device draws networks, and its density does not see the symmetry."""
+    """Test a flow that was fitted on the device: it samples networks, and its density is invariant under the
+    symmetry.
+    """
     laws = Laws(place)
     _, _, symmetry, networks = small_population()
     net = flow.Metanetwork(ws.MessagePassing(), 8, 1)
@@ -247,7 +251,7 @@ def laws_of_flows(place: Place) -> dict[str, Any]:
 
 
 def laws_of_populations(place: Place) -> dict[str, Any]:
-    """A network is what it is on the CPU, whichever others are trained with it."""
+    """Test that a network equals the network trained on the CPU, for any other networks in its stack."""
     laws = Laws(place)
     digits = Examples(
         "random",
@@ -275,7 +279,7 @@ def laws_of_populations(place: Place) -> dict[str, Any]:
 
 
 def joined(blocks: list[Any]) -> rg.Params:
-    """The networks of some blocks, as one population."""
+    """Return the networks of some blocks as one population."""
     return {name: torch.cat([block.params[name] for block in blocks]) for name in blocks[0].params}
 
 

@@ -1,4 +1,4 @@
-"""Where the cases of `gpu.py` run: a device next to the CPU, how much time is left, and how laws are counted."""
+"""The surroundings of the cases in `gpu.py`: a device next to the CPU, the remaining time, and counts of laws."""
 
 import gc
 import time
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """A device, and what is left of the budget.
+    """A device, and the remaining time budget.
 
     Attributes:
         device: The device that is measured.
-        is_small: Whether sizes are those of a test.
+        is_small: Whether the small sizes of a test are used.
         until: The time of `time.monotonic` at which the budget ends.
     """
 
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def left(self) -> float:
-        """Seconds that are left."""
+        """The remaining seconds."""
         return self.until - time.monotonic()
 
     @property
@@ -40,24 +40,24 @@ class Place:
         return replace(self, device=torch.device("cpu"))
 
     def sized(self, large: T, small: T) -> T:
-        """The size of a measurement, or that of a test."""
+        """Return the size of a measurement, or a smaller size for tests."""
         return small if self.is_small else large
 
     def bring(self, values: Any) -> Any:
-        """Tensors, modules, or tuples and mappings of them on the device."""
+        """Return tensors, modules, or tuples and mappings of them on the device."""
         return to_device(values, self.device)
 
     def generator(self, seed: int) -> torch.Generator:
-        """A source of chance on the device."""
+        """Return a random generator on the device."""
         return torch.Generator(self.device).manual_seed(seed)
 
     def wait(self) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait until the device has finished all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def measure(self, call: Callable[[], T]) -> tuple[T, float]:
-        """The result of a call, and its seconds on the clock."""
+        """Return the result of a call, and its wall-clock seconds."""
         self.wait()
         began = time.perf_counter()
         found = call()
@@ -65,20 +65,20 @@ class Place:
         return found, time.perf_counter() - began
 
     def forget(self) -> None:
-        """Free the memory of earlier cases on the device, and begin to count its peak anew."""
+        """Free the memory of earlier cases on the device, and restart the measurement of peak memory."""
         if self.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak(self) -> int | None:
-        """The most bytes of tensors on the device since `forget`; None on a CPU."""
+        """The largest number of bytes of tensors on the device since `forget`; None on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
 
 
 @dataclass
 class Laws:
-    """Laws that were tried, with the largest error that was within its bound, and those that failed."""
+    """The tested laws, with the largest error that was within its bound, and the failed laws."""
 
     place: Place
     tried: int = 0
@@ -87,7 +87,7 @@ class Laws:
 
     @contextmanager
     def law(self, name: str) -> Iterator[None]:
-        """Count a law; whatever is raised within is a failure of it, and the next law follows."""
+        """Count a law. An exception within the context counts as a failure, and the next law follows."""
         self.tried += 1
         try:
             yield
@@ -100,7 +100,7 @@ class Laws:
     def equal(
         self, found: Tensor | Mapping[str, Tensor], expected: Tensor | Mapping[str, Tensor], within: float
     ) -> None:
-        """Raise unless values on the device differ by at most this share of the largest value."""
+        """Raise an error unless values on the device differ by at most this share of the largest value."""
         if isinstance(found, Mapping):
             assert isinstance(expected, Mapping)
             require(found.keys() == expected.keys(), "other names")
@@ -117,17 +117,17 @@ class Laws:
             self.worst = max(self.worst, error)
 
     def there(self, params: Mapping[str, Tensor]) -> None:
-        """Raise unless every tensor is on the device."""
+        """Raise an error unless every tensor is on the device."""
         away = [name for name, tensor in params.items() if tensor.device.type != self.place.device.type]
         require(not away, f"not on the device: {away[:3]}")
 
     def row(self) -> dict[str, Any]:
-        """The counts, for the record of a case."""
+        """Return the counts for the record of a case."""
         status = {"status": "failed"} if self.failed else {}
         return {"laws": self.tried, "failed": self.failed, "worst_error": self.worst, **status}
 
 
 def require(condition: bool, what: str) -> None:
-    """Raise an AssertionError with a sentence unless something holds."""
+    """Raise an AssertionError with a message unless a condition holds."""
     if not condition:
         raise AssertionError(what)

@@ -1,6 +1,6 @@
-"""Sizes of users on a device, each against the CPU in the same run: time, peak memory, what is found.
+"""Realistic sizes on a device, each compared with the CPU in the same run: time, peak memory, and results.
 
-A size that takes minutes on a CPU is made smaller on both devices; the row says what was made smaller.
+If a size takes minutes on a CPU, a smaller size is used on both devices, and the row names the reduction.
 """
 
 import math
@@ -30,9 +30,9 @@ from regauge.zoo import Examples, PopulationConfig, train
 from regauge.zoo.presets import cnn_architecture, mlp_architecture
 
 NOISE = 0.3
-"""Standard deviation of the noise that makes a near copy, relative to a tensor's own."""
+"""The standard deviation of the noise in a near copy, relative to the standard deviation of each tensor."""
 WARM = 2
-"""Steps of a training that are not counted."""
+"""The number of training steps at the beginning that are not measured."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ class Model:
     Attributes:
         config: Class name of the configuration.
         module: Class name of the model.
-        settings: Of the configuration.
-        depth: The setting that says how many layers there are.
-        reduced: The number of layers that the CPU is given, too; None: all of them.
-        shape: Of an input; of whole numbers if it has two axes.
-        is_near: Whether B is a moved near copy of A, whose units can be told; else another random network.
-        tiny: Settings of a test.
+        settings: The settings of the configuration.
+        depth: The name of the setting for the number of layers.
+        reduced: The number of layers on both devices, if the CPU cannot run all layers; None for all layers.
+        shape: The shape of an input. Inputs with two axes contain integers.
+        is_near: Whether B is a transformed noisy copy of A, whose units can be matched. Otherwise, B is another random
+            network.
+        tiny: Settings for a test.
     """
 
     config: str
@@ -60,7 +61,7 @@ class Model:
     tiny: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, is_small: bool, layers: int | None) -> nn.Module:
-        """The module, without values."""
+        """Return the module, without values."""
         import transformers
 
         settings = {**self.settings, **(self.tiny if is_small else {})}
@@ -72,7 +73,7 @@ class Model:
         return module
 
     def inputs(self, is_small: bool) -> Tensor:
-        """Inputs without values, to discover by."""
+        """Return inputs without values, for discovery."""
         shape = (1, 3, 32, 32) if is_small and len(self.shape) == 4 else self.shape
         return torch.zeros(shape, dtype=torch.float32 if len(shape) == 4 else torch.int64, device="meta")
 
@@ -105,7 +106,7 @@ MODELS = {
 
 
 def random_network(module: nn.Module, generator: torch.Generator) -> rg.Params:
-    """Values for a module without any, on the device of the generator; tied names share a tensor."""
+    """Return random values for a module without values, on the device of the generator; tied names share a tensor."""
     source: dict[str, Any] = {"generator": generator, "device": generator.device}
     known: dict[int, Tensor] = {}
     made: rg.Params = {}
@@ -123,7 +124,7 @@ def random_network(module: nn.Module, generator: torch.Generator) -> rg.Params:
 
 
 def near_copy(params: rg.Params, generator: torch.Generator) -> rg.Params:
-    """A network with noise on its matrices."""
+    """Return a network with noise on its matrices."""
     known: dict[int, Tensor] = {}
     for tensor in params.values():
         if id(tensor) not in known:
@@ -135,7 +136,7 @@ def near_copy(params: rg.Params, generator: torch.Generator) -> rg.Params:
 
 @contextmanager
 def searches() -> Iterator[dict[str, float]]:
-    """Count assignments, and sum up their seconds on the CPU, of all threads together."""
+    """Count assignments, and sum their CPU seconds over all threads."""
     counted = {"assignments": 0, "assignment_seconds": 0.0}
     search = assignment._search
 
@@ -153,13 +154,13 @@ def searches() -> Iterator[dict[str, float]]:
 
 @cache
 def discovered(name: str, is_small: bool, layers: int | None) -> tuple[nn.Module, rg.Symmetry]:
-    """A model without values, and its symmetry."""
+    """Return a model without values, and its symmetry."""
     module = MODELS[name].build(is_small, layers)
     return module, rg.discover(module, (MODELS[name].inputs(is_small),), verify=False)
 
 
 def align_once(name: str, place: Place, layers: int | None) -> dict[str, Any]:
-    """Two networks of an architecture, aligned by the default call on a device."""
+    """Align two networks of an architecture by the default call, on a device."""
     model, (module, symmetry) = MODELS[name], discovered(name, place.is_small, layers)
     generator = place.generator(0)
     a = random_network(module, generator)
@@ -187,7 +188,9 @@ def align_once(name: str, place: Place, layers: int | None) -> dict[str, Any]:
 
 
 def align_model(name: str, place: Place) -> dict[str, Any]:
-    """`rg.align` at the size of a model that people use, and on the CPU, if need be with fewer layers on both."""
+    """Measure `rg.align` at the size of a real model, on the device and on the CPU, with fewer layers on both if
+    necessary.
+    """
     layers = MODELS[name].reduced
     warm = align_once(name, replace(place, is_small=True), None)  # kernels are loaded at their first use
     found = align_once(name, place, None)
@@ -205,7 +208,7 @@ def align_model(name: str, place: Place) -> dict[str, Any]:
 
 
 def random_examples(*shape: int, count: int = 4096) -> Examples:
-    """Random inputs of ten classes: what they hold does not change the cost."""
+    """Return random inputs of ten classes, because the values do not change the cost."""
     inputs, labels = torch.randn(count, *shape, generator=chance(1)), torch.randint(10, (count,), generator=chance(2))
     return Examples("random", inputs, labels, inputs[:8], labels[:8])
 
@@ -213,7 +216,9 @@ def random_examples(*shape: int, count: int = 4096) -> Examples:
 def train_networks(
     place: Place, architecture: Architecture, data: Examples, count: int, steps: int, stack: int | None = None
 ) -> tuple[float, int | None]:
-    """Steps of networks in a second, from seeds to the end, and the peak of memory; the CPU draws the start."""
+    """Return the number of networks' steps per second, from seeds to the end, and the peak memory. The CPU samples the
+    initialization.
+    """
     config = PopulationConfig(architecture, "random", count, steps=steps, batch=place.sized(128, 8))
     place.forget()
 
@@ -228,7 +233,7 @@ def train_networks(
 def population(
     place: Place, architecture: Architecture, data: Examples, count: int, steps: int, *, alone: int, stacks: list[int]
 ) -> dict[str, Any]:
-    """A population on the device, in stacks of several sizes, and some of its networks on one core of the CPU."""
+    """Train a population on the device, in stacks of several sizes, and some of its networks on one core of the CPU."""
     train_networks(place, architecture, data, min(count, 64), WARM)
     row: dict[str, Any] = {"networks": count, "steps": steps}
     tried = {}
@@ -246,7 +251,7 @@ def population(
 
 
 def mlps(place: Place) -> dict[str, Any]:
-    """10,000 MLPs."""
+    """Return 10,000 MLPs."""
     widths = place.sized((784, 64, 64, 10), (16, 6, 10))
     data = random_examples(*place.sized((1, 28, 28), (1, 4, 4)), count=place.sized(4096, 64))
     sizes = place.sized((10_000, 200), (64, 3))
@@ -256,7 +261,7 @@ def mlps(place: Place) -> dict[str, Any]:
 
 
 def cnns(place: Place) -> dict[str, Any]:
-    """2,000 CNNs."""
+    """Return 2,000 CNNs."""
     architecture = cnn_architecture("relu", 1, *place.sized((16, 16, 16), (4, 4)))
     data = random_examples(*place.sized((1, 28, 28), (1, 12, 12)), count=place.sized(4096, 64))
     sizes = place.sized((2_000, 50), (64, 2))
@@ -266,7 +271,7 @@ def cnns(place: Place) -> dict[str, Any]:
 
 @contextmanager
 def timed_steps(place: Place) -> Iterator[list[float]]:
-    """Collect the seconds of every step of a training of a net."""
+    """Collect the seconds of every training step of a net."""
     seconds: list[float] = []
     step = NetProgram.step
 
@@ -281,7 +286,7 @@ def timed_steps(place: Place) -> Iterator[list[float]]:
 
 @dataclass(frozen=True)
 class Sines:
-    """Networks 2-32-32-1 around one, such as images are, their symmetry, and pixels to run them on."""
+    """Networks 2-32-32-1 around one network, like networks of images, with their symmetry and pixels as inputs."""
 
     module: nn.Module
     pixels: Tensor
@@ -291,7 +296,7 @@ class Sines:
     @classmethod
     @cache
     def of(cls, is_small: bool) -> "Sines":
-        """Random ones, in the size of a test if `is_small`."""
+        """Return random networks, with the size of a test if `is_small`."""
         width, count, side = (6, 20, 4) if is_small else (32, 512, 28)
         torch.manual_seed(0)
         module, line = Siren(2, width, 1), torch.linspace(-1, 1, side)
@@ -304,26 +309,26 @@ class Sines:
 
 
 def fit_predictor(own: Sines, **setting: Any) -> object:
-    """Two classes of networks, from weights alone."""
+    """Fit a predictor of two classes of networks from weights alone."""
     config, count = learn.PredictorConfig(statistics=False, depth=2, **setting), len(next(iter(own.networks.values())))
     return learn.fit_predictor(own.networks, torch.arange(count) % 2, own.symmetry, config, generator=chance())
 
 
 def fit_matcher(own: Sines, **setting: Any) -> object:
-    """With the loss on the line between two networks."""
+    """Fit a matcher with the loss on the line between two networks."""
     task = rg.Task(own.module, [(own.pixels, torch.zeros(len(own.pixels), 1))], nn.functional.mse_loss)
     config, runs = learn.MatchingConfig(checked=2, depth=2, **setting), {"module": own.module, "inputs": own.pixels}
     return learn.fit_matching(own.networks, own.symmetry, config, task=task, generator=chance(), **runs)
 
 
 def fit_autoencoder(own: Sines, **setting: Any) -> object:
-    """By what networks compute at all pixels."""
+    """Fit an autoencoder by the outputs of networks at all pixels."""
     config, runs = learn.AutoencoderConfig(**setting), {"module": own.module, "inputs": own.pixels}
     return learn.fit_autoencoder(own.networks, own.symmetry, config, generator=chance(), **runs)
 
 
 def fit_flow(own: Sines, **setting: Any) -> object:
-    """With the net over networks."""
+    """Fit a flow with the equivariant net."""
     net = flow.Metanetwork(width=setting.pop("width"), depth=2)
     return flow.fit(own.networks, own.symmetry, flow.Config(net=net, **setting), generator=chance())
 
@@ -337,9 +342,10 @@ TRAININGS: dict[str, Callable[..., object]] = {
 
 
 def step_of(name: str, place: Place) -> dict[str, Any]:
-    """A step of a training of a net over networks: the median of those behind the first few.
+    """Return the median seconds of a training step of a net over networks, without the first few steps.
 
-    Networks that are chains are run some at a time, as the cache of a CPU asks; a device also runs all at once.
+    Networks that are chains run a few at a time, such that they fit the cache of a CPU. On a device, all networks also
+    run at once.
     """
     networks, batch = Sines.of(place.is_small), place.sized(64, 8)
     setting = place.sized({"epochs": 1, "width": 64}, {"epochs": 2, "width": 4})
@@ -358,7 +364,7 @@ def step_of(name: str, place: Place) -> dict[str, Any]:
 
 
 def many_pairs(place: Place) -> dict[str, Any]:
-    """10,000 pairs of small networks, aligned in portions of several sizes; a part of them on the CPU."""
+    """Align 10,000 pairs of small networks in portions of several sizes, and some of the pairs on the CPU."""
     sines = Sines.of(place.is_small)
     count, few = place.sized((10_000, 500), (20, 20))
     index = torch.arange(count) % len(next(iter(sines.networks.values())))
@@ -391,10 +397,11 @@ def many_pairs(place: Place) -> dict[str, Any]:
 
 
 def auction(profits: Tensor, least: float, rounds: int) -> tuple[Tensor, float]:
-    """A Jacobi auction with prices, all open rows at once, for `[n, n]` profits; the share of rows that have a column.
+    """Run a Jacobi auction with prices, in which all open rows bid at once, for `[n, n]` profits. Return the share of
+    rows with a column.
 
-    The prices' step falls by a factor of five down to `least`, as a share of the range of profits; the assignment is
-    then within n times that of the best one.
+    The step of prices falls by a factor of five down to `least`, as a share of the range of profits. The total profit
+    of the assignment is then within n times that step of the optimum.
 
     References:
         Bertsekas (1988), The auction algorithm: a distributed relaxation method for the assignment problem.
@@ -429,7 +436,9 @@ def auction(profits: Tensor, least: float, rounds: int) -> tuple[Tensor, float]:
 
 
 def assignments(place: Place) -> dict[str, Any]:
-    """Exact assignments on the CPU against auctions on the device, by size: where a batched auction would pay."""
+    """Compare exact assignments on the CPU with auctions on the device, by size: from which size a batched auction is
+    faster.
+    """
     rows = []
     for n in place.sized((512, 1024, 2048, 4096), (24,)):
         generator = place.generator(n)

@@ -1,7 +1,8 @@
-"""Time saved in training populations by the backward passes and optimizers written by hand.
+"""Time that the handwritten backward passes and optimizers save in the training of populations.
 
-Each case of `populations.py` is trained three times in every round: as the library does; without backward passes by
-hand, that is by `torch.func.vmap`, or for convolutions network after network; and with torch's fused optimizers alone.
+Each case of `populations.py` is trained in three ways in every round. The first way is the library's default. The
+second way has no handwritten backward passes: it uses `torch.func.vmap`, or for convolutions one network after another.
+The third way uses only torch's fused optimizers.
 
     OMP_NUM_THREADS=1 python benchmarks/hand_written.py
 """
@@ -31,7 +32,7 @@ ROUNDS = 5
 
 @contextmanager
 def way(name: str) -> Iterator[None]:
-    """Train in one of the ways for the duration of a context."""
+    """Train in one of the ways within a context."""
     if name == "no chains":
         patch = mock.patch("regauge.zoo.training.trainer.chain_of", return_value=None)
     elif name == "fused":

@@ -1,9 +1,9 @@
-"""Every number that the five papers print as a result, next to ours: one table for each paper, drawn from the records.
+"""Every number that the five papers print as a result, next to our number: one table for each paper, made from records.
 
     python benchmarks/headlines.py      # writes docs/measurements/headlines.md
 
-A row without a record says why there is none. Nothing is typed twice: our numbers, n, repeats and controls are those of
-`docs/records`, and so are the numbers of the papers where a record has them.
+A row without a record states the reason. No number is typed twice: our numbers, n, repeats and controls come from
+`docs/records`. The numbers of the papers come from records too, if a record contains them.
 """
 
 import json
@@ -33,12 +33,12 @@ class Headline:
 
     Attributes:
         where: The table or figure, and its row.
-        record: The record of our number, without "-cpu.json"; empty: there is none.
+        record: The record of our number, without "-cpu.json"; empty without a record.
         row: The row of the record.
-        quantity: Its column.
-        differs: What differs from the paper; without a record, why there is none.
+        quantity: The column of the record.
+        differs: The differences from the paper or, without a record, the reason why there is no record.
         control: The row of the control in the same record.
-        paper: The printed number, where the record has none.
+        paper: The printed number, if the record does not contain it.
     """
 
     where: str
@@ -50,7 +50,7 @@ class Headline:
     paper: str = ""
 
     def cells(self) -> list[str]:
-        """The cells of the row in the table."""
+        """Return the cells of the row in the table."""
         if not self.record:
             return [self.where, self.paper, "", "", "", "", self.differs]
         table = Table.from_json(json.loads((RECORDS / f"{self.record}-cpu.json").read_text("utf-8")))
@@ -73,7 +73,7 @@ COUNTED = {"000": "run", "001": "pair", "002": "autoencoder", "003": "pair", "00
 
 
 def show(table: Table, row: Row, quantity: str) -> str:
-    """A number with its error, as tables of this record print it."""
+    """Return a number with its error, in the format of the record's tables."""
     cells = Table("", (), tuple(q for q in table.quantities if q.name == quantity), (row,), unit=table.unit).cells()
     return cells[1][cells[0].index(quantity)]
 
@@ -81,7 +81,7 @@ def show(table: Table, row: Row, quantity: str) -> str:
 def several(
     places: str, record: str, rows: dict[str, str], quantity: str, differs: str, control: str = "", paper: str = ""
 ) -> list[Headline]:
-    """Rows of one table of a paper, all from one record, by their names in the paper."""
+    """Return rows of one table of a paper, all from one record, by their names in the paper."""
     return [
         Headline(f"{places}, {where}", record, row, quantity, differs, "" if row == control else control, paper)
         for where, row in rows.items()
@@ -89,7 +89,7 @@ def several(
 
 
 def missing(places: str, rows: dict[str, str], differs: str) -> list[Headline]:
-    """Rows of one table of a paper that we did not measure, with their numbers."""
+    """Return rows of one table of a paper that we did not measure, with the paper's numbers."""
     return [Headline(f"{places}, {where}", "", "", "", differs, paper=paper) for where, paper in rows.items()]
 
 

@@ -1,10 +1,10 @@
-"""Cost of a step of fitting an INR, relative to its matrix products alone, and of fitting images for a minute.
+"""Cost of a step of fitting an INR, relative to its matrix products alone, and cost of fitting images for a minute.
 
-A step is everything that `fit` does: drawing 10,000 of 500,000 samples, the loss, its gradient, and Adam. Its matrix
-products are forward, by the inputs and by the weights, of the same sizes, with results written into buffers, on the
-whole batch and in the blocks that the fit works in. The loop is the step that everybody writes first: a module,
-automatic differentiation, `torch.optim.Adam`. Times are CPU seconds, float32; rounds alternate, and medians are
-printed.
+A step is everything that `fit` does: sampling 10,000 of 500,000 samples, the loss, its gradient, and Adam. The matrix
+products are the products of the forward pass, and of the derivatives with respect to inputs and weights. They have the
+same sizes, write their results into buffers, and run on the whole batch or in the blocks of `fit`. The row "loop" is a
+simple implementation: a module, automatic differentiation, and `torch.optim.Adam`. Times are CPU seconds in float32.
+Rounds alternate, and medians are printed.
 
     OMP_NUM_THREADS=1 python benchmarks/inr.py [--rounds 5] [--widths 128 512] [--images 128]
 """
@@ -25,7 +25,7 @@ from regauge.inr.representation import Inr
 
 BATCH = 10_000
 STEPS = {128: 20, 512: 4}
-"""Of a measurement."""
+"""The number of steps of a measurement."""
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -35,7 +35,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def matrix_products(inr: Inr, rows: int) -> Callable[[], None]:
-    """Those of one step, in blocks of so many rows."""
+    """Compute the matrix products of one step, in blocks with a given number of rows."""
     pairs = list(zip(inr.widths, inr.widths[1:], strict=False))
     weights = [torch.randn(after, before) for before, after in pairs]
     gradients = [torch.zeros_like(weight) for weight in weights]
@@ -69,7 +69,7 @@ def loop(inr: Inr, samples: Samples, steps: int, start: dict[str, Tensor]) -> No
 
 
 def shapes(width: int, rounds: int) -> None:
-    """One row."""
+    """Return the row of one width."""
     inr, generator = Inr(width=width), torch.Generator().manual_seed(0)
     samples = Samples(torch.rand(500_000, 3, generator=generator) * 2 - 1, torch.rand(500_000, 1, generator=generator))
     start, count = inr.start(generator), STEPS.get(width, 8)

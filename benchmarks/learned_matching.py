@@ -1,16 +1,17 @@
-"""Training steps of learned matching: this library's against the published code of Deep-Align, seconds and memory.
+"""Training steps of learned matching: seconds and memory of this library and of the published code of Deep-Align.
 
-MLPs 784-128-128-128-10, pairs of them, and 32 images. The published step reads both networks of each pair and a
-permuted copy of the first (a deep weight space network with 64 features, 128 outputs, 5 layers). Its loss is the cross
-entropy of copies, that of a random point between networks under soft plans, and the mean squared distance; then come
-the gradient, its clipping and one step of AdamW. Ours does the same with `DWS(is_diagonal=True)` of the same sizes and
-with the layers that `fit_matching` takes by default; a network and the next one of the batch are a pair, so that it
-reads each once. Every row has a process of its own with one thread; seconds are CPU time, the median of some rounds
-after one that is not counted, and megabytes are the peak above what was there before the net was made.
+The networks are pairs of MLPs 784-128-128-128-10, with 32 images. The published step reads both networks of each pair
+and a permuted copy of the first network (a deep weight space network with 64 features, 128 outputs, 5 layers). Its loss
+has three terms: the cross entropy of copies, the cross entropy at a random point between networks under soft plans, and
+the mean squared distance. The step also computes the gradient, clips it, and takes one step of AdamW. This library does
+the same with `DWS(is_diagonal=True)` of the same sizes, and with the default layers of `fit_matching`. A pair consists
+of a network and the next network of the batch, so each network is read once. Every row runs in a separate process with
+one thread. Seconds are CPU time, as the median of several rounds after one warm-up round. Megabytes are the peak memory
+above the memory before the net was made.
 
     OMP_NUM_THREADS=1 python benchmarks/learned_matching.py --deep-align FOLDER [--rounds 3]
 
-with a checkout of AvivNavon/deep-align.
+The command needs a checkout of AvivNavon/deep-align.
 """
 
 import argparse
@@ -39,18 +40,18 @@ UNUSED = {
     "rff": (),
     "rff.layers": ("GaussianEncoding", "PositionalEncoding"),
 }
-"""Packages that the published code imports and that its training step does not need."""
+"""Packages that the published code imports but its training step does not need."""
 
 
 def examples() -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels, at random: what they are does not matter for the time."""
+    """Return random images and labels, because their values do not change the time."""
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(IMAGES, DEEP_ALIGN[0], generator=generator)
     return inputs, torch.randint(DEEP_ALIGN[-1], (IMAGES,), generator=generator)
 
 
 def published(folder: Path, pairs: int) -> Step:
-    """Deep-Align's step, with its own functions."""
+    """Take Deep-Align's training step, with its own functions."""
     net = deep_align_net(folder)
     for name, contents in UNUSED.items():
         sys.modules[name] = types.ModuleType(name)
@@ -81,7 +82,7 @@ def published(folder: Path, pairs: int) -> Step:
 
 
 def ours(layer: Layer, depth: int, pairs: int) -> Step:
-    """A step of `fit_matching` with all its losses."""
+    """Take a step of `fit_matching` with all its losses."""
     symmetry, params = networks(DEEP_ALIGN, pairs)
     symmetry = symmetry.bind(params)
     generator = torch.Generator().manual_seed(0)

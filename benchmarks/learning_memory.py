@@ -1,14 +1,15 @@
-"""The memory that learning an element holds: announced by `rg.align`, and measured.
+"""The memory that learning an element needs: the estimate of `rg.align`, and a measurement.
 
 Two transformers with random weights, in files, are aligned by a method that learns from batches of random examples. Its
-descent takes one step; more steps hold no more. "announced" is the memory that the call announces before it begins, and
-"measured" is the largest resident memory of the process above the memory before the call. Both count the networks,
-their copies, the activations of a batch, and the written result. Every row is measured in a process of its own.
+descent takes one step, because more steps need no more memory. "announced" is the memory that the call announces before
+it begins. "measured" is the largest resident memory of the process above the memory before the call. Both numbers
+include the networks, their copies, the activations of a batch, and the written result. Every row is measured in a
+separate process.
 
     OMP_NUM_THREADS=1 python benchmarks/learning_memory.py docs/records/learning-memory.jsonl
     python benchmarks/learning_memory.py --table docs/records/learning-memory.jsonl
 
-Rows that the record has are not measured again. Linux only.
+Rows that are already in the record are not measured again. The command runs only on Linux.
 """
 
 import argparse
@@ -37,11 +38,11 @@ CASES = [
     ("GPT", 128, 128, "ContinuousDescent"),
     *(("GPT", 256, 32, method) for method in ("ContinuousDescent from weights", "Sinkhorn", "StraightThrough")),
 ]
-"""Style, width, examples of a batch, and method."""
+"""Style, width, number of examples in a batch, and method."""
 
 
 def network(style: str, width: int) -> nn.Module:
-    """A network of that style, with four layers and four heads."""
+    """Return a network of a style, with four layers and four heads."""
     if style == "ViT":
         return ViT(width=width, layers=LAYERS).eval()
     if style == "GPT":
@@ -50,7 +51,7 @@ def network(style: str, width: int) -> nn.Module:
 
 
 def method_named(name: str) -> Method:
-    """A method that takes one step."""
+    """Return a method that takes one step."""
     once: Any = {"steps": 1, "every": 1}
     return {
         "ContinuousDescent": ContinuousDescent(**once),
@@ -106,7 +107,7 @@ def _work(case: tuple[str, int, int, str], pipe: Any) -> None:
 
 
 def table(path: Path) -> str:
-    """The rows of a record as a table."""
+    """Return the rows of a record as a table."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines = [
         "| network | values | examples | method | activations | announced | measured | announced / measured |",

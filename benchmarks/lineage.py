@@ -1,32 +1,34 @@
-"""Pairs of networks on which thresholds of `rg.compare` were fixed, and measurements of its parts.
+"""Pairs of networks on which thresholds of `rg.compare` were fixed, and measurements of its components.
 
-`lineage_pairs.py` has the pairs by which verdicts are judged.
+The pairs that evaluate verdicts are in `lineage_pairs.py`.
 
-Networks are trained here, on the digits of scikit-learn and on the text of Python's help: MLPs, CNNs with batch
-normalization, and small ViT, GPT and Llama style transformers. Related pairs are copies moved by a random element of
-the whole group and rounded to bfloat16, fine-tunes on other data for 1, 10 and 100% of a training, networks with 10, 40
-and 70% of their entries pruned, means of a network and its fine-tune, and networks trained on other data from the same
-start; most of them as stored and moved. Unrelated ones are from other starts, on the same or other data. Students that
-were distilled from a start of their own are counted apart: their weights descend from nothing.
+This benchmark trains networks on the digits of scikit-learn and on the text of Python's help: MLPs, CNNs with batch
+normalization, and small transformers in the style of ViT, GPT and Llama. Related pairs are of five kinds: copies that
+are transformed by a random element of the whole group and rounded to bfloat16; fine-tunes on other data for 1, 10 and
+100% of a training; networks with 10, 40 and 70% of their entries pruned; means of a network and its fine-tune; and
+networks trained on other data from the same initialization. Most related pairs are compared as stored and after a
+random transformation. Unrelated networks have different initializations, on the same or other data. Students that were
+distilled from a separate initialization are counted separately, because their weights do not descend from the teacher's
+weights.
 
-Thresholds of verdicts were fixed on the pairs of `--part calibration`, which have no network in common with the others.
-Each pair is written as it is done, so that an interrupted run continues with the next one.
+Thresholds of verdicts were fixed on the pairs of `--part calibration`, which share no network with other pairs. Each
+pair is written as soon as it is compared, so an interrupted run continues with the next pair.
 
-`--part uniform` tests whether p-values are uniform, on pairs of which no two share a network: each of its networks has
-a start of its own and is trained for 60 steps. Every second pair learned from the same half of the data.
+`--part uniform` tests whether p-values are uniform, on pairs that share no network. Each network has a separate
+initialization and is trained for 60 steps. In every second pair, both networks learned from the same half of the data.
 
     python benchmarks/lineage.py FOLDER [--part calibration|uniform|noise|widths] [--family MLP]
 
-`--part noise` adds noise to the CNN of seed 0 and moves it.
+`--part noise` adds noise to the CNN of seed 0 and transforms it by a random element.
 
     python benchmarks/lineage.py FOLDER --part noise
 
-`--part widths` compares networks with smaller ones: a quarter or half of the units of each group
-removed by `rg.prune`, some of them trained on afterwards; see `lineage_widths.py`.
+`--part widths` compares networks with smaller networks. `rg.prune` removes a quarter or half of the units of each
+group, and some of the smaller networks are trained further; see `lineage_widths.py`.
 
     python benchmarks/lineage.py FOLDER --part widths
 
-docs/records has what these parts wrote; the tables in docs/measurements/comparison.md are made of it.
+docs/records contains the output of these parts, from which the tables in docs/measurements/comparison.md are made.
 """
 
 import argparse
@@ -51,17 +53,17 @@ SEEDS = {
     "calibration": ((100,), (100, 101, 102, 103)),
     "widths": ((0, 1), (0, 1, 2, 3)),
 }
-"""Seeds of the networks that have descendants, and of all."""
+"""Seeds of the networks that have descendants, and of all networks."""
 UNRELATED = ("other start, same data", "other start, other data")
 UNIFORM = {"MLP": 100, "CNN": 30, "ViT": 12, "GPT": 12, "Llama": 12}
-"""Number of pairs, no two of which share a network, whose p-values are tested for uniformity."""
+"""The number of pairs without common networks whose p-values are tested for uniformity."""
 NOISE = (0.01, 0.1, 0.5, 1, 2)
-"""Shares of the standard deviation of each tensor."""
+"""Standard deviations of noise, as shares of the standard deviation of each tensor."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two networks: whether they are related (None for distilled ones), how, and both."""
+    """Two networks, the kind of their relation, and whether they are related (None for distilled networks)."""
 
     kind: str
     is_related: bool | None
@@ -72,7 +74,7 @@ class Pair:
 
 
 def pairs(shelf: Shelf, part: str) -> Iterator[Pair]:
-    """All pairs of one family."""
+    """Return all pairs of one family."""
     parents, seeds = SEEDS[part]
     for seed in parents:
         a, tuned = shelf("base", seed), shelf("fine-tuned", seed, 1.0)
@@ -97,7 +99,7 @@ def pairs(shelf: Shelf, part: str) -> Iterator[Pair]:
 
 
 def examine(family: Family, pair: Pair) -> dict[str, Any]:
-    """All scores of a pair; larger is more alike."""
+    """Return all scores of a pair. Larger scores mean more similar networks."""
     a, b = ({n: t.float() if t.is_floating_point() else t for n, t in p.items()} for p in (pair.a, pair.b))
     began = time.process_time()
     generator = torch.Generator().manual_seed(1000 * pair.seeds[0] + pair.seeds[1])
@@ -125,7 +127,7 @@ def examine(family: Family, pair: Pair) -> dict[str, Any]:
 
 
 def ranges(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of a table: for each architecture the scores that verdicts rest on, of all its pairs."""
+    """Return the lines of a table: for each architecture, the scores of all pairs on which verdicts rest."""
     lines = [
         "| architecture | related | unrelated | beyond chance, moved | unrelated | z-score, as stored | unrelated |"
     ]
@@ -144,7 +146,7 @@ def ranges(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def uniform_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table about p-values of disjoint pairs: shares below levels, and tests of uniformity."""
+    """Return the lines of the table about p-values of disjoint pairs: shares below levels, and tests of uniformity."""
     levels = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75)
     lines = [f"| architecture | pairs | {' | '.join(f'p ≤ {x}' for x in levels)} | D | p of D |"]
     lines.append("| --- " * (4 + len(levels)) + "|")
@@ -157,7 +159,7 @@ def uniform_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def noise_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table about noise."""
+    """Return the lines of the table about noise."""
     heads = ("noise", "verdict", "share explained", "beyond chance", "accuracy", "distance of fingerprints")
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for row in rows:
@@ -167,7 +169,9 @@ def noise_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def noisy(family: Family, shelf: Shelf, known: int) -> Iterator[dict[str, Any]]:
-    """A network with normal noise, as a share of each tensor's standard deviation, moved by the whole group."""
+    """Return a network with normal noise, as a share of each tensor's standard deviation, transformed by the whole
+    group.
+    """
     a, source = shelf("base", 0), torch.Generator().manual_seed(0)
     inputs, labels = family.test
     for share in NOISE[known:]:
@@ -190,7 +194,7 @@ def noisy(family: Family, shelf: Shelf, known: int) -> Iterator[dict[str, Any]]:
 
 
 def disjoint(family: Family, known: int) -> Iterator[dict[str, Any]]:
-    """The p-values of pairs that share no network, from a number of known ones on."""
+    """Return the p-values of pairs that share no network, beginning after a number of known pairs."""
     for k in range(known, UNIFORM[family.name]):
         halves, seeds = (0, k % 2), (10_000 + 2 * k, 10_001 + 2 * k)
         a, b = (family.train(family.initialize(s), half, s, 60) for s, half in zip(seeds, halves, strict=True))
@@ -204,12 +208,12 @@ def disjoint(family: Family, known: int) -> Iterator[dict[str, Any]]:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The rows that an earlier run wrote."""
+    """Return the rows that an earlier run wrote."""
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def main() -> None:
-    """Examine the pairs that are not done yet, and print the tables."""
+    """Evaluate all missing pairs, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", choices=[*SEEDS, "uniform", "noise"], default="calibration")
@@ -229,12 +233,12 @@ def main() -> None:
 
 
 def round_to_digits(value: Any) -> Any:
-    """A number with six digits; anything else as it is."""
+    """Return a number rounded to six digits, and any other value unchanged."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def lines_of(part: str, rows: list[dict[str, Any]]) -> list[str]:
-    """Tables of docs/measurements/comparison.md for one part, line by line."""
+    """Return the tables of docs/measurements/comparison.md for one part, line by line."""
     if part == "widths":
         return narrow_table(rows)
     if part == "uniform":
@@ -243,7 +247,7 @@ def lines_of(part: str, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def new_rows(family: Family, options: argparse.Namespace, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of one architecture that are not done yet."""
+    """Yield the missing rows of one architecture."""
     if options.part == "uniform":
         yield from disjoint(family, len(known))
         return

@@ -1,17 +1,19 @@
-"""Families of twenty networks with a known tree, and merges of three: what `rg.comparison.compare_many` finds of them.
+"""Families of twenty networks with a known tree, and merges of three networks, analyzed by
+`rg.comparison.compare_many`.
 
-In a "random" family, each network continues the training of any earlier one, for 10 to 60 steps on one of two halves of
-the data. A "mixed" family has a chain three deep, merged LoRAs, pruned and quantized networks, averages of two, a moved
-copy and, for language models, an extended vocabulary; children hang on all of these. Each network is then moved by a
-random element of the whole group and rounded to bfloat16.
+In a "random" family, each network continues the training of a random earlier network, for 10 to 60 steps on one of two
+halves of the data. A "mixed" family has a chain of depth three, merged LoRAs, pruned and quantized networks, averages
+of two networks, a transformed copy and, for language models, an extended vocabulary. All of these networks have
+children. Each network is then transformed by a random element of the whole group and rounded to bfloat16.
 
-A parent is right if it is the true one or its copy. Networks with one history are copies, such as two that are pruned
-alike. For an average, all parents have to be right. The control is the nearest spanning tree by the distances of the
-networks before they were moved; its branches have no direction. "Cosine" is that of the steps of two trainings. The
-estimator and its constants were chosen on families with seeds 0 to 2.
+A parent is correct if it is the true parent or a copy of it. Networks with the same history are copies, for example two
+networks that are pruned in the same way. For an average, all parents must be correct. The control is the minimum
+spanning tree of the distances between the networks before they were transformed; its branches have no direction.
+"Cosine" is the cosine between the steps of two trainings. The estimator and its constants were chosen on families with
+seeds 0 to 2.
 
-A merge of three has the shares .5, .3 and .2 of three fine-tunes of one base; parents, base and merge are moved. The
-threshold of averages was fixed on seeds 0, 1 and 2.
+A merge of three has the shares .5, .3 and .2 of three fine-tunes of one base. Parents, base and merge are transformed.
+The threshold of averages was fixed on seeds 0, 1 and 2.
 
     OMP_NUM_THREADS=1 python benchmarks/lineage_family.py FOLDER > docs/records/lineage-family.jsonl
 """
@@ -41,13 +43,13 @@ CASES = (
 )
 """Architectures and kinds of families, with their seeds."""
 STEPS = {6: "lora", 8: "prune", 10: "round", 11: "round", 13: "mix", 15: "copy", 16: "lora", 17: "prune", 18: "mix"}
-"""The networks of a mixed family that are not fine-tunes, by how they are made."""
+"""The networks of a mixed family that are not fine-tunes, by the way in which they are made."""
 CHAIN = 3
 """The depth of the chain with which a mixed family begins."""
 
 
 def draw_family(name: str, kind: str, seed: int) -> tuple[dict[str, History], dict[str, tuple[str, ...]]]:
-    """Histories of the networks of a family, and their parents."""
+    """Return the histories of the networks of a family, and their parents."""
     generator = torch.Generator().manual_seed(7 * seed + 1)
 
     def pick(low: int, high: int) -> int:
@@ -83,7 +85,7 @@ def draw_family(name: str, kind: str, seed: int) -> tuple[dict[str, History], di
 
 
 def compare_moved(owners: dict[str, Family], networks: dict[str, Params], seed: int) -> Lineage:
-    """The lineage of networks that were moved."""
+    """Return the lineage of networks after random transformations."""
     moved = {
         name: {n: t.float() if t.is_floating_point() else t for n, t in move(owners[name], one, seed + k).items()}
         for k, (name, one) in enumerate(networks.items())
@@ -96,7 +98,7 @@ def compare_moved(owners: dict[str, Family], networks: dict[str, Params], seed: 
 
 
 def family_row(name: str, kind: str, seed: int, folder: Path) -> dict[str, Any]:
-    """A family, and how much of its tree is found."""
+    """Return a family, and the share of its tree that is found."""
     histories, parents = draw_family(name, kind, seed)
     shop = Workshop(name, folder)
     networks = {one: shop(history) for one, history in histories.items()}
@@ -140,19 +142,19 @@ def family_row(name: str, kind: str, seed: int, folder: Path) -> dict[str, Any]:
 
 
 def _flat(params: Params, like: Params) -> torch.Tensor:
-    """The entries that a network has in common with another one, without running statistics."""
+    """Return the entries that a network has in common with another network, without running statistics."""
     names = [n for n, t in like.items() if t.is_floating_point() and "running" not in n]
     return torch.cat([params[n][tuple(map(slice, like[n].shape))].flatten() for n in names]).double()
 
 
 def _nearest(points: dict[str, torch.Tensor]) -> set[frozenset[str]]:
-    """The branches of the nearest spanning tree."""
+    """Return the branches of the minimum spanning tree."""
     names, stacked = [*points], torch.stack([*points.values()])
     return {frozenset((names[a], names[b])) for a, b in span(-torch.cdist(stacked, stacked).numpy())}
 
 
 def merge_row(family: Family, seed: int) -> dict[str, Any]:
-    """A merge of three fine-tunes, and the shares that are found."""
+    """Return a merge of three fine-tunes, and the shares that are found."""
     base = family.train(family.initialize(2000 + seed), 0, seed, 200)
     parents = [family.train(base, k % 2, 7000 + 10 * seed + k, 120) for k in range(3)]
     merge = {
@@ -171,7 +173,7 @@ def merge_row(family: Family, seed: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of the tables in docs/measurements/comparison.md."""
+    """Return the lines of the tables in docs/measurements/comparison.md."""
     heads = ("family", "kind", "seed", "cosine", "parents", "right", "certain", "wrong", "control", "root")
     lines = [f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * 7 + " --- |"]
     for one in (row for row in rows if row["what"] == "family"):

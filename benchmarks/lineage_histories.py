@@ -1,8 +1,8 @@
-"""Networks by their histories, for `benchmarks/lineage_pairs.py`: a history is a list of steps, written as JSON.
+"""Networks by their histories, for `benchmarks/lineage_pairs.py`. A history is a list of steps, written as JSON.
 
 The first step makes a network, such as `["train", 500, 0, 0]` (initialized with seed 500, trained on the first half of
-the data in order 0), and each further one changes it: `["tune", 0.1, 1, 7]`, `["move", 3, "bfloat16", null]`. Some
-steps need another network, which is a history, too. Every network is written once to a folder.
+the data in order 0). Each further step changes the network: `["tune", 0.1, 1, 7]`, `["move", 3, "bfloat16", null]`.
+Some steps need another network, which is given by its history. Every network is written once to a folder.
 """
 
 import copy
@@ -30,27 +30,27 @@ from regauge.nets.transformer import GPT, Llama, ViT
 
 History = list[list[Any]]
 BLOCKS = 3
-"""Blocks of a network of which none was dropped or doubled."""
+"""The number of blocks of a network from which no block was dropped or doubled."""
 WIDTH, HEADS, KEYS, CONTEXT, EXPERTS = 32, 4, 2, 32, 4
 FAMILIES = ("MLP", "CNN", "ViT", "GPT", "Llama", "Mixture")
 LANGUAGE = ("GPT", "Llama", "Mixture")
 
 
 def stack(first: nn.Module, blocks: list[nn.Module], *rest: nn.Module) -> nn.Sequential:
-    """A network whose repeated blocks are `blocks.0`, `blocks.1` and so on."""
+    """Return a network whose repeated blocks are named `blocks.0`, `blocks.1` and so on."""
     parts: list[tuple[str, nn.Module]] = [("first", first), ("blocks", nn.Sequential(*blocks))]
     parts += [(f"rest{k}", one) for k, one in enumerate(rest[:-1])]
     return nn.Sequential(OrderedDict([*parts, ("head", rest[-1])]))
 
 
 def dense(blocks: int, classes: int) -> nn.Module:
-    """Hidden layers of 96 units with ReLU."""
+    """Return a network with hidden layers of 96 units with ReLU."""
     hidden: list[nn.Module] = [nn.Sequential(nn.Linear(96, 96), nn.ReLU()) for _ in range(blocks)]
     return stack(nn.Sequential(nn.Flatten(), nn.Linear(64, 96), nn.ReLU()), hidden, nn.Linear(96, classes))
 
 
 def convolutional(blocks: int, classes: int) -> nn.Module:
-    """3 x 3 convolutions of 24 channels with batch normalization and biases."""
+    """Return a network of 3 x 3 convolutions with 24 channels, batch normalization and biases."""
 
     def layer(before: int, after: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU())
@@ -60,7 +60,7 @@ def convolutional(blocks: int, classes: int) -> nn.Module:
 
 
 class Mixture(nn.Module):
-    """Mixtral as transformers has it, from tokens to logits: of four experts two for each token."""
+    """A Mixtral language model of transformers, from tokens to logits, with two of four experts for each token."""
 
     def __init__(self, symbols: int, blocks: int) -> None:
         super().__init__()
@@ -74,12 +74,14 @@ class Mixture(nn.Module):
         self.net = MixtralForCausalLM(config)
 
     def train(self, mode: bool = True) -> "Mixture":
-        """Loop over experts in training, which is faster; else multiply with all at once, which can be traced."""
+        """In training, loop over experts, which is faster. In evaluation, apply all experts at once, which can be
+        traced.
+        """
         self.net.set_experts_implementation("eager" if mode else "batched_mm")
         return super().train(mode)
 
     def reset_parameters(self) -> None:
-        """Draw what no layer of torch draws: experts, routers and gains."""
+        """Sample the parameters that do not belong to torch's layers: experts, routers and gains."""
         for tensor in self.parameters():
             nn.init.ones_(tensor) if tensor.ndim == 1 else nn.init.normal_(tensor, std=tensor.shape[-1] ** -0.5)
 
@@ -89,7 +91,7 @@ class Mixture(nn.Module):
 
 @cache
 def data(family: str) -> tuple[Examples, Examples]:
-    """Examples for training and for tests."""
+    """Return examples for training and for tests."""
     if family in LANGUAGE:
         text = help_topics()
         return windows(text.train, CONTEXT), windows(text.validation, CONTEXT)
@@ -99,7 +101,7 @@ def data(family: str) -> tuple[Examples, Examples]:
 
 @cache
 def family_of(name: str, blocks: int = BLOCKS, added: int = 0) -> Family:
-    """An architecture with another number of blocks, and with rows added for symbols or classes."""
+    """Return an architecture with another number of blocks, and with additional rows for symbols or classes."""
     symbols, classes = len(help_topics().symbols) + added, 10 + added
     makers: dict[str, tuple[float, Callable[[], nn.Module]]] = {
         "MLP": (2e-3, lambda: dense(blocks, classes)),
@@ -115,7 +117,7 @@ def family_of(name: str, blocks: int = BLOCKS, added: int = 0) -> Family:
 
 
 def family_after(name: str, history: History) -> Family:
-    """The architecture that a history ends with."""
+    """Return the architecture at the end of a history."""
     blocks, added = BLOCKS, 0
     for step, *rest in history:
         blocks += {"drop": -1, "double": 1}.get(step, 0)
@@ -124,19 +126,19 @@ def family_after(name: str, history: History) -> Family:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a network."""
+    """Return the repeated blocks of a network."""
     return list(module.net.model.layers if isinstance(module, Mixture) else module.blocks)  # type: ignore[arg-type, union-attr]
 
 
 @dataclass(frozen=True)
 class Workshop:
-    """Networks of one family, made by their histories and kept in a folder."""
+    """Networks of one family, made by their histories and stored in a folder."""
 
     name: str
     folder: Path
 
     def __call__(self, history: History) -> Params:
-        """The network with a history."""
+        """Return the network with a history."""
         digest = hashlib.sha256(json.dumps(history).encode()).hexdigest()[:20]
         path = self.folder / f"{self.name} {digest}.safetensors"
         if not path.exists():
@@ -155,17 +157,19 @@ class Workshop:
 
 
 def train(shop: Workshop, family: Family, seed: int, half: int, order: int) -> Params:
-    """Initialize with a seed, and train on one half of the data in some order."""
+    """Initialize a network with a seed, and train it on one half of the data in some order."""
     return family.train(family.initialize(seed), half, order, STEPS)
 
 
 def distill(shop: Workshop, family: Family, teacher: History, seed: int, order: int) -> Params:
-    """Train a network of another start to a teacher's outputs."""
+    """Train a network with another initialization to reproduce a teacher's outputs."""
     return family.train(family.initialize(seed), 0, order, STEPS, teacher=shop(teacher))
 
 
 def mimic(shop: Workshop, family: Family, target: History, seed: int, order: int) -> Params:
-    """Train a network of another start until what its blocks put out is what the target's blocks put out."""
+    """Train a network with another initialization until the outputs of its blocks equal those of the target's
+    blocks.
+    """
     module, teacher = copy.deepcopy(family.module), copy.deepcopy(family.module)
     module.load_state_dict(family.initialize(seed))
     teacher.load_state_dict(shop(target))
@@ -191,12 +195,14 @@ def mimic(shop: Workshop, family: Family, target: History, seed: int, order: int
 
 
 def tune(shop: Workshop, family: Family, params: Params, amount: float, half: int, order: int) -> Params:
-    """Train on, for a share of a training."""
+    """Continue training for a share of a whole training."""
     return family.train(params, half, order, max(1, round(amount * STEPS)))
 
 
 def tune_away(shop: Workshop, family: Family, params: Params, amount: float, half: int, order: int) -> Params:
-    """Train on, and away from the matrices as they were: the mean squared cosine of both is part of the loss."""
+    """Continue training with an additional loss that moves matrices away from the original ones: the mean squared
+    cosine.
+    """
     module = copy.deepcopy(family.module)
     module.load_state_dict(params)
     matrices = {n: params[n].flatten() for n, t in module.named_parameters() if t.ndim > 1}
@@ -212,7 +218,7 @@ def tune_away(shop: Workshop, family: Family, params: Params, amount: float, hal
 def lora(
     shop: Workshop, family: Family, params: Params, rank: int, amount: float, half: int, order: int
 ) -> Params:  # fmt: skip
-    """Train products of a rank that are added to the matrices of all blocks, and merge them."""
+    """Train low-rank products that are added to the matrices of all blocks, and merge them."""
     module, source = family.module, torch.Generator().manual_seed(order)
     inside = [n for n in params if any(part.isdigit() for part in n.split("."))]
     shapes = {n: params[n].flatten(1).shape for n in inside if params[n].ndim in (2, 4)}
@@ -238,7 +244,7 @@ def minimize(
     order: int,
     steps: int,
 ) -> Params:
-    """Minimize an objective over batches of one half of the data; the module's tensors afterwards."""
+    """Minimize an objective over batches of one half of the data, and return the module's tensors."""
     generator = torch.Generator().manual_seed(order)
     inputs, targets = family.halves[half]
     optimizer = torch.optim.Adam(free, lr=family.lr)
@@ -252,13 +258,13 @@ def minimize(
 
 
 def extend(shop: Workshop, family: Family, params: Params, number: int, seed: int) -> Params:
-    """Add rows for new symbols or classes, drawn as an initialization draws them."""
+    """Add rows for new symbols or classes, sampled like an initialization."""
     fresh = family.initialize(seed)
     return {n: torch.cat([t, fresh[n][len(t) :]]) if fresh[n].shape != t.shape else t for n, t in params.items()}
 
 
 def repeat(params: Params, order: list[int]) -> Params:
-    """The blocks of a network in another order, with some of them left out or repeated."""
+    """Return a network with its blocks in another order, where some blocks are dropped or repeated."""
     found = Params()
     for name, tensor in params.items():
         words = name.split(".")
@@ -273,7 +279,7 @@ def repeat(params: Params, order: list[int]) -> Params:
 
 
 def drop(shop: Workshop, family: Family, params: Params, block: int) -> Params:
-    """Leave out a block."""
+    """Drop a block."""
     return repeat(params, [k for k in range(BLOCKS) if k != block])
 
 
@@ -285,7 +291,7 @@ def double(shop: Workshop, family: Family, params: Params, block: int) -> Params
 def move(
     shop: Workshop, family: Family, params: Params, seed: int, dtype: str, parts: list[str] | None, times: int = 1
 ) -> Params:
-    """Move by random elements of the group or of some parts of it, and store in a format."""
+    """Transform by random elements of the group or of some of its parts, and store in a format."""
     generator = torch.Generator().manual_seed(seed)
     moved = {n: t.double() if t.is_floating_point() else t for n, t in params.items()}
     for _ in range(times):
@@ -294,7 +300,7 @@ def move(
 
 
 def align(shop: Workshop, family: Family, params: Params, target: History, method: str, is_partly: bool) -> Params:
-    """Align to another network by weights or by activations; with every second group alone if asked."""
+    """Align to another network by weights or by activations, only in every second group if requested."""
     inputs, targets = family.halves[0]
     task = rg.Task(family.module, [(inputs[:200], targets[:200])], criterion=loss)
     is_weighed = method == "weights"

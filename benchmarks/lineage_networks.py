@@ -1,6 +1,7 @@
-"""Networks with a known history, for `benchmarks/lineage.py`: trained, fine-tuned, pruned, merged, distilled, moved.
+"""Networks with a known history, for `benchmarks/lineage.py`: trained, fine-tuned, pruned, merged, distilled, or
+transformed.
 
-Every network is written once to a folder, so that an interrupted run continues where it stopped.
+Every network is written once to a folder, so an interrupted run continues where it stopped.
 """
 
 from dataclasses import dataclass
@@ -24,17 +25,17 @@ Examples = tuple[Tensor, Tensor]
 """Inputs and targets."""
 
 STEPS = 200
-"""Steps of a whole training."""
+"""The number of steps of a whole training."""
 BATCH = 32
 
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture with its data, which come in two halves.
+    """An architecture with its data, which are divided into two halves.
 
     Attributes:
-        name: What the table says.
-        module: Runs the networks.
+        name: The name in the table.
+        module: The module that runs the networks.
         lr: Learning rate of Adam.
         halves: Inputs and targets of two halves of the training data.
         test: Inputs and targets for accuracies.
@@ -48,11 +49,11 @@ class Family:
 
     @cached_property
     def symmetry(self) -> rg.Symmetry:
-        """As it is found."""
+        """The symmetry that `discover` finds."""
         return rg.discover(self.module, (self.test[0][:2],))
 
     def initialize(self, seed: int) -> Params:
-        """Draw a network."""
+        """Return a randomly initialized network."""
         generator = torch.Generator().manual_seed(seed)
         if isinstance(self.module, GPT | Llama | ViT):
             return initialize_transformer(self.module, generator)
@@ -63,7 +64,7 @@ class Family:
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
     def train(self, start: Params, half: int, seed: int, steps: int, teacher: Params | None = None) -> Params:
-        """Train on one half of the data, or to the outputs of a teacher on it."""
+        """Train on one half of the data, or on the outputs of a teacher for this half."""
         generator = torch.Generator().manual_seed(seed)
         inputs, targets = self.halves[half]
         self.module.load_state_dict(start)
@@ -88,13 +89,15 @@ class Family:
 
 
 def halves(inputs: Tensor, targets: Tensor) -> tuple[Examples, Examples]:
-    """Two halves of the data for training."""
+    """Return two halves of the training data."""
     (a, b), (x, y) = inputs.tensor_split(2), targets.tensor_split(2)
     return (a, x), (b, y)
 
 
 def convolutional() -> nn.Sequential:
-    """Three 3 x 3 convolutions with batch normalization, the mean over positions, linear."""
+    """Return a network of three 3 x 3 convolutions with batch normalization, the mean over positions, and a linear
+    layer.
+    """
     layers: list[nn.Module] = []
     for before, after in ((1, 16), (16, 32), (32, 32)):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
@@ -103,7 +106,7 @@ def convolutional() -> nn.Sequential:
 
 @cache
 def families() -> dict[str, "Family"]:
-    """All architectures."""
+    """Return all architectures."""
     images, text = digits(), help_topics()
     pictures = [(images.train_images, images.train_labels), (images.test_images, images.test_labels)]
     flat = [(inputs.flatten(1), labels) for inputs, labels in pictures]
@@ -123,7 +126,7 @@ def families() -> dict[str, "Family"]:
 
 
 def prune(params: Params, share: float) -> Params:
-    """The smallest entries of each matrix set to zero."""
+    """Return a network in which the smallest entries of each matrix are zero."""
     result = dict(params)
     for name, tensor in params.items():
         if tensor.ndim > 1:
@@ -132,26 +135,26 @@ def prune(params: Params, share: float) -> Params:
 
 
 def move(family: Family, params: Params, seed: int) -> Params:
-    """A copy moved by a random element of the whole group and rounded to bfloat16."""
+    """Return a copy, transformed by a random element of the whole group and rounded to bfloat16."""
     element = family.symmetry.random(torch.Generator().manual_seed(seed))
     moved = family.symmetry.act(element, params)
     return {name: t.bfloat16() if t.is_floating_point() else t for name, t in moved.items()}
 
 
 def mean(a: Params, b: Params) -> Params:
-    """The network halfway between two."""
+    """Return the network halfway between two networks."""
     return {name: (t + b[name]) / 2 if t.is_floating_point() else t for name, t in a.items()}
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """Networks of one family, made when they are first asked for and kept in a folder."""
+    """Networks of one family, made on first request and stored in a folder."""
 
     family: Family
     folder: Path
 
     def __call__(self, kind: str, seed: int, amount: float = 0.0) -> Params:
-        """A network by how it came about: what was done, the seed, and for fine-tuning the share of a training."""
+        """Return a network by its kind, its seed and, for fine-tuning, the share of a training."""
         path = self.folder / f"{self.family.name} {kind} {seed} {amount}.safetensors"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)

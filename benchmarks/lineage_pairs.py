@@ -1,25 +1,29 @@
 """300 pairs of networks with known histories, judged by `rg.compare` and by other methods.
 
-Fifty pairs of each of six architectures: MLPs, CNNs with batch normalization, ViTs, GPT style and Llama style networks,
-and mixtures of experts. The list is made before any network is trained, and its classes follow from histories alone:
+There are fifty pairs of each of six architectures: MLPs, CNNs with batch normalization, ViTs, GPT style and Llama style
+networks, and mixtures of experts. The list of pairs is made before any network is trained, and the classes of pairs
+follow from histories alone:
 
-- copies: moved by the whole group, by parts of it, several times, and stored in coarser formats,
-- descendants: trained on for 1 to 200% of a training, pruned, merged, rounded, with a LoRA merged, with rows for new
-  symbols or classes, with a block dropped or doubled and trained on for 10%; each as it is and moved,
-- siblings: one initialization or one base, trained apart,
-- students: distilled, from another initialization,
-- strangers (unrelated networks): other initializations, but one configuration and one order of data; as they are,
-  moved, aligned to the first network, aligned in part, aligned and trained on, extended, with a block dropped,
-- thieves and framers, who know the test: descendants with noise, in a merge with an aligned stranger, or trained away
-  from the weights of their parent; and strangers that are means of three networks aligned to A, or were trained to what
-  A's blocks put out.
+- copies: transformed by the whole group, by parts of the group, or several times, and stored in formats of lower
+  precision,
+- descendants: trained further for 1 to 200% of a training, pruned, merged, rounded, with a merged LoRA, with rows for
+  new symbols or classes, or with a block dropped or doubled and trained further for 10%; each is compared as stored and
+  transformed,
+- siblings: trained separately from one initialization or one base,
+- students: distilled, starting from another initialization,
+- strangers (unrelated networks): with other initializations, but with the same configuration and order of data; as
+  stored, transformed, aligned to the first network, partly aligned, aligned and trained further, extended, or with a
+  block dropped,
+- attacks by somebody who knows the test: descendants with noise, in a merge with an aligned stranger, or trained away
+  from the weights of their parent; and strangers that are means of three networks aligned to A, or were trained to
+  reproduce the outputs of A's blocks.
 
     python benchmarks/lineage_pairs.py FOLDER --list > docs/records/lineage-pairs.jsonl
     python benchmarks/lineage_pairs.py FOLDER               # makes, compares, writes FOLDER/lineage-verdicts.jsonl
     python benchmarks/lineage_pairs.py FOLDER --table FILE  # the tables of docs/measurements/comparison.md
 
-`--first` has the seed with which the networks begin. Each pair is written as it is done, and an interrupted run
-continues. The columns of peers are in `lineage_peers.py`.
+`--first` gives the seed of the first network. Each pair is written as soon as it is compared, and an interrupted run
+continues. `lineage_peers.py` computes the columns of other methods.
 """
 
 import argparse
@@ -54,13 +58,13 @@ SCORES = {
     "cosine": "cosine",
     "cka": "CKA",
 }
-"""Scores of a pair, larger for related ones, and their names in the table."""
+"""Scores of a pair, which are larger for related pairs, with their names in the table."""
 OWN = {"beyond": 0.3, "rows": 3.0, "blocks": 3.0, "kit": 0.75, "gate": 0.75}
-"""Thresholds that scores come with: for tests a p-value of 0.001."""
+"""The thresholds that scores define. For tests, the threshold is a p-value of 0.001."""
 
 
 def pairs(family: str, first: int) -> Iterator[dict[str, Any]]:
-    """The fifty pairs of a family."""
+    """Return the fifty pairs of a family."""
     number = 0
 
     def line(kind: str, group: str, a: History, b: History) -> dict[str, Any]:
@@ -123,7 +127,7 @@ def pairs(family: str, first: int) -> Iterator[dict[str, Any]]:
 
 
 def strangers(base: Any, family: str) -> dict[str, Any]:
-    """The steps that are done to a network from another start, given the first network."""
+    """Return the steps that transform a network with another initialization, given the first network."""
     return {
         "as trained": lambda _: [],
         "as trained, again": lambda _: [],
@@ -140,7 +144,7 @@ def strangers(base: Any, family: str) -> dict[str, Any]:
 
 
 def examine(pair: Mapping[str, Any], shop: Workshop) -> dict[str, Any]:
-    """The verdict on a pair, and all scores."""
+    """Return the verdict on a pair, and all scores."""
     a, b = ({n: t.float() if t.is_floating_point() else t for n, t in shop(pair[k]).items()} for k in ("a", "b"))
     sides = [(family_after(shop.name, pair[k]), own) for k, own in (("a", a), ("b", b))]
     began = time.process_time()
@@ -169,12 +173,12 @@ def examine(pair: Mapping[str, Any], shop: Workshop) -> dict[str, Any]:
 
 
 def is_positive(row: Mapping[str, Any]) -> bool | None:
-    """Whether a pair is related; None for pairs that no rate counts."""
+    """Return whether a pair is related; None for pairs that no rate counts."""
     return {"copy": True, "descendant": True, "stranger": False}.get(row["class"])
 
 
 def is_right(row: Mapping[str, Any]) -> bool | None:
-    """Whether a verdict says what the history says; None where nothing is expected."""
+    """Return whether a verdict agrees with the history; None if no verdict is expected."""
     verdict, kind = row["verdict"], row["class"]
     if kind == "copy":
         return verdict in SAME
@@ -184,7 +188,7 @@ def is_right(row: Mapping[str, Any]) -> bool | None:
 
 
 def class_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Verdicts by class and kind, as the lines of a table."""
+    """Return verdicts by class and kind, as the lines of a table."""
     lines = ["| class | pairs | n | right | verdicts |", "| --- | --- | ---: | ---: | --- |"]
     kinds = dict.fromkeys((row["class"], row["kind"]) for row in rows)
     for group, kind in sorted(kinds, key=lambda one: CLASSES.index(one[0])):
@@ -195,12 +199,14 @@ def class_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def f1(hits: float, related: int, false: float) -> float:
-    """The harmonic mean of precision and recall, of numbers of pairs."""
+    """Return the harmonic mean of precision and recall, given numbers of pairs."""
     return 2 * hits / (related + hits + false) if hits else 0.0
 
 
 def f1_interval(hits: int, related: int, false: int, others: int) -> tuple[float, float]:
-    """An interval of F1 from the exact 95% intervals of recall and of the rate of false accusations."""
+    """Return an interval of F1, computed from the exact 95% intervals of recall and of the rate of false
+    accusations.
+    """
     recall, accused = (binomtest(k, n).proportion_ci() for k, n in ((hits, related), (false, others)))
     return (
         f1(recall.low * related, related, accused.high * others),
@@ -209,7 +215,7 @@ def f1_interval(hits: int, related: int, false: int, others: int) -> tuple[float
 
 
 def counts(rows: list[dict[str, Any]]) -> tuple[int, int, int, int]:
-    """Related pairs that are found, all related ones, accused strangers, all strangers."""
+    """Return the numbers of found related pairs, of all related pairs, of accused strangers, and of all strangers."""
     related, others = ([row for row in rows if is_positive(row) is flag] for flag in (True, False))
     # After a whole further training "undecided" is no error, but it finds nothing either.
     long = ("trained on 100", "trained on 200")
@@ -219,13 +225,15 @@ def counts(rows: list[dict[str, Any]]) -> tuple[int, int, int, int]:
 
 
 def area(related: list[float], others: list[float]) -> float:
-    """The probability that a related pair has the larger score, ties counted half."""
+    """Return the probability that a related pair has the larger score, where ties count half."""
     gaps = torch.tensor(related, dtype=torch.float64).unsqueeze(1) - torch.tensor(others, dtype=torch.float64)
     return float((gaps > 0).double().mean() + (gaps == 0).double().mean() / 2)
 
 
 def score_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Areas under curves of all scores, and F1 at their own threshold and at the best one here, as lines of a table."""
+    """Return, as lines of a table, the area under the curve of each score, and F1 at its own threshold and at the best
+    threshold for these pairs.
+    """
     heads = ["score", "architectures", "related", "strangers", "area", "moved", "not moved", "F1", "best F1"]
     lines = [f"| {' | '.join([*heads, 'aligned strangers accused'])} |", "| --- | --- |" + " ---: |" * 8]
     for score, name in SCORES.items():
@@ -247,13 +255,13 @@ def score_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def f1_at(cut: float, related: list[dict[str, Any]], others: list[dict[str, Any]], score: str) -> float:
-    """F1 of a score at a threshold."""
+    """Return F1 of a score at a threshold."""
     hits, false = (sum(row[score] >= cut for row in some) for some in (related, others))
     return f1(hits, len(related), false)
 
 
 def best_threshold(related: list[float], others: list[float]) -> tuple[float, float]:
-    """The threshold with the largest F1, which the score could not know, and that F1."""
+    """Return the threshold with the largest F1 on the evaluated pairs, and this F1."""
     options = [
         (f1(sum(x >= cut for x in related), len(related), sum(x >= cut for x in others)), cut)
         for cut in {*related, *others}
@@ -263,7 +271,9 @@ def best_threshold(related: list[float], others: list[float]) -> tuple[float, fl
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:
-    """Rates by architecture, and those of the control that calls every pair related, as the lines of a table."""
+    """Return the rates by architecture, and the rates of a control that calls every pair related, as the lines of a
+    table.
+    """
     heads = ["architecture", "related", "found", "strangers", "accused", "F1", "95%", "all related: F1", "s a pair"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for family in (*dict.fromkeys(row["family"] for row in rows), "all"):
@@ -277,7 +287,7 @@ def summary(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def kinship_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Answers for siblings and for descendants of the same shapes, as the lines of a table."""
+    """Return the answers for siblings and for descendants of the same shapes, as the lines of a table."""
     heads = ["pairs", "n", "one from the other", "both from a third", "open", "size of the lean"]
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * 5]
     for group, kind in dict.fromkeys((row["class"], row["kind"].removesuffix(", moved")) for row in rows):
@@ -291,7 +301,7 @@ def kinship_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def p_value_lines(rows: list[dict[str, Any]]) -> list[str]:
-    """P-values of strangers whose order nobody chose, as the lines of a table."""
+    """Return the p-values of strangers that were not aligned, as the lines of a table."""
     lines = ["| strangers | n | p ≤ 0.05 | p ≤ 0.5 | D | p of D |", "| --- |" + " ---: |" * 5]
     own = [r for r in rows if r["class"] == "stranger" and not r["kind"].startswith("aligned")]
     for name in ("as stored", "moved"):
@@ -304,13 +314,13 @@ def p_value_lines(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def lines_of(rows: list[dict[str, Any]]) -> list[str]:
-    """Tables of docs/measurements/comparison.md that have rows, line by line."""
+    """Return the tables of docs/measurements/comparison.md that have rows, line by line."""
     tables = [make(rows) for make in (summary, class_table, score_table, kinship_table, p_value_lines)]
     return [line for table in tables if len(table) > 2 for line in ("", *table)][1:]
 
 
 def main() -> None:
-    """Examine the pairs that are not done yet, and print the tables."""
+    """Evaluate all missing pairs, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--first", type=int, default=500)

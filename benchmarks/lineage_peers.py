@@ -1,10 +1,12 @@
-"""Scores that others compute of two networks, for `benchmarks/lineage_pairs.py`, as far as their papers describe it.
+"""Scores of other methods for two networks, for `benchmarks/lineage_pairs.py`, implemented as described in their
+papers.
 
-`fingerprint_similarity` is AWM (Zeng et al., 2025, arXiv 2510.06738): an assignment of the columns of both embeddings
-with signs, and the unbiased linear CKA of query and key matrices behind it. `match_rows` and `match_blocks` are two
-tests of Zhu et al. (2025, arXiv 2502.12292): the order of rows that match best (algorithms 2 to 4), and for gated
-blocks whether gates and what they multiply are matched alike (MATCH). `kit_scores` calls cisco-ai-provenance-kit, if
-the variable `PROVENANCE_KIT` names a folder that it lies in:
+`fingerprint_similarity` is AWM (Zeng et al., 2025, arXiv 2510.06738): a signed assignment of the columns of both
+embeddings, followed by the unbiased linear CKA of query and key matrices. `match_rows` and `match_blocks` are two tests
+of Zhu et al. (2025, arXiv 2502.12292). `match_rows` tests the order of the best matching rows (algorithms 2 to 4).
+`match_blocks` (MATCH) tests, for gated blocks, whether gates and the values that they multiply are matched in the same
+order. `kit_scores` calls cisco-ai-provenance-kit, if the environment variable `PROVENANCE_KIT` names the folder that
+contains it:
 
     pip install --target FOLDER --no-deps --ignore-requires-python cisco-ai-provenance-kit
     pip install --target FOLDER --no-deps structlog pydantic-settings python-dotenv typing-inspection
@@ -43,16 +45,16 @@ NAMES = {
     "feed_forward_norm": "post_attention_layernorm",
     "head.weight": "lm_head.weight",
 }
-"""Parts of names, and what transformers calls them."""
+"""Parts of parameter names, with the corresponding names in transformers."""
 
 
 def find(params: Params, *endings: str) -> list[Tensor]:
-    """The tensors whose names end in one of these, in their order."""
+    """Return the tensors whose names end in one of the given endings, in the order of the endings."""
     return [tensor.float() for name, tensor in params.items() if name.endswith(endings)]
 
 
 def fingerprint_similarity(a: Params, b: Params) -> float | None:
-    """AWM's similarity of two language models; None for others."""
+    """Return AWM's similarity of two language models; None for other networks."""
     embeddings = [find(one, "embedding.weight", "embed_tokens.weight") for one in (a, b)]
     if not all(embeddings):
         return None
@@ -73,7 +75,7 @@ def fingerprint_similarity(a: Params, b: Params) -> float | None:
 
 
 def unbiased_cka(x: Tensor, y: Tensor) -> float:
-    """The linear CKA of two matrices of examples by features, by the unbiased estimate of Song et al. (2012)."""
+    """Return the linear CKA of two matrices of examples by features, by the unbiased estimate of Song et al. (2012)."""
 
     def dependence(k: Tensor, m: Tensor) -> Tensor:
         n = len(k)
@@ -87,19 +89,19 @@ def unbiased_cka(x: Tensor, y: Tensor) -> float:
 
 
 def match(x: Tensor, y: Tensor) -> Tensor:
-    """The order of the rows of the second matrix that matches the first one's best, by cosine."""
+    """Return the order of the rows of the second matrix that best matches the first matrix, by cosine."""
     near = normalize(x, dim=1) @ normalize(y, dim=1).T
     return torch.from_numpy(linear_sum_assignment(-near.numpy())[1])
 
 
 def combine(p_values: list[float]) -> float:
-    """The negative decimal logarithm of Fisher's combined p-value, at most 300."""
+    """Return the negative decimal logarithm of Fisher's combined p-value, at most 300."""
     statistic = -2 * sum(math.log(max(p, 1e-300)) for p in p_values)
     return min(300.0, -float(chi2.logsf(statistic, 2 * len(p_values))) / math.log(10))
 
 
 def match_rows(a: Params, b: Params) -> float:
-    """The test of rows as stored: do those that match best have the same numbers? -log10 of its p-value."""
+    """Test whether the best matching rows have the same indices. Return -log10 of the p-value."""
     found = []
     for name, x in a.items():
         is_hidden = name.endswith(FEED_FORWARD) or (("first" in name or "blocks" in name) and "feed" not in name)
@@ -113,9 +115,10 @@ def match_rows(a: Params, b: Params) -> float:
 
 
 def match_blocks(first: tuple[Family, Params], second: tuple[Family, Params]) -> float:
-    """MATCH of gated blocks: are gates and what they multiply matched by the same order? -log10 of its p-value.
+    """Test by MATCH whether gates and the values that they multiply are matched in the same order. Return -log10 of the
+    p-value.
 
-    Both networks get the same text; of a mixture all tokens pass through all experts.
+    Both networks read the same text. In a mixture of experts, all tokens pass through all experts.
     """
     seen = [gated(*side) for side in (first, second)]
     found = []
@@ -126,7 +129,7 @@ def match_blocks(first: tuple[Family, Params], second: tuple[Family, Params]) ->
 
 
 def gated(family: Family, params: Params) -> list[tuple[Tensor, Tensor]]:
-    """Gates and what they multiply, `[unit, token]`, of each block."""
+    """Return the gates and the values that they multiply, `[unit, token]`, of each block."""
     seen: list[Tensor] = []
     parts = [m for n, m in family.module.named_modules() if n.endswith((".feed_forward", ".mlp"))]
     hooks = [one.register_forward_pre_hook(lambda _m, given: seen.append(given[0].flatten(0, -2))) for one in parts]
@@ -143,7 +146,7 @@ def gated(family: Family, params: Params) -> list[tuple[Tensor, Tensor]]:
 
 
 def kit_scores(first: tuple[Family, Params], second: tuple[Family, Params]) -> dict[str, float | None]:
-    """The kit's score of weights, and its final one: 1 for two configurations that are equal."""
+    """Return the kit's score of the weights, and its final score, which is 1 for two equal configurations."""
     kit = load_kit()
     if kit is None:
         return {"kit": None, "gate": None}
@@ -158,7 +161,7 @@ def kit_scores(first: tuple[Family, Params], second: tuple[Family, Params]) -> d
 
 
 def configuration(params: Params) -> Any:
-    """The part of a configuration that the kit reads."""
+    """Return the part of a configuration that the kit reads."""
     embedding = find(params, "embedding.weight", "embed_tokens.weight")[0]
     layers = {part for name in params for part in name.split(".") if part.isdigit()}
     return SimpleNamespace(
@@ -167,7 +170,7 @@ def configuration(params: Params) -> Any:
 
 
 def renamed(params: Params) -> Params:
-    """A network with the names of transformers."""
+    """Return a network under the names of transformers."""
     result = Params()
     for name, tensor in params.items():
         new = name.removeprefix("net.")
@@ -180,7 +183,7 @@ def renamed(params: Params) -> Params:
 
 @cache
 def load_kit() -> tuple[Any, Any] | None:
-    """The kit's modules for signals and scores; None without it."""
+    """Return the kit's modules for signals and scores; None if the kit is not installed."""
     if "PROVENANCE_KIT" not in os.environ:
         return None
     sys.path.append(os.environ["PROVENANCE_KIT"])

@@ -1,4 +1,6 @@
-"""Scores of pairs of networks, and how well they tell related pairs from others, for `benchmarks/lineage.py`."""
+"""Scores of pairs of networks, and how well the scores separate related pairs from other pairs, for
+`benchmarks/lineage.py`.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,12 +16,12 @@ Runnable = tuple[nn.Module, Params]
 
 
 def matrices(params: Params) -> dict[str, Tensor]:
-    """Tensors of two axes and more, as matrices."""
+    """Return tensors with two or more axes, as matrices."""
     return {n: t.flatten(1) for n, t in params.items() if t.is_floating_point() and t.ndim > 1}
 
 
 def cosine(a: Params, b: Params) -> float:
-    """The mean cosine of the matrices as they are stored that have one shape in both."""
+    """Return the mean cosine of the stored matrices that have the same shape in both networks."""
     left, right = matrices(a), matrices(b)
     names = [n for n in left if n in right and left[n].shape == right[n].shape]
     values = [torch.cosine_similarity(left[n].flatten(), right[n].flatten(), dim=0) for n in names]
@@ -27,7 +29,7 @@ def cosine(a: Params, b: Params) -> float:
 
 
 def spectral_distance(a: Params, b: Params) -> float:
-    """The mean relative distance of the singular values of all matrices."""
+    """Return the mean relative distance of the singular values of all matrices."""
     left, right = matrices(a), matrices(b)
     values = []
     for name in left:
@@ -37,14 +39,16 @@ def spectral_distance(a: Params, b: Params) -> float:
 
 
 def layers_of(module: nn.Module) -> list[nn.Module]:
-    """Linear layers and convolutions."""
+    """Return the linear layers and convolutions."""
     return [one for one in module.modules() if isinstance(one, nn.Linear | nn.Conv2d)]
 
 
 def cka(
     inputs: Tensor, first: Runnable, second: Runnable, parts: Callable[[nn.Module], list[nn.Module]] = layers_of
 ) -> float:
-    """The mean linear centered kernel alignment of what parts of the same number put out for some inputs."""
+    """Return the mean linear centered kernel alignment of the outputs of layers with the same index, for some
+    inputs.
+    """
 
     def activations(module: nn.Module, params: Params) -> list[Tensor]:
         seen: list[Tensor] = []
@@ -68,14 +72,14 @@ def cka(
 
 
 def area(related: list[float], unrelated: list[float]) -> float:
-    """The probability that a related pair has the larger score, ties counted half."""
+    """Return the probability that a related pair has the larger score, where ties count half."""
     x, y = torch.tensor(related, dtype=torch.float64), torch.tensor(unrelated, dtype=torch.float64)
     gaps = x.unsqueeze(1) - y
     return float((gaps > 0).double().mean() + (gaps == 0).double().mean() / 2)
 
 
 def weighted_area(rows: list[dict[str, Any]], unrelated: list[dict[str, Any]], score: str) -> float:
-    """The area under the curve within each architecture, weighted by its related pairs."""
+    """Return the mean over architectures of the area under the curve, weighted by the number of related pairs."""
     total = 0.0
     for family, count in Counter(row["family"] for row in rows).items():
         own, strangers = ([row[score] for row in some if row["family"] == family] for some in (rows, unrelated))
@@ -84,11 +88,11 @@ def weighted_area(rows: list[dict[str, Any]], unrelated: list[dict[str, Any]], s
 
 
 def verdicts(rows: list[dict[str, Any]]) -> str:
-    """How often each verdict was given."""
+    """Return the number of times that each verdict was given."""
     return ", ".join(f"{verdict} {n}" for verdict, n in Counter(row["verdict"] for row in rows).most_common())
 
 
 def span(rows: list[dict[str, Any]], score: str, digits: int) -> str:
-    """The smallest and the largest number of those that were measured."""
+    """Return the smallest and the largest measured number."""
     known = [row[score] for row in rows if row[score] is not None]
     return f"{min(known):.{digits}f} to {max(known):.{digits}f}" if known else ""

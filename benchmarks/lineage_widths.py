@@ -1,8 +1,9 @@
-"""Networks of which units were removed, compared with whole ones, for `benchmarks/lineage.py --part widths`.
+"""Networks without some units, compared with whole networks, for `benchmarks/lineage.py --part widths`.
 
-`rg.prune` removes a quarter or half of the units of each group by their magnitude: hidden units, channels, heads. The
-rest is compared with the network that it comes from, as stored and moved by a random element of the whole group, and
-after it was trained on with other data. Unrelated pairs have another start, and the second network is pruned alike.
+`rg.prune` removes a quarter or half of the units of each group (hidden units, channels, heads) by their magnitude. The
+pruned network is compared with the original network in three forms: as stored, transformed by a random element of the
+whole group, and trained further on other data. In unrelated pairs, the second network has another initialization and is
+pruned in the same way.
 """
 
 import itertools
@@ -19,12 +20,12 @@ from torch import Tensor
 import regauge as rg
 
 REMOVED = (0.25, 0.5)
-"""Shares of the units of each group."""
+"""Shares of the units of each group that are removed."""
 TUNED = (0.1, 1.0)
-"""Shares of a whole training that removing units is followed by."""
+"""Lengths of further training after pruning, as shares of a whole training."""
 SAME, OTHER = "other start, same data", "other start, other data"
 SCORES = {"share": "share explained", "fingerprint": "fingerprint", "cka": "linear CKA"}
-"""Scores that networks of different widths have, and the names of their columns."""
+"""Scores that are defined for networks of different widths, with the names of their columns."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Narrow:
     """A network without some units.
 
     Attributes:
-        family: Its architecture, which runs it.
-        params: Its tensors.
-        kept: The units that are left of each group that was cut.
+        family: The architecture, which runs the network.
+        params: The tensors of the network.
+        kept: The remaining units of each group that was cut.
     """
 
     family: Family
@@ -54,7 +55,7 @@ def narrow(family: Family, params: Params, share: float) -> Narrow:
 def narrow_rows(
     shelf: Shelf, parents: Collection[int], seeds: Collection[int], done: Collection[tuple[Any, ...]]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one architecture that are not done yet."""
+    """Yield the missing rows of one architecture."""
     family = shelf.family
     for share in REMOVED:
         for seed in parents:
@@ -83,7 +84,7 @@ def narrow_rows(
 
 
 def examine(family: Family, seeds: tuple[int, int], a: Params, second: Narrow) -> dict[str, Any]:
-    """All scores of a pair; larger is more alike."""
+    """Return all scores of a pair. Larger scores mean more similar networks."""
     b = {n: t.float() if t.is_floating_point() else t for n, t in second.params.items()}
     began = time.process_time()
     generator = torch.Generator().manual_seed(1000 * seeds[0] + seeds[1])
@@ -109,7 +110,7 @@ def examine(family: Family, seeds: tuple[int, int], a: Params, second: Narrow) -
 
 
 def narrow_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The lines of both tables: areas under the curve and verdicts by kind, and numbers by architecture."""
+    """Return the lines of two tables: areas under the curve and verdicts by kind, and numbers by architecture."""
     heads = ["units removed", "pairs", "n", "units found", *SCORES.values(), "verdicts"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for share in REMOVED:

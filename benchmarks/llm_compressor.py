@@ -1,10 +1,12 @@
-"""Scales of llm-compressor beside those of regauge, on the same trained Llama, text and rounding, as a Markdown table.
+"""Scales of llm-compressor next to the scales of regauge, for the same trained Llama, text and rounding, as a Markdown
+table.
 
     PYTHONPATH=FOLDER REGAUGE_DATA=... .venv/bin/python benchmarks/llm_compressor.py
 
-FOLDER holds llmcompressor 0.14, compressed-tensors 0.19 and what they import; they are no dependencies of regauge. Its
-modifiers for SmoothQuant and AWQ move the weights of the Llama of `benchmarks/quantization.py`, written as one of
-transformers, with their own table for Llama; then everything is rounded to nearest alike.
+FOLDER contains llmcompressor 0.14, compressed-tensors 0.19 and their dependencies, which are not dependencies of
+regauge. The SmoothQuant and AWQ modifiers of llm-compressor, with their own table for Llama, change the weights of the
+Llama of `benchmarks/quantization.py`, which is converted to a Llama of transformers. Afterwards, the weights of all
+methods are rounded to nearest in the same way.
 """
 
 import sys
@@ -34,7 +36,7 @@ NAMES = {
     "attention.key": "self_attn.k_proj", "attention.value": "self_attn.v_proj", "attention.out": "self_attn.o_proj",
     "feed_forward.gate": "mlp.gate_proj", "feed_forward.up": "mlp.up_proj", "feed_forward.down": "mlp.down_proj",
 }  # fmt: skip
-"""Names of modules: those of `regauge.nets.transformer.Llama`, and those of transformers."""
+"""Names of modules in `regauge.nets.transformer.Llama`, with their names in transformers."""
 
 
 def main() -> None:
@@ -75,7 +77,7 @@ def main() -> None:
 
 
 def moved(name: str, params: Params, symbols: int, tokens: Tensor, scheme: RoundToNearest) -> Params:
-    """The network as llm-compressor scales it, not rounded."""
+    """Return the network as llm-compressor scales it, not rounded."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from llmcompressor import oneshot
     from llmcompressor.modifiers.quantization import QuantizationModifier
@@ -105,7 +107,7 @@ def moved(name: str, params: Params, symbols: int, tokens: Tensor, scheme: Round
 
 
 def as_transformers(params: Params, symbols: int) -> transformers.LlamaForCausalLM:
-    """Convert a `regauge.nets.transformer.Llama` to a model of transformers that computes the same."""
+    """Convert a `regauge.nets.transformer.Llama` to a model of transformers that computes the same function."""
     config = transformers.LlamaConfig(
         vocab_size=symbols, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=8 * WIDTH // 3, rms_norm_eps=1e-5, tie_word_embeddings=False, rope_theta=10_000.0,
@@ -116,7 +118,7 @@ def as_transformers(params: Params, symbols: int) -> transformers.LlamaForCausal
 
 
 def there(name: str) -> str:
-    """The name of a parameter in transformers."""
+    """Return the name of a parameter in transformers."""
     module, _, last = name.rpartition(".")
     if not module.startswith("blocks."):
         return f"{NAMES[module]}.{last}"

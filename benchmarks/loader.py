@@ -1,14 +1,15 @@
-"""The cost of a batch of networks: reading it, and moving each network by a random element.
+"""The cost of a batch of networks: reading the batch, and transforming each network by a random element.
 
     OMP_NUM_THREADS=1 python benchmarks/loader.py [networks] [--disk]
 
-CPU milliseconds of one thread for a batch of 64 or 256 networks, drawn at random from a store in the page cache: means
-over the batches of an epoch, medians of interleaved rounds. "Random elements" and "permutations alone" come on top of
-reading; "apart" draws an element and acts with it (`symmetry.random`, `symmetry.act`). As in a process that trains,
-tensors of some megabytes were there before, so that the memory of batches is not asked of the system again each time.
+The table shows CPU milliseconds of one thread for a batch of 64 or 256 networks, sampled from a store in the page
+cache. The numbers are means over the batches of an epoch, and medians over interleaved rounds. The times of "random
+elements" and "permutations alone" are added to the time of reading. "apart" samples an element and then acts with it
+(`symmetry.random`, `symmetry.act`). As in a long training, tensors of some megabytes are made and freed beforehand, so
+batches do not request their memory from the system each time.
 
-`--disk` measures reading in wall-clock milliseconds, too, where nothing of the store is in the page cache, as in the
-first epoch and in each one of a store that is larger than memory (Linux only).
+`--disk` also measures reading in wall-clock milliseconds without the page cache, as in the first epoch, and in every
+epoch of a store that is larger than memory (Linux only).
 """
 
 import argparse
@@ -30,9 +31,9 @@ from regauge.storage.loader import Loader
 
 BATCHES, SHARD, ROUNDS = (64, 256), 512, 7
 WARM = 7_500_000
-"""Values of the tensor that is made and dropped before."""
+"""The number of entries of the tensor that is made and freed beforehand."""
 MOST = 1 << 26
-"""Values of a store at most."""
+"""The largest number of entries of a store."""
 SIREN = {"in_features": 2, "width": 32, "out_features": 1, "depth": 2}
 CASES: dict[str, tuple[Architecture, tuple[int, ...], tuple[str, ...]]] = {
     "SIREN 2-32-32-1": (
@@ -99,7 +100,7 @@ def measure(name: str, folder: Path, count: int, *, is_on_disk: bool) -> Iterato
 
 
 def _from_disk(folder: Path, batch: int) -> float:
-    """Wall-clock milliseconds for a batch, where nothing of the store is in the page cache."""
+    """Return the wall-clock milliseconds for a batch, with nothing of the store in the page cache."""
     for path in folder.rglob("*.safetensors"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -112,7 +113,7 @@ def _from_disk(folder: Path, batch: int) -> float:
 
 
 def _times(store: Store, symmetry: Symmetry, parts: tuple[str, ...], batch: int) -> list[list[float]]:
-    """Milliseconds of each round for reading, random elements, permutations alone, and both steps apart."""
+    """Return the milliseconds of each round for reading, random elements, permutations alone, and both steps apart."""
     loaders = {
         way: Loader(store, batch=batch, augment=chosen, generator=torch.Generator().manual_seed(1))
         for way, chosen in {"reading": (), "elements": parts, "permutations": ("permutation",)}.items()

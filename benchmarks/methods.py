@@ -1,10 +1,9 @@
-"""Every alignment method on the same pairs of trained networks: objective, barrier, AUC, seconds, peak memory.
+"""Every alignment method on the same pairs of trained networks: objective, barrier, AUC, seconds, and peak memory.
 
-Each run has a process of its own with one thread, so that its peak memory (above what was there before) and its CPU
-seconds are its own. Methods with data see the first 4,000 training images in batches of 250; barriers and areas
-are measured at 25 points on the 10,000 test images. The packages `rebasin` and `sinkhorn-rebasin` run on the same
-pairs; the latter, which needs a process with another import path, moves A toward B and is read off after 20 to 160
-steps.
+Each run has a separate process with one thread, in which its CPU seconds and its peak memory (above the memory at the
+start) are measured. Methods with data use the first 4,000 training images in batches of 250. Barriers and areas are
+measured at 25 points on the 10,000 test images. The packages `rebasin` and `sinkhorn-rebasin` run on the same pairs.
+`sinkhorn-rebasin` needs a process with another import path, moves A toward B, and is evaluated after 20 to 160 steps.
 
     REGAUGE_DATA=... SINKHORN_REBASIN=FOLDER python benchmarks/methods.py [--pairs 3] [--only mlp] [--out methods.md]
 """
@@ -44,7 +43,7 @@ PEER_STEPS = (20, 40, 80, 160)
 
 @dataclass(frozen=True)
 class Case:
-    """One architecture and how its networks are trained; `sizes` where the peers can run it."""
+    """One architecture, the training of its networks, and `sizes` if the other packages can run it."""
 
     key: str
     name: str
@@ -55,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """What one method did with one pair."""
+    """The result of one method for one pair."""
 
     objective: float
     barrier: float
@@ -121,7 +120,7 @@ TOGETHER = {
 
 
 def pair(case: Case, seeds: tuple[int, int], data: ImageData) -> tuple[rg.Params, rg.Params]:
-    """Two networks from different initializations and orders of the data."""
+    """Return two networks with different initializations and orders of the data."""
     networks = []
     for seed in seeds:
         generator, module = torch.Generator().manual_seed(seed), case.make()
@@ -134,14 +133,14 @@ def pair(case: Case, seeds: tuple[int, int], data: ImageData) -> tuple[rg.Params
 def judged(
     evaluate: Callable[[rg.Params], Mapping[str, float]], a: rg.Params, b: rg.Params
 ) -> tuple[float, float, float]:
-    """Inner product, barrier and area of a line."""
+    """Return the inner product, the barrier and the area of a line."""
     curve = rg.line(a, b, evaluate, points=POINTS)
     objective = sum(float((a[name].double() * b[name].double()).sum()) for name in a)
     return objective, curve.barrier, curve.auc
 
 
 def alone(work: Callable[[], rg.Params]) -> tuple[rg.Params, float, float]:
-    """What `work` returns, its CPU seconds, and the megabytes that it needed at its peak, in a process of its own."""
+    """Run `work` in a separate process. Return its result, its CPU seconds, and its peak memory in megabytes."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -166,12 +165,12 @@ def alone(work: Callable[[], rg.Params]) -> tuple[rg.Params, float, float]:
 def ours(
     method: object, task: rg.Task | None, a: rg.Params, b: rg.Params, symmetry: rg.Symmetry
 ) -> Callable[[], rg.Params]:
-    """One of our methods, ready to run."""
+    """Return one of this library's methods as a function without arguments."""
     return lambda: rg.align(a, b, symmetry, method=method, task=task, generator=torch.Generator().manual_seed(0)).params
 
 
 def rebasin_moved(case: Case, inputs: Tensor, a: rg.Params, b: rg.Params) -> rg.Params:
-    """B as the package `rebasin` moves it."""
+    """Return B, transformed by the package `rebasin`."""
     from rebasin import PermutationCoordinateDescent
 
     left, right = case.make().eval(), case.make().eval()
@@ -186,7 +185,7 @@ def rebasin_moved(case: Case, inputs: Tensor, a: rg.Params, b: rg.Params) -> rg.
 def sinkhorn_rebasin(
     case: Case, folder: Path, a: rg.Params, b: rg.Params, data: ImageData
 ) -> dict[int, tuple[rg.Params, float]]:
-    """For each number of steps what the package `sinkhorn-rebasin` makes of A, and its CPU seconds."""
+    """Return, for each number of steps, the network A after the package `sinkhorn-rebasin`, and its CPU seconds."""
     with tempfile.TemporaryDirectory() as scratch:
         source, result = Path(scratch) / "pair.safetensors", Path(scratch) / "moved.safetensors"
         tensors = {f"{key}/{name}": t.contiguous() for key, net in (("a", a), ("b", b)) for name, t in net.items()}
@@ -207,7 +206,7 @@ def sinkhorn_rebasin(
 
 
 def table(results: Mapping[str, Sequence[Run]]) -> list[str]:
-    """Markdown: means over the pairs."""
+    """Return a Markdown table with means over the pairs."""
     lines = ["| method | weight objective | barrier | AUC | CPU s | peak MB |", "| --- | --- | --- | --- | --- | --- |"]
     for label, runs in results.items():
         cells = (
@@ -222,7 +221,7 @@ def table(results: Mapping[str, Sequence[Run]]) -> list[str]:
 
 
 def measure(case: Case, pairs: int, data: ImageData, peer: Path | None, progress: Progress) -> dict[str, list[Run]]:
-    """Every method on every pair of one architecture."""
+    """Run every method on every pair of one architecture."""
     module = case.make().eval()
     symmetry = rg.discover(module, (data.test_images[:4],), verify=False)
     batches = list(zip(data.train_images[:4_000].split(250), data.train_labels[:4_000].split(250), strict=True))

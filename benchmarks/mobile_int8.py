@@ -2,11 +2,11 @@
 
     REGAUGE_DATA=... .venv/bin/python benchmarks/mobile_int8.py FOLDER [relu relu6]
 
-The networks are trained here on Fashion-MNIST, about three CPU minutes each, and kept in FOLDER: an interrupted run is
-continued after its last epoch. Normalization is folded into the convolutions before anything is rounded.
+The benchmark trains networks on Fashion-MNIST, about three CPU minutes each, and stores them in FOLDER. An interrupted
+run continues after its last epoch. Normalization is folded into the convolutions before the weights are rounded.
 
-ReLU6 clips, so that its channels cannot be scaled. Nagel et al. (2019) put ReLU in its place first, which is no
-symmetry but another function: these rows say so.
+ReLU6 clips its inputs, so its channels cannot be scaled. Nagel et al. (2019) first replace ReLU6 by ReLU, which is not
+a symmetry but changes the function; these rows are marked.
 """
 
 import json
@@ -39,20 +39,20 @@ EPOCHS, BATCH, LR, WEIGHT_DECAY = 2, 64, 0.2, 4e-3
 TENSOR = RoundToNearest(8, is_per_tensor=True)
 TESTED = 2000
 DECADES = 0.5
-"""Standard deviation of the log10 of the factors of the constructed case."""
+"""The standard deviation of the log10 of the factors in the constructed case."""
 SETTINGS = ((1, 32, 1, 1), (4, 48, 2, 1), (4, 64, 2, 2), (4, 96, 2, 2))
-"""Expansion, channels, repetitions and stride of each stage; channels are halved by the width."""
+"""Expansion, channels, repetitions and stride of each stage. Channels are halved by the width."""
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "relu6": nn.ReLU6}
 
 
 def make(activation: str) -> nn.Module:
-    """A MobileNetV2 for 28 x 28 pixels, with an activation."""
+    """Return a MobileNetV2 for 28 x 28 pixels, with an activation."""
     module = with_activation(MobileNetV2(10, width=0.5, in_channels=1, settings=SETTINGS, last=128), activation)
     return module.to(memory_format=torch.channels_last)
 
 
 def with_activation(module: nn.Module, activation: str) -> nn.Module:
-    """The module, with another activation in place of every ReLU6."""
+    """Return the module with another activation instead of every ReLU6."""
     for part in [one for one in module.modules() if isinstance(one, nn.Sequential)]:
         for name, one in part.named_children():
             if isinstance(one, nn.ReLU6):
@@ -61,7 +61,7 @@ def with_activation(module: nn.Module, activation: str) -> nn.Module:
 
 
 def trained(activation: str, seed: int, folder: Path) -> nn.Module:
-    """A network trained from a seed, or the rest of its training."""
+    """Return a network trained from a seed. Training continues from the last stored epoch."""
     torch.manual_seed(seed)
     module = make(activation)
     data = fashion_mnist()
@@ -97,7 +97,7 @@ def trained(activation: str, seed: int, folder: Path) -> nn.Module:
 
 
 def folded(module: nn.Module) -> nn.Module:
-    """Without normalization, which goes into the convolution before it."""
+    """Return the network without normalization, which is folded into the preceding convolutions."""
     for part in [one for one in module.modules() if isinstance(one, nn.Sequential)]:
         for k, one in enumerate(part):
             if isinstance(one, nn.BatchNorm2d):
@@ -108,7 +108,7 @@ def folded(module: nn.Module) -> nn.Module:
 
 
 def spread_out(params: Params, symmetry: rg.Symmetry, seed: int) -> Params:
-    """A copy of the network with a random scale for every unit that can be scaled: a constructed case."""
+    """Return a copy of the network with a random scale for every unit that can be scaled: a constructed case."""
     generator = torch.Generator().manual_seed(seed)
     logs = [
         (one, DECADES * math.log(10) * torch.randn(one.count, generator=generator, dtype=torch.float64))
@@ -118,7 +118,9 @@ def spread_out(params: Params, symmetry: rg.Symmetry, seed: int) -> Params:
 
 
 def ranges_of(params: Params) -> float:
-    """The largest log10 ratio of the ranges of two channels of a depthwise convolution, those of zeros left out."""
+    """Return the largest log10 ratio of the ranges of two channels of a depthwise convolution, without channels of
+    zeros.
+    """
     found = []
     for tensor in params.values():
         if tensor.ndim == 4 and tensor.shape[1] == 1 and len(tensor) > 1:
@@ -136,7 +138,7 @@ METHODS: dict[str, rg.gauging.GaugeMethod | None] = {
 
 
 def accuracies(activation: str, seed: int, folder: Path) -> tuple[dict[str, float], list[str]]:
-    """Accuracies of a network, and what equalizing it left as it is."""
+    """Return the accuracies of a network, and the groups that equalization did not change."""
     module = folded(trained(activation, seed, folder))
     found, left = _rounded(module, seed, "")
     if activation == "relu6":

@@ -1,10 +1,11 @@
-"""Filter response normalization against timm's, and against batch normalization: the layer alone, and training steps.
+"""Filter response normalization compared with timm's implementation and with batch normalization: the layer alone, and
+training steps.
 
     python benchmarks/normalization.py [--timm FOLDER] [--width 2]
 
-FOLDER is a checkout of huggingface/pytorch-image-models, of which one file is loaded. A step is a forward and a
-backward pass, to the parameters, and of the layer alone to its input, too. One thread; the programs take turns, and the
-best of several rounds counts.
+FOLDER is a checkout of huggingface/pytorch-image-models, of which one file is loaded. A step consists of a forward pass
+and a backward pass to the parameters; for the layer alone, the backward pass also reaches its input. The programs run
+in turns on one thread, and the fastest of several rounds is reported.
 """
 
 import argparse
@@ -27,7 +28,7 @@ Make = Callable[[int], nn.Module]
 
 
 class Direct(nn.Module):
-    """The four equations of the paper, as they stand there."""
+    """The four equations of the paper, without changes."""
 
     def __init__(self, channels: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Direct(nn.Module):
 
 
 def timm_layer(folder: Path) -> Make:
-    """The layer of a checkout, without importing the rest of the package."""
+    """Return the layer of a checkout, without importing the remaining package."""
     for name, path in (("timm", folder / "timm"), ("timm.layers", folder / "timm" / "layers")):
         package = types.ModuleType(name)
         package.__path__ = [str(path)]
@@ -50,7 +51,7 @@ def timm_layer(folder: Path) -> Make:
 
 
 def replaced(network: nn.Module, make: Make) -> nn.Module:
-    """The network with other normalizations in the places of its own."""
+    """Return the network with other normalization layers instead of its own."""
     for module in network.modules():
         for name, child in module.named_children():
             if isinstance(child, FilterResponseNorm):
@@ -59,7 +60,7 @@ def replaced(network: nn.Module, make: Make) -> nn.Module:
 
 
 def step(module: nn.Module, x: Tensor, labels: Tensor | None, *, is_bfloat16: bool) -> Callable[[], object]:
-    """One forward and one backward pass; without labels of the layer alone."""
+    """Run one forward and one backward pass; without labels, of the layer alone."""
     params = [*module.parameters()]
 
     def run() -> object:
@@ -72,7 +73,7 @@ def step(module: nn.Module, x: Tensor, labels: Tensor | None, *, is_bfloat16: bo
 
 
 def best(runs: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Milliseconds per image."""
+    """Return the smallest number of milliseconds per image."""
     found = dict.fromkeys(runs, float("inf"))
     for _ in range(ROUNDS):
         for name, run in runs.items():

@@ -1,8 +1,8 @@
-"""Averages of CNNs with batch normalization by method and by the coordinates of gains, pair by pair.
+"""Averages of CNNs with batch normalization, by method and by the coordinates of gains, pair by pair.
 
-Two populations of networks from starts of their own make disjoint pairs. The second network of each pair is aligned,
-and the barrier of the linear path is measured on test images. Statistics are recomputed in every network on the path.
-"rise" is the excess halfway, "rise, kept" the same with averaged statistics.
+Two populations of networks with separate initializations form disjoint pairs. The second network of each pair is
+aligned, and the barrier of the linear path is measured on test images. Statistics are recomputed in every network on
+the path. "rise" is the excess halfway. "rise, kept" is the excess halfway with averaged statistics.
 
     OMP_NUM_THREADS=1 python benchmarks/normed_cnns.py --out docs/records/normed-cnns.jsonl --cache FOLDER
     python benchmarks/normed_cnns.py --out docs/records/normed-cnns.jsonl --table
@@ -26,16 +26,16 @@ from regauge.core.params import select
 from regauge.data import fashion_mnist
 
 PAIRS = 24
-"""Pairs of trained networks of each population."""
+"""The number of pairs of trained networks in each population."""
 IMAGES = 2000
-"""Training images by which statistics are recomputed."""
+"""The number of training images from which statistics are recomputed."""
 POINTS = 9
 DEFAULT = "weights, default"
 Moves = Mapping[str, Callable[[rg.Params, rg.Params], rg.Params]]
 
 
 def deeper() -> nn.Module:
-    """Three convolutions with batch normalization."""
+    """Return a network of three convolutions with batch normalization."""
     layers: list[nn.Module] = []
     for before, after in ((1, 8), (8, 12), (12, 12)):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
@@ -44,7 +44,7 @@ def deeper() -> nn.Module:
 
 
 def clothes() -> Data:
-    """Fashion-MNIST of 7 x 7 pixels, a part of it."""
+    """Return a part of Fashion-MNIST with images of 7 x 7 pixels."""
     data = fashion_mnist().pooled(4)
     return data.train_images[:10000], data.train_labels[:10000], data.test_images[:2000], data.test_labels[:2000]
 
@@ -56,7 +56,7 @@ POPULATIONS = {
 
 
 def networks(name: str, cache: Path) -> rg.Params:
-    """The trained networks of a population, from the cache if it has them."""
+    """Return the trained networks of a population, from the cache if it contains them."""
     path = cache / f"{name.replace(' ', '_')}.safetensors"
     if not path.exists():
         population = POPULATIONS[name]
@@ -67,14 +67,14 @@ def networks(name: str, cache: Path) -> rg.Params:
 
 
 def moves(symmetry: rg.Symmetry, task: rg.Task) -> Moves:
-    """A change that makes the second network of a pair more similar to the first one."""
+    """Return a transformation that makes the second network of a pair more similar to the first network."""
     weights, activations = rg.WeightMatching(), rg.ActivationMatching()
 
     def align(a: rg.Params, b: rg.Params, method: Any, **options: Any) -> rg.Params:
         return rg.align(a, b, symmetry, method=method, **options).params
 
     def permute(b: rg.Params, found: Element) -> rg.Params:
-        """The permutations of an element alone."""
+        """Apply only the permutations of an element."""
         element = symmetry.identity()
         for group in symmetry.groups:
             element = element.replace(group.name, replace(element[group.name], perm=found[group.name].perm))
@@ -85,7 +85,7 @@ def moves(symmetry: rg.Symmetry, task: rg.Task) -> Moves:
         return permute(b, rg.align(first, second, symmetry.on_data.on_representatives()).element)
 
     def normalized(params: rg.Params) -> rg.Params:
-        """Filters of norm one: batch normalization that follows makes their norms meaningless."""
+        """Return filters of norm one. The norms have no effect, because batch normalization follows."""
         norms = {n: t.flatten(1).norm(dim=1) for n, t in params.items() if t.ndim == 4}
         return {n: t / norms[n].view(-1, 1, 1, 1) if n in norms else t for n, t in params.items()}
 
@@ -133,7 +133,7 @@ def measure(name: str, cache: Path, done: set[tuple[str, int, str]], out: Path) 
 
 
 def table(path: Path) -> str:
-    """Means over pairs with standard errors, and the paired difference of the barrier to the default."""
+    """Return means over pairs with standard errors, and the paired difference of the barrier from the default."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     lines = ["| population | kind | n | barrier | more than the default | rise, kept | accuracy halfway |"]
     lines.append("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
@@ -151,7 +151,7 @@ def table(path: Path) -> str:
 
 
 def _mean(values: list[float], sign: str = "") -> str:
-    """A mean with its standard error."""
+    """Return a mean with its standard error."""
     found = torch.tensor(values, dtype=torch.float64)
     return f"{found.mean():{sign}.3f} ± {found.std() / len(found) ** 0.5:.3f}"
 

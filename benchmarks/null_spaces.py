@@ -1,9 +1,10 @@
-"""The null space of the outputs' Jacobian against the found group, for the architectures of `tests/null_space_nets.py`.
+"""The null space of the outputs' Jacobian, compared with the discovered group, for the architectures of
+`tests/null_space_nets.py`.
 
     python benchmarks/null_spaces.py [NAME ...] --out docs/records/null-spaces.jsonl
     python benchmarks/null_spaces.py --table docs/records/null-spaces.jsonl
 
-The first form adds a JSON line for each architecture that the file lacks. The second prints the table of
+The first form adds a JSON line for each architecture that the file lacks. The second form prints the table of
 docs/completeness.md.
 """
 
@@ -25,7 +26,7 @@ from null_space_nets import CASES
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Compare one architecture's null space with its group."""
+    """Compare the null space of one architecture with its group."""
     case, start = CASES[name], time.process_time()
     torch.manual_seed(0)
     module = case.module().eval()
@@ -45,7 +46,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The families as a Markdown table."""
+    """Return the families as a Markdown table."""
     lines = ["| family | architectures | dimensions that outputs do not see | of the group | named | not named |"]
     lines += ["| --- | ---: | ---: | ---: | --- | ---: |"]
     for family in dict.fromkeys(row["family"] for row in rows):

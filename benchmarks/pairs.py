@@ -1,10 +1,11 @@
-"""Many pairs at once against a loop over single pairs: 1,000 of MLPs and 10,000 of sine networks.
+"""Alignment of many pairs at once, compared with a loop over single pairs: 1,000 pairs of MLPs and 10,000 pairs of sine
+networks.
 
-The networks are trained: 40 classifiers on MNIST from different seeds, and 400 sine networks that fit waves of
-random direction, frequency and phase. Pairs are two different ones drawn at random. Both ways run in one process
-with the same number of threads, one unless given; times are CPU seconds (`time.process_time`) and, for the ratio that a
-user waits for, seconds on the clock. The loop is measured on a sample of the pairs and scaled; objectives are compared
-on the sample, each pair's batched one relative to the single one.
+The networks are trained: 40 classifiers on MNIST from different seeds, and 400 sine networks that fit waves of random
+direction, frequency and phase. A pair consists of two different networks, sampled at random. Both ways run in one
+process with the same number of threads (by default one). Times are CPU seconds (`time.process_time`) and, for the ratio
+that a user observes, wall-clock seconds. The loop is measured on a sample of the pairs, and its time is scaled to all
+pairs. On the sample, the objective of each pair in the batch is compared with its objective in the loop.
 
     REGAUGE_DATA=... python benchmarks/pairs.py [--threads 1]
 """
@@ -30,12 +31,12 @@ class Setting:
     """Pairs of one architecture.
 
     Attributes:
-        name: What the table says.
-        module: How the networks run.
-        example: Its input.
+        name: The name in the table.
+        module: The module that runs the networks.
+        example: An input of the module.
         networks: A population.
-        pairs: How many pairs are drawn from it.
-        sample: How many of them the loop aligns.
+        pairs: The number of pairs that are sampled from the population.
+        sample: The number of pairs that the loop aligns.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Setting:
 
 
 def trained_mlps(count: int) -> rg.Params:
-    """Classifiers of MNIST after two epochs on 20,000 images, from different initializations and orders."""
+    """Return classifiers of MNIST after two epochs on 20,000 images, with different initializations and orders."""
     images, module = mnist(), mlp(784, 128, 128, 128, 10)
     networks = []
     for seed in range(count):
@@ -59,7 +60,7 @@ def trained_mlps(count: int) -> rg.Params:
 
 
 def fitted_sines(count: int) -> rg.Params:
-    """Sine networks, each fitted to a wave of its own, all at once."""
+    """Return sine networks, each fitted to a separate wave, all at once."""
     generator = torch.Generator().manual_seed(0)
     module = Siren(2, 32, 1)
     starts = [dict(Siren(2, 32, 1, generator=generator).state_dict()) for _ in range(count)]
@@ -73,7 +74,7 @@ def fitted_sines(count: int) -> rg.Params:
 
 
 def measure(setting: Setting, method: rg.WeightMatching) -> tuple[str, ...]:
-    """A row of the table."""
+    """Return a row of the table."""
     symmetry = rg.discover(setting.module.eval(), (setting.example,))
     count = len(next(iter(setting.networks.values())))
     generator = torch.Generator().manual_seed(1)
@@ -104,7 +105,7 @@ def measure(setting: Setting, method: rg.WeightMatching) -> tuple[str, ...]:
 
 
 def _clocks() -> Tensor:
-    """CPU seconds of this process, and seconds."""
+    """Return the CPU seconds of this process, and the wall-clock seconds."""
     return torch.tensor([time.process_time(), time.perf_counter()], dtype=torch.float64)
 
 

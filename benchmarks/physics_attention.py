@@ -1,14 +1,16 @@
-"""Three Transolvers from different seeds, averaged: as trained, aligned, and trained on.
+"""Three Transolvers from different seeds, averaged: as trained, aligned, and trained further.
 
-A public report averaged three seeds of a Transolver: each had an error of 13.2, and the average 3,618. Here such
-networks solve Poisson's equation on the unit square at scattered points. The input of a point is its position and the
-right-hand side there, a random sum of nine sines. The target is the solution there, in units of its standard deviation.
-The network has physics attention: points are distributed to slices by soft weights, slices attend to one another, and
-points read their slices (Wu et al. 2024, section 3.2). Slices, keys and values are shared by the heads, as published.
+A public report averaged three seeds of a Transolver: each network had an error of 13.2, and the average had an error of
+3,618. In this benchmark, such networks solve Poisson's equation on the unit square at scattered points. The input of a
+point is its position and the right-hand side at the point, a random sum of nine sines. The target is the solution at
+the point, in units of its standard deviation. The network has physics attention: points are distributed to slices by
+soft weights, slices attend to one another, and points read their slices (Wu et al. 2024, section 3.2). The heads share
+slices, keys and values, as published.
 
-Methods see half of the training examples, and learned methods keep a quarter of them to choose. Rows with "trained on"
-take steps of Adam from the average on the same examples, with and without alignment. Errors are relative L2 errors on
-test examples, averaged over examples. Training is short: each network still has an error of about one half.
+Methods use half of the training examples, and learned methods use a quarter of this half for validation. Rows with
+"trained on" take steps of Adam from the average on the same examples, with and without alignment. Errors are relative
+L2 errors on test examples, averaged over examples. Training is short: each network still has an error of about one
+half.
 
     OMP_NUM_THREADS=1 python benchmarks/physics_attention.py docs/records/physics-attention.jsonl
 
@@ -36,7 +38,7 @@ WIDTH, LAYERS, HEADS, SLICES = 32, 2, 4, 8
 POINTS, TRAIN, TEST, WAVES = 48, 1024, 256, 3
 STEPS, BATCH, RATE = 600, 64, 4e-3
 FURTHER = (100, 400)
-"""Steps of training from an average."""
+"""The number of training steps from an average."""
 
 
 class PhysicsAttention(nn.Module):
@@ -104,7 +106,7 @@ def solutions(examples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def train(module: nn.Module, start: Params, data: tuple[Tensor, Tensor], steps: int, rate: float, seed: int) -> Params:
-    """Train from a start with Adam, whose rate falls as a cosine."""
+    """Train from an initialization with Adam, whose learning rate falls as a cosine."""
     generator = torch.Generator().manual_seed(seed)
     module.load_state_dict(start)
     optimizer = torch.optim.Adam(module.parameters(), rate)
@@ -167,7 +169,9 @@ def measure(group: int, steps: int = STEPS) -> dict[str, Any]:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """The mean over groups of networks, of errors and of ratios to the best of three."""
+    """Return, for each row, the mean over groups of networks of the errors and of their ratios to the best of three
+    networks.
+    """
     found = [
         "| average of three | n | error | times the best of three | CPU s |",
         "| --- | ---: | ---: | ---: | ---: |",

@@ -1,10 +1,10 @@
-"""How many networks a core trains in a minute, against the loop that everybody writes first.
+"""The number of networks that one core trains in a minute, compared with a simple loop over networks.
 
-The loop trains one module after the other with `torch.optim.Adam` as it comes. `rg.zoo.train` chooses the back end.
-Both read batches of the same examples, in float32, on one thread; times are CPU seconds between the first step and the
-last, without initialization. Every round is a process of its own, as a training is, and medians are printed: where the
-allocator happens to keep the memory of hidden layers, the loop of a small CNN is a quarter faster than where it hands
-that memory back to the system in every step, and one process stays with one of the two.
+The loop trains one module after the other with the default `torch.optim.Adam`. `rg.zoo.train` chooses the back end.
+Both read batches of the same examples, in float32, on one thread. Times are CPU seconds between the first and the last
+step, without initialization. Every round runs in a separate process, as a training does, and medians are printed.
+Separate processes matter: if the allocator keeps the memory of hidden layers, the loop of a small CNN is a quarter
+faster than if it returns this memory to the system in every step, and the behavior does not change within a process.
 
     OMP_NUM_THREADS=1 python benchmarks/populations.py [part of a name, for some of the rows] [--rounds 5]
 """
@@ -31,7 +31,9 @@ WIDTHS, TURNS = (8, 16, 32, 64), 3
 
 
 class PooledCNN(nn.Module):
-    """Three 3 x 3 convolutions of one width, 2 x 2 maxima behind two of them, the mean over positions, linear."""
+    """Three 3 x 3 convolutions of one width, with 2 x 2 max pooling after two of them, the mean over positions, and a
+    linear layer.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -47,15 +49,16 @@ class PooledCNN(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """One row.
+    """One row of the table.
 
     Attributes:
-        name: Of the networks.
-        config: How they are trained; `steps` are those of a measurement.
-        data: Random examples: what they hold does not change the cost.
-        steps: Of a whole training, for networks per minute.
-        alone: Networks of the loop in a round.
-        flops: Floating-point operations of the matrix products of a step, where they decide; else None.
+        name: The name of the networks.
+        config: The settings of the training, with the number of steps in a measurement.
+        data: Random examples, because their values do not change the cost.
+        steps: The number of steps of a whole training, for the number of networks per minute.
+        alone: The number of networks that the loop trains in a round.
+        flops: The floating-point operations of the matrix products of a step, if they dominate the cost; otherwise
+            None.
     """
 
     name: str
@@ -138,7 +141,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def by_loop(case: Case) -> float:
-    """CPU seconds of a step of a network."""
+    """Return the CPU seconds of a step of one network in the loop."""
     config, data = case.config, case.data
     total = 0.0
     for network in range(case.alone):
@@ -163,7 +166,9 @@ def by_loop(case: Case) -> float:
 
 
 def by_population(case: Case) -> float:
-    """CPU seconds of a step of a network, in stacks as the library makes them; a block comes before the first."""
+    """Return the CPU seconds of a step of one network, in stacks as the library makes them, after one block of
+    warm-up.
+    """
     total = 0.0
     blocks = train(case.config, data=case.data)
     while next(blocks, None) is not None:
@@ -172,7 +177,7 @@ def by_population(case: Case) -> float:
 
 
 def matrix_throughput() -> float:
-    """Floating-point operations per CPU second of a large matrix product."""
+    """Return the floating-point operations per CPU second of a large matrix product."""
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     c = torch.empty(1024, 1024)
     times = [seconds(lambda: torch.mm(a, b, out=c)) for _ in range(15)]
@@ -180,9 +185,10 @@ def matrix_throughput() -> float:
 
 
 def measured(name: str) -> tuple[float, float, float, float | None]:
-    """CPU seconds of a step in the loop and in the population, their ratio, and the share of the matrix throughput.
+    """Return the CPU seconds of a step in the loop and in the population, their ratio, and the share of the matrix
+    throughput.
 
-    Both are the least of three, in turns: other processes on the machine only add to them.
+    Both times are minima of three runs in turns, because other processes on the machine only increase them.
     """
     torch.set_num_threads(1)
     case = next(case for case in cases() if case.name == name)

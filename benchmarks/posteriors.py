@@ -1,10 +1,10 @@
 """Cost of aligning posteriors, relative to aligning single networks of the same architecture.
 
-Mean-field posteriors of an MLP 784-512-512-512-10 on MNIST and of a ResNet20 with filter response normalization on
-digits, two of each from different seeds, fitted for a few epochs. In one process with one thread and in alternating
-order the means are aligned as networks, the posteriors as distributions, and, of the MLP, several posteriors with one
-another. Times are CPU seconds (`time.process_time`), medians of several rounds; a ratio is the median of the ratios
-of each round.
+The benchmark fits mean-field posteriors of an MLP 784-512-512-512-10 on MNIST and of a ResNet20 with filter response
+normalization on digits, two of each from different seeds, for a few epochs. In one process with one thread, it aligns
+in alternating order the means as networks, the posteriors as distributions and, for the MLP, several posteriors with
+one another. Times are CPU seconds (`time.process_time`), as medians of several rounds. A ratio is the median of the
+ratios of all rounds.
 
     REGAUGE_DATA=... python benchmarks/posteriors.py
 """
@@ -30,7 +30,7 @@ ROUNDS = 9
 
 @dataclass(frozen=True)
 class Case:
-    """Posteriors of one architecture, and how it is fitted."""
+    """Posteriors of one architecture, and the settings of their inference."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -41,7 +41,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """What is measured."""
+    """Return the measured cases."""
     large, small = mnist(), digits()
     return [
         Case(
@@ -64,7 +64,7 @@ def cases() -> list[Case]:
 
 
 def posteriors(case: Case) -> list[GaussianPosterior]:
-    """From different initializations and orders of the data."""
+    """Return posteriors with different initializations and orders of the data."""
     result = []
     for seed in range(case.count):
         torch.manual_seed(seed)
@@ -113,7 +113,7 @@ def measure(case: Case) -> None:
 
 
 def main() -> None:
-    """All architectures."""
+    """Measure all architectures."""
     torch.set_num_threads(1)
     for case in cases():
         measure(case)

@@ -1,10 +1,10 @@
-"""The loss of pruned networks by criterion and share, without training afterwards, as a Markdown table.
+"""The loss of pruned networks by criterion and share, without further training, as a Markdown table.
 
     REGAUGE_DATA=FOLDER .venv/bin/python benchmarks/pruning.py [mlp|cnn|vit ...] [--torch-pruning FOLDER] > pruning.md
 
-Networks are trained on 6,000 digits of MNIST, pruned with 512 of these, and judged on 2,000 test digits, each with
-three seeds. After every cut the statistics of batch normalization are computed anew from the 512. With
-`--torch-pruning` the folder is one that `pip install --target FOLDER --no-deps torch-pruning` made, and its magnitude
+Networks are trained on 6,000 digits of MNIST, pruned with 512 of these digits, and evaluated on 2,000 test digits, each
+with three seeds. After every cut, the statistics of batch normalization are recomputed from the 512 digits.
+`--torch-pruning` gives a folder that `pip install --target FOLDER --no-deps torch-pruning` filled, whose magnitude
 pruner cuts the same networks.
 """
 
@@ -34,14 +34,14 @@ CRITERIA: dict[str, rg.pruning.Criterion] = {
 
 
 def mlp() -> nn.Module:
-    """784 -> 256 -> 128 -> 10."""
+    """Return an MLP 784-256-128-10."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 10)
     )
 
 
 def cnn() -> nn.Module:
-    """Three convolutions with batch normalization, a flatten, two linear layers."""
+    """Return a network of three convolutions with batch normalization, a flatten, and two linear layers."""
     layers: list[nn.Module] = []
     for inner, outer in ((1, 16), (16, 32), (32, 32)):
         layers += [nn.Conv2d(inner, outer, 3, padding=1, bias=False), nn.BatchNorm2d(outer), nn.ReLU(), nn.MaxPool2d(2)]
@@ -49,7 +49,7 @@ def cnn() -> nn.Module:
 
 
 def vit() -> nn.Module:
-    """Two blocks of width 64 with four heads, on 16 patches."""
+    """Return a vision transformer of two blocks of width 64 with four heads, on 16 patches."""
     module = ViT()
     module.load_state_dict(initialize_transformer(module, torch.Generator().manual_seed(torch.initial_seed())))
     return module
@@ -82,7 +82,7 @@ def main(words: list[str]) -> None:
 
 
 def fit(module: nn.Module, inputs: Tensor, labels: Tensor, seed: int) -> nn.Module:
-    """Train a network with Adam over four epochs."""
+    """Train a network with Adam for four epochs."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(module.parameters(), lr=2e-3)
     for epoch in range(4):
@@ -97,7 +97,7 @@ def fit(module: nn.Module, inputs: Tensor, labels: Tensor, seed: int) -> nn.Modu
 def cut(
     module: nn.Module, train: tuple[Tensor, Tensor], test: Any, folder: str | None, seed: int, *, is_cnn: bool
 ) -> dict[str, list[dict[str, float]]]:
-    """Losses and accuracies of the pruned networks, for each criterion and share."""
+    """Return losses and accuracies of the pruned networks, for each criterion and share."""
     batches = list(zip(train[0][:512].split(64), train[1][:512].split(64), strict=True))
     symmetry = rg.discover(module, (batches[0][0],))
     result: dict[str, list[dict[str, float]]] = {}
@@ -120,13 +120,13 @@ def cut(
 
 
 def judge(module: nn.Module, batches: Any, test: Any) -> dict[str, float]:
-    """Loss and accuracy on test data, with statistics of batch normalization from the batches."""
+    """Return loss and accuracy on test data, with statistics of batch normalization from the batches."""
     params = rg.connect.reset_batchnorm(module.state_dict(), module, batches)
     return rg.Task(module, test).evaluate(params)
 
 
 def by_torch_pruning(module: nn.Module, folder: str | None, inputs: Tensor, share: float) -> nn.Module:
-    """Prune with the magnitude pruner of Torch-Pruning, the same share of each layer."""
+    """Prune the same share of each layer with the magnitude pruner of Torch-Pruning."""
     sys.path.append(str(folder))
     import torch_pruning
 
@@ -143,7 +143,7 @@ def by_torch_pruning(module: nn.Module, folder: str | None, inputs: Tensor, shar
 
 
 def told(found: list[dict[str, float]]) -> str:
-    """The mean loss and the mean accuracy."""
+    """Return the mean loss and the mean accuracy as text."""
     mean = {name: sum(one[name] for one in found) / len(found) for name in found[0]}
     return f"{mean['loss']:.3f} ({mean['accuracy']:.1%})"
 

@@ -1,4 +1,4 @@
-"""From a downloaded zoo to the table that its papers print, in one command: import, published split, training, scores.
+"""From a downloaded zoo to the table in its paper, in one command: import, published split, training, and scores.
 
     python benchmarks/published_zoos.py nfn siren_mnist_wts                        # Zhou et al. (2023), images
     python benchmarks/published_zoos.py dwsnets mnist-inrs                         # Navon et al. (2023), images
@@ -6,10 +6,10 @@
     python benchmarks/published_zoos.py small-transformer-zoo MNIST-Transformers.zip    # Tran et al. (2025)
     python benchmarks/published_zoos.py vit-model-zoo vit_cifar100_finetuned --template "**FCMLP_False**"
 
-The first line says whose networks these are, how many, and who divided them. The vision transformers of the last line
-(Falk et al., 2025) are too large for a net over networks. Their accuracies are predicted from statistics of layers, and
-one network is in memory at a time. No table of this project has numbers from
-these downloads yet; the test runs the script on files that it makes in each layout.
+The first line of the output names the authors of the networks, the number of networks, and the source of the split. The
+vision transformers of the last command (Falk et al., 2025) are too large for a net over networks. Their accuracies are
+predicted from statistics of layers, with one network in memory at a time. No table of this project contains numbers
+from these downloads yet; the test runs the script on files that it makes in each layout.
 """
 
 import argparse
@@ -35,9 +35,9 @@ class Zoo:
     """A published zoo.
 
     Attributes:
-        whose: Who trained and published the networks.
+        whose: The authors who trained and published the networks.
         target: The column that is predicted.
-        split: Who divided the networks.
+        split: The source of the split of the networks.
         settings: Settings of the predictor.
         where: The values of columns that networks must have. By default, all networks are imported.
     """
@@ -60,7 +60,8 @@ SIRENS = {
 CNNS = {"kind": "fractions", "values": ws.Logarithms(), "reads_moments": True, "width": 16, "depth": 2}
 VITS, BASE = "vit-model-zoo", "pretraining::model"
 JUDGED = {"step": (75,), "split": ("train", "validation", "test")}
-"""As in the paper, only the networks that its program divides."""
+"""The values of columns that networks must have: as in the paper, only the networks that its program divides are
+used."""
 ZOOS = {
     "nfn": Zoo("Zhou et al. (2023), NFN", "label", "as published: by number, at 45,000 and 50,000", SIRENS),
     "dwsnets": Zoo("Navon et al. (2023), DWSNets", "label", "test networks as published, validation ours", SIRENS),
@@ -96,7 +97,7 @@ def train(zoo: Zoo, source: Source, folder: Path, seconds: float) -> tuple[int, 
 
 
 def predict_by_statistics(zoo: Zoo, source: Source) -> tuple[int, str, dict[str, Any]]:
-    """Predict the last checkpoint of each run from those that were not fine-tuned from the same network."""
+    """Predict the last checkpoint of each run, from runs that were not fine-tuned from the same network."""
     last = {row["id"]: k for k, row in enumerate(source.rows) if zoo.target in row}
     known = [source.rows[k] for k in last.values()]
     values, bases = np.array([row[zoo.target] for row in known]), np.array([row[BASE] for row in known])

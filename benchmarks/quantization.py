@@ -3,13 +3,13 @@
     REGAUGE_DATA=... .venv/bin/python benchmarks/quantization.py --records FILE [GPT | ViT | encoder | Llama ...]
     REGAUGE_DATA=... .venv/bin/python benchmarks/quantization.py depthwise
 
-Trained here, from several seeds: language models on characters of Python's help topics, an encoder with normalization
-behind its blocks that restores characters there, a vision transformer on Fashion-MNIST, and a network of depthwise
-convolutions with batch normalization on MNIST, which is then folded into the convolutions, as runtimes do it. Methods
-choose on training data. Shown are the rise of the loss on test data and the divergence of the outputs from those that
-are not rounded, or the accuracy: the mean over seeds and, of three or more, its standard error. Every value goes to
-FILE as a line of JSON, and a run goes on where it was interrupted; docs/records/quantization.jsonl has those of
-docs/measurements/gauges.md.
+The benchmark trains networks from several seeds: language models on characters of Python's help topics, an encoder with
+normalization after its blocks that restores hidden characters, a vision transformer on Fashion-MNIST, and a network of
+depthwise convolutions with batch normalization on MNIST. The batch normalization is folded into the convolutions, as in
+runtimes. Methods choose the gauge on training data. The tables show the increase of the loss on test data and the
+divergence of the outputs from the outputs without rounding, or the accuracy. Numbers are means over seeds and, for
+three or more seeds, standard errors. Every value is appended to FILE as a line of JSON, and an interrupted run
+continues. docs/records/quantization.jsonl contains the values of docs/measurements/gauges.md.
 """
 
 import argparse
@@ -38,13 +38,14 @@ from regauge.nets.transformer import GPT, Llama, ViT
 SEEDS = 3
 CONTEXT, WIDTH, STEPS, BATCH = 64, 64, 400, 32
 BATCHES = 8
-"""Batches of training data that the methods with data see, except for `by="function"`."""
+"""The number of batches of training data for methods with data, except for `by="function"`."""
 LEARNED_STEPS = 400
-"""Steps of `LearnedRotation(by="function")`."""
+"""The number of steps of `LearnedRotation(by="function")`."""
 SMALL_BATCH = 8
-"""Sequences of text in a batch of that descent; of images there are four times as many."""
+"""The number of sequences of text in a batch of the descent by function. For images, the number is four times as
+large."""
 SMALL_BATCHES = 128
-"""Batches of it, of which a quarter is held out."""
+"""The number of batches of the descent by function, of which a quarter is held out."""
 Rounding = tuple[RoundToNearest, RoundToNearest | None]
 LOSSES: dict[str, Rounding] = {
     "4 bits per row": (RoundToNearest(4), None),
@@ -63,7 +64,9 @@ IMAGES: dict[str, Rounding] = {
 
 
 class Depthwise(nn.Module):
-    """Depthwise convolutions and 1 x 1 convolutions in turn, each with batch normalization and ReLU."""
+    """A network of alternating depthwise convolutions and 1 x 1 convolutions, each with batch normalization and
+    ReLU.
+    """
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class Depthwise(nn.Module):
         return result
 
     def fused(self) -> "Depthwise":
-        """Without normalization, which goes into the convolutions."""
+        """Return the network without normalization, which is folded into the convolutions."""
         result: list[nn.Module] = []
         for layer in self.layers:
             if isinstance(layer, nn.BatchNorm2d):
@@ -99,7 +102,9 @@ def _layer(before: int, after: int, kernel: int, stride: int, groups: int) -> li
 
 
 class Encoder(nn.Module):
-    """PyTorch's encoder with its defaults (normalization behind each block, ReLU): tokens to logits of each."""
+    """PyTorch's encoder with its defaults (normalization after each block, ReLU), from tokens to logits of each
+    token.
+    """
 
     def __init__(self, symbols: int) -> None:
         super().__init__()
@@ -120,7 +125,7 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True)
 class Family:
-    """A network that is trained here, and its data: inputs and targets."""
+    """A network that the benchmark trains, and its data: inputs and targets."""
 
     make: Callable[[], nn.Module]
     train: tuple[Tensor, Tensor]
@@ -130,7 +135,7 @@ class Family:
 
 
 def text_family(name: str) -> Family:
-    """A network that reads characters."""
+    """Return a network that reads characters."""
     text = help_topics()
     symbols = len(text.symbols)
     train, validation = windows(text.train, CONTEXT), windows(text.validation, CONTEXT)
@@ -146,13 +151,13 @@ def text_family(name: str) -> Family:
 
 
 def hidden(tokens: Tensor, mask: int) -> tuple[Tensor, Tensor]:
-    """Text with a quarter of its characters hidden, and the whole text."""
+    """Return a text with a quarter of its characters hidden, and the whole text."""
     chosen = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(0)) < 0.25
     return torch.where(chosen, mask, tokens), tokens
 
 
 def vision_family() -> Family:
-    """A vision transformer."""
+    """Return a vision transformer."""
     data = fashion_mnist()
     train, test = (data.train_images, data.train_labels), (data.test_images[:2000], data.test_labels[:2000])
     return Family(lambda: ViT(width=WIDTH, layers=2, heads=4), train, test, 2 * STEPS, 4 * SMALL_BATCH)
@@ -167,7 +172,7 @@ FAMILIES: dict[str, Callable[[], Family]] = {
 
 
 def methods_for(weights: RoundToNearest) -> dict[str, GaugeMethod | None]:
-    """The methods that are compared at one rounding; None leaves the network as trained."""
+    """Return the methods that are compared for one rounding scheme; None leaves the network as trained."""
     methods = (
         None,
         rg.Equalize(),
@@ -180,7 +185,9 @@ def methods_for(weights: RoundToNearest) -> dict[str, GaugeMethod | None]:
 
 
 def measure(name: str, seed: int, roundings: Sequence[str], methods: Sequence[str], file: Path) -> None:
-    """Write the rise of the loss and the divergence of one network, by method and rounding, that are not there yet."""
+    """Write the missing values of one network: the increase of the loss and the divergence, by method and rounding
+    scheme.
+    """
     done = {(row["family"], row["seed"], row["rounding"], row["method"]) for row in read(file)}
     missing = [(one, how) for one in roundings for how in methods if (name, seed, one, how) not in done]
     if not missing:
@@ -216,12 +223,14 @@ def measure(name: str, seed: int, roundings: Sequence[str], methods: Sequence[st
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The rows that an earlier run wrote."""
+    """Return the rows that an earlier run wrote."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 def tables(rows: list[dict[str, Any]]) -> list[str]:
-    """The tables of docs/measurements/gauges.md, line by line: thousandths of a nat, by network and rounding."""
+    """Return the tables of docs/measurements/gauges.md, line by line: thousandths of a nat, by network and rounding
+    scheme.
+    """
     methods = [how for how in METHODS if any(row["method"] == how for row in rows)]
     lines = []
     for key, title in (("divergence", "divergence of the outputs"), ("rise", "rise of the loss")):
@@ -236,13 +245,13 @@ def tables(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def removed(found: dict[str, list[float]]) -> str:
-    """The share of the mean as trained that is gone after learning by function."""
+    """Return the share of the mean increase, as trained, that learning by function removes."""
     before, after = (found.get(how, []) for how in (METHODS[0], METHODS[-1]))
     return f"{1 - statistics.mean(after) / statistics.mean(before):.0%}" if before and after else ""
 
 
 def image_table(seeds: int) -> None:
-    """The accuracy of networks of depthwise convolutions."""
+    """Return the accuracies of networks of depthwise convolutions."""
     data = mnist()
     train = (data.train_images[:20_000], data.train_labels[:20_000])
     test = [(data.test_images[:2000], data.test_labels[:2000])]
@@ -271,7 +280,7 @@ def image_table(seeds: int) -> None:
 def fit(
     make: Callable[[], nn.Module], data: tuple[Tensor, Tensor], seed: int, *, lr: float, steps: int = STEPS
 ) -> nn.Module:
-    """A network trained from a seed."""
+    """Return a network trained from a seed."""
     torch.manual_seed(seed)
     module, generator = make(), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(module.parameters(), lr=lr, weight_decay=0.01)
@@ -288,7 +297,7 @@ def fit(
 
 
 def choose(params: Params, symmetry: rg.Symmetry, method: GaugeMethod | None, task: rg.Task, seed: int) -> Params:
-    """The network in the gauge of a method."""
+    """Return the network in the gauge of a method."""
     if method is None:
         return params
     generator = torch.Generator().manual_seed(seed)
@@ -301,13 +310,13 @@ def choose(params: Params, symmetry: rg.Symmetry, method: GaugeMethod | None, ta
 def rounded_loss(
     params: Params, symmetry: rg.Symmetry, weights: RoundToNearest, acts: RoundToNearest | None, task: rg.Task
 ) -> dict[str, float]:
-    """The metrics of the rounded network."""
+    """Return the metrics of the rounded network."""
     with rounded_activations(acts):
         return task.evaluate(round_network(params, symmetry, weights))
 
 
 def spread(values: list[float], digits: int) -> str:
-    """The mean and its standard error; of fewer than three values all of them."""
+    """Return the mean and its standard error, or all values if there are fewer than three."""
     if len(values) < 3:
         return ", ".join(f"{value:.{digits}f}" for value in values)
     error = statistics.stdev(values) / len(values) ** 0.5
@@ -323,7 +332,7 @@ def show(title: str, rows: dict[str, dict[str, list[float]]], labels: list[str],
 
 
 def main() -> None:
-    """Measure what is asked for and not there yet, and print the tables."""
+    """Measure the requested values that are missing, and print the tables."""
     warnings.simplefilter("ignore")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", choices=[*FAMILIES, "depthwise", []], default=[])

@@ -1,17 +1,17 @@
-"""Relational attention: this library's net against Neural Graphs' relational transformer, a training step of each.
+"""Relational attention: a training step of this library's net and of Neural Graphs' relational transformer.
 
-The published net has states of 64, features of edges of 32, attention of 128, hidden layers of 128 and 64, 4 layers, 8
-heads and Fourier features of values with 128 frequencies, as its settings for images of digits, without probes. All its
-units attend to all units; here they attend to those that they are connected with, to themselves and to the network, so
-that it is another function, and features of edges have the width of states, twice as many as there. A step is forward,
-backward and AdamW, in single precision. Every row has a process of its own with one thread; seconds are CPU time, the
-median of some rounds after one that is not counted, and megabytes are the peak above what was there before the net was
-made.
+The published net has its settings for images of digits without probes: states of 64, features of edges of 32, attention
+of 128, hidden layers of 128 and 64, 4 layers, 8 heads, and Fourier features of values with 128 frequencies. All units
+of the published net attend to all units. In this library, units attend to connected units, to themselves and to the
+network, so the function is different. Features of edges have the width of states, twice as many as in the published
+net. A step consists of forward pass, backward pass and AdamW, in single precision. Every row runs in a separate process
+with one thread. Seconds are CPU time, as the median of several rounds after one warm-up round. Megabytes are the peak
+memory above the memory before the net was made.
 
     python benchmarks/relational_attention.py --neural-graphs FOLDER [--packages FOLDER] [--widths 2 32 32 1]
 
-with a checkout of mkofinas/neural-graphs, and a folder with torch_geometric, einops and random-fourier-features-pytorch
-if these are not installed.
+The command needs a checkout of mkofinas/neural-graphs. If torch_geometric, einops and random-fourier-features-pytorch
+are not installed, it also needs a folder with these packages.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from regauge.nets.mlp import MLP
 
 
 def find_published(folder: Path, packages: Path | None) -> None:
-    """Make a checkout importable without its experiments, which need packages that the nets do not."""
+    """Make a checkout importable without its experiments, which need packages that the nets do not need."""
     if packages is not None:
         sys.path.insert(0, str(packages))
     importlib.import_module("torch_geometric")  # before its own look for the packages below

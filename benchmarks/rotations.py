@@ -1,16 +1,16 @@
-"""Barriers between transformers from different seeds whose residual stream is reordered, and rotated.
+"""Barriers between transformers from different seeds whose residual stream is reordered or rotated.
 
-Pairs of small transformers in the styles of ViT (digits), GPT and Llama (the help topics of Python), trained from
-different seeds on the same data, are aligned by `rg.align` with `rotate="never"` and `rotate="always"`. Heads are not
-tied. The barrier is that of the loss on test data, on the line in the coordinates of the first network; matching that
-looks at data sees training data only. "as trained" is the control without alignment.
+Pairs of small transformers in the styles of ViT (digits), GPT and Llama (the help topics of Python) are trained from
+different seeds on the same data. `rg.align` aligns them with `rotate="never"` and `rotate="always"`. Heads are not tied
+to embeddings. The barrier is measured by the loss on test data, on the line in the coordinates of the first network.
+Methods with data use only training data. "as trained" is the control without alignment.
 
     export OMP_NUM_THREADS=1 OUT=docs/records/rotations.jsonl
     python benchmarks/rotations.py ViT GPT Llama --out $OUT
     python benchmarks/rotations.py ViT --only weights --pairs 10 --out $OUT
     python benchmarks/rotations.py GPT Llama --only weights --pairs 5 --out $OUT
 
-Each row is written when it is measured; rows that are there are not measured again.
+Each row is written when it is measured, and existing rows are not measured again.
 """
 
 import argparse
@@ -29,22 +29,22 @@ from regauge.alignment import ContinuousDescent, Method, MixedMatching
 from regauge.nets.transformer import GPT, Llama, ViT
 
 STEPS = 600
-"""Steps of Adam for each network."""
+"""The number of steps of Adam for each network."""
 BATCHES = 8
-"""Batches of 64 training examples that methods see which look at data."""
+"""The number of batches of 64 training examples for methods with data."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A pair, aligned in one way.
+    """A pair of networks, aligned by one method.
 
     Attributes:
         style: The architecture.
         pair: The number of the pair.
         method: The method of alignment.
         rotate: Whether the stream was rotated.
-        losses: Test losses of both ends.
-        barrier: The largest loss on the line above the line between the losses of the ends.
+        losses: The test losses of both endpoints.
+        barrier: The largest excess of the loss on the line over the interpolated losses of the endpoints.
     """
 
     style: str
@@ -56,7 +56,7 @@ class Row:
 
 
 def family(style: str) -> Family:
-    """An architecture and its data."""
+    """Return an architecture and its data."""
     images, text = digits(), help_topics()
     pictures = [(images.train_images, images.train_labels), (images.test_images, images.test_labels)]
     pieces, symbols = [windows(text.train, 32), windows(text.validation, 32)], len(text.symbols)
@@ -71,19 +71,19 @@ def family(style: str) -> Family:
 
 
 def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of classes, or of each token."""
+    """Return the cross-entropy of classes, or of each token."""
     return functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
 
 def methods() -> Iterator[tuple[str, Method]]:
-    """The methods of the table."""
+    """Return the methods of the table."""
     yield "weights", rg.WeightMatching()
     yield "mixed", MixedMatching()
     yield "descent, 100 steps", ContinuousDescent("midpoint", init=MixedMatching(), steps=100)
 
 
 def pair(one: Family, number: int) -> tuple[Params, Params]:
-    """Two networks from different seeds, trained on both halves of the data."""
+    """Return two networks from different seeds, trained on both halves of the data."""
     inputs, targets = (torch.cat(parts) for parts in zip(*one.halves, strict=True))
     whole = Family(one.name, one.module, one.lr, ((inputs, targets), one.halves[1]), one.test)
     seeds = (2 * number, 2 * number + 1)
@@ -92,7 +92,7 @@ def pair(one: Family, number: int) -> tuple[Params, Params]:
 
 
 def measure(style: str, number: int, done: set[tuple[str, int, str, str]], only: str | None) -> Iterator[Row]:
-    """The rows of a pair that are not there yet, of all methods or one."""
+    """Yield the missing rows of a pair, for all methods or one method."""
     ways = [("as trained", None, "never")]
     chosen = [(name, method) for name, method in methods() if only in (None, name)]
     ways += [(name, method, rotate) for name, method in chosen for rotate in ("never", "always")]
@@ -113,7 +113,7 @@ def measure(style: str, number: int, done: set[tuple[str, int, str, str]], only:
 
 
 def main() -> None:
-    """Measure, and print the means."""
+    """Measure the missing rows, and print the means."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("styles", nargs="*", default=["ViT", "GPT", "Llama"])
     parser.add_argument("--pairs", type=int, default=3)

@@ -1,16 +1,18 @@
-"""ScaleGMN: this library's nets against the published code, equality of outputs, seconds and memory of a training step.
+"""ScaleGMN: this library's nets compared with the published code, by outputs, seconds and memory of a training step.
 
-The nets are those that the published settings classify images of digits with: SIRENs 2-32-32-1, 64 networks, 128
-features, 4 layers, forward or in both directions. A step is forward, backward and AdamW, in single precision. Every row
-has a process of its own with one thread; seconds are CPU time, the median of some rounds after one that is not
-counted, and megabytes are the peak above what was there before the net was made. `ChainScaleGMN` computes the same
-function with the same parameters: how far its outputs are from the published ones, in double precision, relative to the
-largest, is in the first table. `ScaleGMN`, a layer of `Metanet`, is another function of the same width and depth.
+The nets have the published settings for the classification of images of digits: SIRENs 2-32-32-1, 64 networks, 128
+features, 4 layers, with forward messages or messages in both directions. A step consists of forward pass, backward pass
+and AdamW, in single precision. Every row runs in a separate process with one thread. Seconds are CPU time, as the
+median of several rounds after one warm-up round. Megabytes are the peak memory above the memory before the net was
+made. `ChainScaleGMN` computes the same function with the same parameters. The first table contains the deviation of its
+outputs from the published outputs, in double precision, relative to the largest output. `ScaleGMN`, a layer of
+`Metanet`, is another function of the same width and depth.
 
     python benchmarks/scale_gmn.py --scalegmn FOLDER [--packages FOLDER] [--rounds 3] [--reference FILE]
 
-with a checkout of jkalogero/scalegmn, and a folder with torch_geometric if that is not installed. `--reference` writes
-what the published code computes with parameters given by a formula: `tests/published_scale_gmn.json`.
+The command needs a checkout of jkalogero/scalegmn. If torch_geometric is not installed, it also needs a folder with
+this package. `--reference` writes the outputs of the published code for parameters given by a formula:
+`tests/published_scale_gmn.json`.
 """
 
 import argparse
@@ -54,7 +56,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
 
 
 def find_published(folder: Path, packages: Path | None) -> None:
-    """Make a checkout importable without its experiments, which need packages that the nets do not."""
+    """Make a checkout importable without its experiments, which need packages that the nets do not need."""
     if packages is not None:
         sys.path.insert(0, str(packages))
     import torch_geometric  # noqa: F401  # before its own look for the packages below
@@ -77,7 +79,7 @@ def find_published(folder: Path, packages: Path | None) -> None:
 
 
 def settings_of(folder: Path, name: str, widths: tuple[int, ...], **changes: Any) -> dict[str, Any]:
-    """Published settings, as the published reader completes them."""
+    """Return the published settings, completed as by the published reader."""
     text = (folder / "configs" / f"{name}.yml").read_text()
     found: dict[str, Any] = yaml.safe_load(text)["scalegmn_args"]
     found.update({**changes, "layer_layout": list(widths)})
@@ -90,7 +92,7 @@ def settings_of(folder: Path, name: str, widths: tuple[int, ...], **changes: Any
 
 
 def config_of(settings: dict[str, Any]) -> chains.ChainScaleConfig:
-    """The settings of `ChainScaleGMN` that equal published ones."""
+    """Return the settings of `ChainScaleGMN` that correspond to published settings."""
     gnn = settings["gnn_args"]
     return chains.ChainScaleConfig(
         hidden=settings["d_hid"],
@@ -124,7 +126,7 @@ def our_net(settings: dict[str, Any]) -> chains.ChainScaleGMN:
 
 
 def networks(widths: tuple[int, ...], count: int, dtype: torch.dtype = torch.float32) -> rg.Params:
-    """Networks of an MLP, by a formula."""
+    """Return networks of an MLP, computed by a formula."""
     tensors = {}
     for name, tensor in MLP(widths).state_dict().items():
         steps = torch.arange(count * tensor.numel(), dtype=torch.float64) + len(tensors)
@@ -133,7 +135,9 @@ def networks(widths: tuple[int, ...], count: int, dtype: torch.dtype = torch.flo
 
 
 def fill(net: nn.Module) -> None:
-    """Parameters by a formula, in the order of their names: sines of a step for each, of a moderate size."""
+    """Set parameters by a formula, in the order of their names: sines with a separate step for each tensor, of moderate
+    size.
+    """
     with torch.no_grad():
         for k, (_, parameter) in enumerate(sorted(net.named_parameters())):
             steps = torch.arange(parameter.numel(), dtype=torch.float64)
@@ -142,7 +146,7 @@ def fill(net: nn.Module) -> None:
 
 
 def as_published(settings: dict[str, Any], params: rg.Params) -> tuple[Any, list[Tensor], list[Tensor]]:
-    """A batch of graphs, and the weights `[networks, in, out, 1]` and biases `[networks, out, 1]` of it."""
+    """Return a batch of graphs, with its weights `[networks, in, out, 1]` and biases `[networks, out, 1]`."""
     from src.data.data_utils import get_edge_types, get_node_types, nn_to_edge_index, to_pyg_batch
     from src.scalegmn.graph_init import batch_to_graphs
     from torch_geometric.data import Batch
@@ -162,7 +166,7 @@ def as_published(settings: dict[str, Any], params: rg.Params) -> tuple[Any, list
 
 
 def names_of(net: chains.ChainScaleGMN) -> dict[nn.Module, str]:
-    """For each module of a net here, the name of that module in the published code."""
+    """Return, for each module of a net of this library, the module's name in the published code."""
     config, names = net.config, dict[nn.Module, str]()
 
     def perceptron(module: Perceptron, name: str) -> None:
@@ -218,7 +222,9 @@ def names_of(net: chains.ChainScaleGMN) -> dict[nn.Module, str]:
 
 @torch.no_grad()
 def give_parameters(net: chains.ChainScaleGMN, published: nn.Module) -> None:
-    """Set the parameters of the published net to those of one here; others have no effect."""
+    """Set the parameters of the published net to the parameters of this library's net. All other parameters have no
+    effect.
+    """
     theirs = dict(published.named_parameters())
     for module, name in names_of(net).items():
         for own, parameter in module.named_parameters():
@@ -234,7 +240,9 @@ def give_parameters(net: chains.ChainScaleGMN, published: nn.Module) -> None:
 
 @torch.no_grad()
 def compare(folder: Path, case: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Outputs of the published net and of the net here, as vectors, and the settings of the net here."""
+    """Return the outputs of the published net and of this library's net as vectors, and the settings of this library's
+    net.
+    """
     name, widths, changes = CASES[case]
     torch.set_default_dtype(torch.float64)
     settings = settings_of(folder, name, widths, d_hid=6, **changes)
@@ -254,7 +262,7 @@ def compare(folder: Path, case: str) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
 
 def train(net: nn.Module, read: Callable[[], Tensor], count: int = NETWORKS) -> Step:
-    """A step of a classifier."""
+    """Take a training step of a classifier."""
     optimizer = torch.optim.AdamW(net.train().parameters(), lr=1e-3)
     labels = torch.arange(count) % 10
 

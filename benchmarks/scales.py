@@ -1,19 +1,22 @@
-"""Positive scales and signs in weight matching: what each treatment reaches, and what it costs.
+"""Positive scales and signs in weight matching: results and costs of several treatments.
 
-ReLU networks (MLP 784-128-128-128-10 on MNIST) and a residual network with batch normalization (digits), as they
-were trained, with the second network moved by random scales of its units in [1/4, 4], and with both moved:
+The networks are ReLU networks (MLP 784-128-128-128-10 on MNIST) and a residual network with batch normalization
+(digits). They are compared as trained, with the second network transformed by random scales of its units in [1/4, 4],
+and with both networks transformed:
 
-- keep: networks compared as they are;
-- balance: both at the smallest norm of their orbits, and the element pulled back (the default);
-- match: from the result of "balance", permutation and scales chosen jointly to minimize the distance. For every
-  pair of units the factor s with the smallest `|a_in - s b_in|^2 + |a_out - b_out / s|^2`, its value as the profit of
-  an exact assignment, layer after layer. It is only here, for plain networks, because of what the table shows.
+- keep: networks are compared as stored;
+- balance: both networks are replaced by the networks of smallest norm in their orbits, and the element is transformed
+  back (the default);
+- match: from the result of "balance", permutation and scales are chosen jointly to minimize the distance. For every
+  pair of units, the factor s minimizes `|a_in - s b_in|^2 + |a_out - b_out / s|^2`, and the minimum is the profit in an
+  exact assignment, layer after layer. Only this benchmark contains the method, for plain networks, because the table
+  shows no advantage.
 
-Tanh networks of the same shape: signs and permutation chosen jointly (assignment on |C|), the permutation alone, and
-one after the other.
+Tanh networks of the same shape have signs instead of scales. Signs and permutations are chosen jointly (assignment on
+|C|), the permutations alone, or first the permutations and then the signs.
 
-The distance is between the balanced networks, so that it can be compared between rows; barriers are on test data,
-25 points, with statistics of batch normalization recomputed. Times are CPU seconds with one thread.
+Distances are measured between the balanced networks, so they can be compared between rows. Barriers are measured on
+test data at 25 points, with recomputed statistics of batch normalization. Times are CPU seconds with one thread.
 
     REGAUGE_DATA=... python benchmarks/scales.py
 """
@@ -45,7 +48,7 @@ Align = Callable[[rg.Params, rg.Params], rg.Params]
 
 @dataclass(frozen=True)
 class Study:
-    """Trained networks of one architecture, and how they are judged."""
+    """Trained networks of one architecture, with the data for their evaluation."""
 
     module: nn.Module
     symmetry: rg.Symmetry
@@ -55,7 +58,7 @@ class Study:
 
 
 def study(make: Callable[[], nn.Module], data: ImageData, training: ClassifierConfig) -> Study:
-    """Train `PAIRS` pairs."""
+    """Train `PAIRS` pairs of networks."""
     networks = []
     for seed in range(2 * PAIRS):
         torch.manual_seed(seed)
@@ -73,12 +76,12 @@ def study(make: Callable[[], nn.Module], data: ImageData, training: ClassifierCo
 
 
 def aligner(symmetry: rg.Symmetry, method: rg.WeightMatching) -> Align:
-    """Weight matching as a function of two networks."""
+    """Return weight matching as a function of two networks."""
     return lambda a, b: rg.align(a, b, symmetry, method=method).params
 
 
 def matched(symmetry: rg.Symmetry) -> Align:
-    """Permutations and scales that minimize the distance jointly, from the result of "balance"."""
+    """Return permutations and scales that jointly minimize the distance, starting from the result of "balance"."""
 
     def climb(a: rg.Params, b: rg.Params) -> rg.Params:
         left = {name: tensor.double() for name, tensor in a.items()}
@@ -103,7 +106,9 @@ def matched(symmetry: rg.Symmetry) -> Align:
 
 
 def best_factors(inner: Tensor, outer: Tensor, incoming: Tensor, outgoing: Tensor) -> tuple[Tensor, Tensor]:
-    """The best factor of every pair of units, and what it is worth: a grid of logarithms, then Newton's steps."""
+    """Return the best factor for every pair of units, and the profit at this factor, by a grid of logarithms and
+    Newton's method.
+    """
     q, t = incoming.square().sum(1), outgoing.square().sum(1)
 
     def worth(log: Tensor) -> Tensor:
@@ -122,10 +127,10 @@ def best_factors(inner: Tensor, outer: Tensor, incoming: Tensor, outgoing: Tenso
 
 
 def moved_by_scales(symmetry: rg.Symmetry, params: rg.Params, chance: torch.Generator) -> rg.Params:
-    """Random scales that leave the statistics of batch normalization as they are.
+    """Return random scales that do not change the statistics of batch normalization.
 
-    They are what balances a network of random weights, and keeps the statistics; logarithms are then brought to
-    the range of those of [1/4, 4].
+    The scales balance a network of random weights, and keep the statistics. The logarithms of the scales are then
+    scaled to the range of the logarithms of [1/4, 4].
     """
     noise = {
         name: t
@@ -146,7 +151,7 @@ def moved_by_scales(symmetry: rg.Symmetry, params: rg.Params, chance: torch.Gene
 
 
 def without_signs(symmetry: rg.Symmetry) -> rg.Symmetry:
-    """Permutations alone."""
+    """Match permutations alone."""
     groups = tuple(
         replace(g, signs=0, placements=tuple(replace(p, sign=()) for p in g.placements)) for g in symmetry.groups
     )
@@ -154,18 +159,18 @@ def without_signs(symmetry: rg.Symmetry) -> rg.Symmetry:
 
 
 def without_order(symmetry: rg.Symmetry) -> rg.Symmetry:
-    """Signs alone."""
+    """Match signs alone."""
     return replace(symmetry, groups=tuple(replace(g, is_permuted=False) for g in symmetry.groups))
 
 
 def one_after_the_other(symmetry: rg.Symmetry) -> Align:
-    """First the permutation, then the signs."""
+    """Match first the permutations, then the signs."""
     order, signs = (aligner(s, rg.WeightMatching()) for s in (without_signs(symmetry), without_order(symmetry)))
     return lambda a, b: signs(a, order(a, b))
 
 
 def table(title: str, case: Study, pairs: Sequence[tuple[rg.Params, rg.Params]], methods: dict[str, Align]) -> None:
-    """Print the mean and every pair's barrier of all methods."""
+    """Print the mean barrier and the barrier of every pair, for all methods."""
     print(f"\n{title}\n{'method':22s} {'distance':>9s} {'objective':>9s} {'seconds':>8s} {'barrier':>8s}  of each pair")
     for name, align in methods.items():
         distances, objectives, seconds, barriers = [], [], [], []
@@ -189,7 +194,7 @@ def _distance(a: rg.Params, b: rg.Params) -> float:
 
 
 def scale_tables(title: str, case: Study, has_match: bool) -> None:
-    """As trained, with the second network moved, with both moved."""
+    """Print the tables for networks as trained, with the second network transformed, and with both transformed."""
     methods = {name: aligner(case.symmetry, rg.WeightMatching(scales=name)) for name in ("keep", "balance")}  # type: ignore[arg-type]
     if has_match:
         methods["match"] = matched(case.symmetry)

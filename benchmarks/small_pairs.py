@@ -1,19 +1,20 @@
 """Cost of aligning one small pair, relative to a plain loop over layers.
 
-The loop is weight matching as it is published: for each layer the product of both networks' weights, the second one as
-the other layers permute it, and `scipy.optimize.linear_sum_assignment`, until no layer changes. It begins at the
-identity, permutes only and checks nothing. It runs to its end, and for as many sweeps as `rg.align` needed, its first
-choice of all layers included. `rg.align` runs with the permutations alone, and with all groups as it is called by
-default; `rg.alignment.align_pairs` takes many pairs at once. Networks are random: what the weights are changes the
-number of sweeps only.
+The loop is weight matching as published. For each layer, it computes the product of both networks' weights, with the
+second network permuted by all other layers, and calls `scipy.optimize.linear_sum_assignment`, until no layer changes.
+The loop begins at the identity, only permutes, and checks nothing. It runs to its end, or for as many sweeps as
+`rg.align` needs, including the first choice of all layers. `rg.align` runs with the permutations alone, and with all
+groups as by default. `rg.alignment.align_pairs` aligns many pairs at once. Networks are random, because weights change
+only the number of sweeps.
 
-Times are CPU milliseconds of one thread for a pair, the smallest of several rounds in which the ways alternate, because
-these are short enough for another process to disturb.
+Times are CPU milliseconds of one thread for a pair, as the minimum over several rounds in which the methods alternate,
+because other processes can disturb such short times.
 
     OMP_NUM_THREADS=1 python benchmarks/small_pairs.py [part of a name] [--rounds 8]
 
-With `--matchers`: pairs that weight matching and learned matchers with nets of several widths align in a second of one
-thread, in one call. The nets are hardly trained, which changes what they find and hardly the time.
+With `--matchers`, the command prints the number of pairs that weight matching and learned matchers with nets of several
+widths align in one second on one thread, in one call. The nets are hardly trained, which changes their results but
+hardly the time.
 
     OMP_NUM_THREADS=1 python benchmarks/small_pairs.py --matchers
 """
@@ -36,7 +37,7 @@ from regauge.nets.siren import Siren
 PAIRS = 20
 BATCH = 200
 WIDTHS = (64, 32, 16)
-"""Of the nets of learned matchers."""
+"""The widths of the nets of learned matchers."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ MATCHED = (
 
 
 def small_cnn() -> nn.Module:
-    """Three 3 x 3 convolutions with batch normalization, the mean over positions, linear."""
+    """Return a network of three 3 x 3 convolutions with batch normalization, the mean over positions, and a linear
+    layer.
+    """
     layers: list[nn.Module] = []
     for before, after in ((3, 16), (16, 32), (32, 32)):
         layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
@@ -75,7 +78,7 @@ class Case:
 
     @classmethod
     def of(cls, name: str, module: nn.Module, example: Tensor) -> "Case":
-        """Random pairs of an architecture."""
+        """Return random pairs of an architecture."""
         symmetry = rg.discover(module.eval(), (example,))
         generator = torch.Generator().manual_seed(0)
         pairs = [(_random(module, generator), _random(module, generator)) for _ in range(PAIRS)]
@@ -83,7 +86,7 @@ class Case:
 
 
 def _random(module: nn.Module, generator: torch.Generator) -> rg.Params:
-    """Normal weights of the usual size; gains and variances around one."""
+    """Return normal weights of the usual size, with gains and variances around one."""
     params = {}
     for name, tensor in module.state_dict().items():
         if not tensor.is_floating_point():
@@ -126,7 +129,7 @@ class Loop:
                 self._axes.setdefault(place.parameter, {})[place.axis] = group.name
 
     def __call__(self, a: rg.Params, b: rg.Params, sweeps: int = 100) -> tuple[rg.Params, int]:
-        """The moved second network, and the number of sweeps."""
+        """Return the transformed second network, and the number of sweeps."""
         perms = {name: torch.arange(size) for name, size in self._sizes.items()}
         done, is_changed = 0, True
         while is_changed and done < sweeps:
@@ -153,7 +156,7 @@ class Loop:
 
 
 def measure(case: Case, rounds: int) -> tuple[str, ...]:
-    """A row of the table."""
+    """Return a row of the table."""
     loop = Loop(case.permutations)
     ours = [len(rg.align(a, b, case.permutations).history) for a, b in case.pairs]
     theirs = [loop(a, b)[1] for a, b in case.pairs]
@@ -204,7 +207,7 @@ def measure(case: Case, rounds: int) -> tuple[str, ...]:
 
 
 def measure_matchers(rounds: int) -> None:
-    """Print pairs a second, the best of some rounds."""
+    """Print the number of aligned pairs per second, as the best of several rounds."""
     print("| networks | pairs | method | pairs a second | ms a pair | ms, all to one network |")
     print("| --- | ---: | --- | ---: | ---: | ---: |")
     for case in MATCHED:

@@ -1,10 +1,10 @@
-"""How fast a population is written and read, against folders with one file for each network.
+"""Speed of writing and reading a population, compared with folders that contain one file for each network.
 
     OMP_NUM_THREADS=1 python benchmarks/store.py [networks] [rows]
 
-CPU seconds of one thread, files in the page cache, medians of interleaved rounds. A batch is 64 networks drawn at
-random; what is returned is the same everywhere, stacked parameters by name. The second table opens a store of many
-rows, for the time and the memory that queries need.
+The tables show CPU seconds of one thread with files in the page cache, as medians of interleaved rounds. A batch
+contains 64 networks, sampled at random. All methods return stacked parameters by name. The second table opens a store
+of many rows, and shows the time and the memory of queries.
 """
 
 import json
@@ -40,7 +40,7 @@ def population(architecture: Architecture, count: int, generator: torch.Generato
 
 
 def known(start: int, count: int, generator: torch.Generator) -> list[dict[str, Any]]:
-    """What a training run would tell: settings and metrics."""
+    """Return settings and metrics as a training run would record them."""
     numbers = torch.rand(count, 6, generator=generator, dtype=torch.float64).tolist()
     return [
         {

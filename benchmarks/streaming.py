@@ -1,4 +1,4 @@
-"""Streamed alignment of Llama-style checkpoints: recovers a hidden element between two of them, in little memory.
+"""Streamed alignment of Llama-style checkpoints: it recovers a hidden element between two checkpoints in little memory.
 
     python benchmarks/streaming.py make FOLDER             # sharded bfloat16 checkpoints, 1.1 billion values each: a, b
                                                            # (a with noise, moved) and c, which is independent of both
@@ -8,7 +8,7 @@
     python benchmarks/streaming.py plain FOLDER            # a and b merged without aligning, beside copying a
     python benchmarks/streaming.py least FOLDER            # the least memory in which a plan aligns a and b
 
-`--layers 2 --hidden 256` and so on make smaller ones.
+`--layers 2 --hidden 256` and similar options make smaller checkpoints.
 """
 
 import argparse
@@ -46,7 +46,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Parse and run."""
+    """Parse the arguments, and run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("make", "measure", "check", "rotate", "plain", "least"))
     parser.add_argument("folder", type=Path)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def make(options: argparse.Namespace) -> None:
-    """Write folders a, b and c, and what moves b next to a."""
+    """Write the folders a, b and c, and the element that transforms b, next to a."""
     import transformers
 
     config = transformers.LlamaConfig(
@@ -111,7 +111,9 @@ def make(options: argparse.Namespace) -> None:
 
 
 def hidden(symmetry: rg.Symmetry, generator: torch.Generator) -> Element:
-    """A random element: orders, signs, positive scales, angles, and rotations where invertible matrices act."""
+    """Return a random element: orders, signs, positive scales, angles, and rotations for groups of invertible
+    matrices.
+    """
     element = symmetry.random(generator, ("permutation", "sign", "scale", "linear"))
     for group in symmetry.groups:
         if group.matrix == "linear":
@@ -122,7 +124,7 @@ def hidden(symmetry: rg.Symmetry, generator: torch.Generator) -> Element:
 
 
 def in_shards(shapes: dict[str, tuple[int, ...]], size: float) -> list[Shard]:
-    """The tensors, in files of about this number of bytes."""
+    """Write the tensors in files of about the given number of bytes."""
     parts: list[list[TensorSpec]] = [[]]
     for name, shape in shapes.items():
         spec = TensorSpec(name, shape, torch.bfloat16)
@@ -134,7 +136,7 @@ def in_shards(shapes: dict[str, tuple[int, ...]], size: float) -> list[Shard]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Run the commands, each in a process of its own."""
+    """Run the commands, each in a separate process."""
     a = options.folder / "a"
     base = peak_of(["-c", "import torch, transformers, regauge.cli.streaming, regauge.cli.merge"]).nbytes
     print(f"interpreter with torch, transformers and regauge imported: {base / 1e9:.3f} GB")
@@ -157,7 +159,7 @@ def measure(options: argparse.Namespace) -> None:
 
 
 class Cost(NamedTuple):
-    """Peak resident memory of a process in bytes, wall-clock seconds, seconds of processors, and what it printed."""
+    """Peak resident memory of a process in bytes, wall-clock seconds, processor seconds, and the printed output."""
 
     nbytes: int
     seconds: float
@@ -166,7 +168,7 @@ class Cost(NamedTuple):
 
 
 def peak_of(arguments: list[str]) -> Cost:
-    """Run Python with these arguments, and measure its memory and time."""
+    """Run Python with some arguments, and measure its memory and time."""
     code = (
         "import resource, subprocess, sys; code = subprocess.call([sys.executable, *sys.argv[1:]]);"
         "used = resource.getrusage(resource.RUSAGE_CHILDREN);"
@@ -183,7 +185,7 @@ def peak_of(arguments: list[str]) -> Cost:
 
 
 def plain_reading(folders: list[Path]) -> float:
-    """GB/s of reading all files once into one buffer, the second time, when they are in the page cache."""
+    """Return GB/s for reading all files once into one buffer, at the second time, with the files in the page cache."""
     buffer = bytearray(1 << 20)
     for _ in range(2):
         start, total = time.perf_counter(), 0
@@ -198,7 +200,7 @@ def plain_reading(folders: list[Path]) -> float:
 
 
 def rotate(options: argparse.Namespace) -> None:
-    """Rotate a by Hadamard matrices, and compare the processor time with that of reading and writing it alone."""
+    """Rotate a by Hadamard matrices, and compare the processor time with the time for only reading and writing a."""
     source, out, copied = options.folder / "a", options.folder / "rotated", options.folder / "copied"
     plain = [read_and_write(source, copied)]
     shutil.rmtree(out, ignore_errors=True)
@@ -222,7 +224,7 @@ print(time.process_time() - began)
 
 
 def plain(options: argparse.Namespace) -> None:
-    """Merge a and b without aligning them, and compare the processor time with that of copying a by safetensors."""
+    """Merge a and b without alignment, and compare the processor time with the time for copying a by safetensors."""
     recipe, out = options.folder / "plain.yml", options.folder / "plain"
     models = "".join(f"  - {{model: {letter}, parameters: {{weight: 0.5}}}}\n" for letter in "ab")
     recipe.write_text(f"merge_method: linear\nmodels:\n{models}dtype: bfloat16\nregauge: {{align: false}}\n")
@@ -240,7 +242,9 @@ def plain(options: argparse.Namespace) -> None:
 
 
 def least(options: argparse.Namespace) -> None:
-    """The least memory that a refusal names, with the symmetry in the cache, next to the size of the files."""
+    """Print the smallest memory that an error message names, with the symmetry in the cache, next to the size of the
+    files.
+    """
     for name, sources in {"before": options.before, "now": os.environ.get("PYTHONPATH", "")}.items():
         if sources is None:
             continue
@@ -256,7 +260,7 @@ def least(options: argparse.Namespace) -> None:
 
 
 def copy_by_safetensors(source: Path, out: Path) -> float:
-    """Read all files of a checkpoint and write them again; processor seconds that this took."""
+    """Read all files of a checkpoint and write them again. Return the processor seconds."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     start = time.process_time()
@@ -270,7 +274,7 @@ def copy_by_safetensors(source: Path, out: Path) -> float:
 
 
 def read_and_write(source: Path, out: Path) -> float:
-    """Copy every tensor of a checkpoint to a new file of its own on the disk; processor seconds that this took."""
+    """Copy every tensor of a checkpoint to a separate new file on the disk. Return the processor seconds."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     start = time.process_time()
@@ -286,7 +290,7 @@ def read_and_write(source: Path, out: Path) -> float:
 
 
 def check(options: argparse.Namespace) -> None:
-    """How far what was found is from what was hidden."""
+    """Print the difference between the found element and the hidden element."""
     planted = load_alignment(options.folder / "hidden.alignment.safetensors").element
     found = load_alignment(alignment_path(options.folder / "aligned")).element
     numbers: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Cost of whole trainings on real data on one core: populations from initialization to the end, with validation.
 
-Configs are the presets', where their length is said in a paper; MLPs 784-10-10 and small CNNs are trained for five
-epochs as the larger MLPs are. CPU seconds, and what 1,000, 10,000 and ten million networks take on one core.
+The configs are presets, if a paper states their length. MLPs 784-10-10 and small CNNs are trained for five epochs, like
+the larger MLPs. The table shows CPU seconds, and the time for 1,000, 10,000 and ten million networks on one core.
 
     REGAUGE_DATA=... OMP_NUM_THREADS=1 python benchmarks/trainings.py [part of a name, for some of the rows]
 """
@@ -20,7 +20,7 @@ EPOCHS = 5
 
 
 def configs() -> dict[str, PopulationConfig]:
-    """The trainings; only the end is kept."""
+    """Return the trainings, which store only the final networks."""
     each = {
         "MLP 30-16-16-2, UCI, 50 epochs": uci_mlps(count=2048),
         "MLP 784-10-10, MNIST, 5 epochs": replace(mnist_tiny_mlps(count=512), epochs=EPOCHS, optimizer=Adam(lr=1e-3)),
@@ -33,7 +33,7 @@ def configs() -> dict[str, PopulationConfig]:
 
 
 def span(seconds: float) -> str:
-    """A time in the unit that fits."""
+    """Return a time in a suitable unit."""
     for unit, length in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:.3g} {unit}"

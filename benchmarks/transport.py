@@ -1,14 +1,16 @@
-"""Fine-tunes carried to another base: the share of the gain that is kept, next to the same data without the fine-tune.
+"""Fine-tunes transferred to another base: the share of the gain that is preserved, compared with the same data without
+the fine-tune.
 
-Base A and base B are trained from two seeds, or B is the next release of A: trained on. A is fine-tuned to a new task.
-The gain is what the same fine-tune of B reaches on held-out examples, beyond B. Each row says which data it saw. The
-settings (ridge, rates, scales) were chosen on the pairs of `TUNING`; those of `TABLE` were run once, afterwards.
+Base A and base B are trained from two seeds, or B is the next release of A, which was trained further. A is fine-tuned
+to a new task. The gain is the improvement over B, on held-out examples, of the same fine-tune of B. Each row names the
+data that it uses. The settings (ridge, rates, scales) were chosen on the pairs of `TUNING`. The pairs of `TABLE` were
+run once, afterwards.
 
     OMP_NUM_THREADS=1 python benchmarks/transport.py --out docs/records/transport.jsonl [--only SETUP ...]
     python benchmarks/transport.py --out docs/records/transport.jsonl --table
 
-An interrupted run continues with the first row that is missing. `--networks FOLDER` keeps the trained networks, too,
-and `--rows` names the rows to be made.
+An interrupted run continues with the first missing row. `--networks FOLDER` also stores the trained networks, and
+`--rows` names the rows that are computed.
 """
 
 import argparse
@@ -39,35 +41,36 @@ from regauge.nets.transformer import GPT, Llama, ViT
 SCALES = tuple(k / 8 for k in range(33))
 """Scales that the rows of other methods try."""
 TABLE, TUNING = (10, 11, 12), (0, 1, 2)
-"""Seeds of the first bases; those of the second ones are 100 more."""
+"""Seeds of the first bases. The seeds of the second bases are larger by 100."""
 WIDTHS = "mirrored"
 """The task on which other widths are tried."""
 THESEUS = "orthogonal maps (as Theseus is described)"
 GRADFIX = "signs of gradients (as GradFix is described)"
 BATCH = 100
-"""Inputs in a batch of training without labels."""
+"""The number of inputs in a batch of training without labels."""
 CONTEXT, HELD = 32, 256
-"""Symbols in an example of a text, and the examples at its end that judge."""
+"""The number of symbols in an example of a text, and the number of examples at its end that are held out."""
 Data = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A kind of network, its tasks, and how it is trained.
+    """A kind of network, its tasks, and the settings of its training.
 
     Attributes:
-        make: A network with random weights.
+        make: A function that returns a network with random weights.
         base: The examples of the bases.
         tasks: The examples of each new task, for training and for testing.
-        steps: Steps of Adam for a base, and for a fine-tune.
-        labels: Labelled examples of the new task, and those with which training is tried.
+        steps: The numbers of steps of Adam for a base, and for a fine-tune.
+        labels: The number of labelled examples of the new task, and the number of examples with which training is
+            tried.
         lr: The learning rate of Adam.
-        batch: Examples in a step of it.
-        inputs: Inputs without labels.
-        training: Steps of training on labels, or on inputs, at most.
+        batch: The number of examples in a step of Adam.
+        inputs: The number of inputs without labels.
+        training: The largest number of training steps on labels or on inputs.
         only: The rows between two seeds that are made, for curves; all rows of both kinds of pairs by default.
-        metric: What the gain is measured in.
-        other: First bases of other widths, by the words for them.
+        metric: The metric in which the gain is measured.
+        other: First bases of other widths, by their descriptions.
     """
 
     make: Callable[[], nn.Module]
@@ -85,13 +88,13 @@ class Setup:
 
 
 def mlp(width: int = 256, hidden: int = 1) -> nn.Module:
-    """Layers of a width, of which some read others of that width."""
+    """Return the layers of an MLP of one width, some of which read other layers of this width."""
     between = [part for _ in range(hidden) for part in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), *between, nn.Linear(width, 10))
 
 
 def curve(width: int, hidden: int) -> Setup:
-    """One task at a width and a depth, without training on labels."""
+    """Return one task at a width and a depth, without training on labels."""
     return Setup(
         partial(mlp, width, hidden),
         lambda: (images()[0][0].flatten(1), images()[0][1]),
@@ -103,13 +106,13 @@ def curve(width: int, hidden: int) -> Setup:
 
 
 def images() -> tuple[Data, Data]:
-    """Digits of 8 x 8 pixels: 1,437 for training and 360 for testing."""
+    """Return digits of 8 x 8 pixels: 1,437 for training and 360 for testing."""
     found = digits()
     return (found.train_images, found.train_labels), (found.test_images, found.test_labels)
 
 
 def digit_tasks(shape: tuple[int, ...]) -> dict[str, tuple[Data, Data]]:
-    """Digits seen in a mirror, upside down, and white on black."""
+    """Return digits that are mirrored, upside down, or inverted."""
     changes: dict[str, Callable[[Tensor], Tensor]] = {
         "mirrored": lambda x: x.flip(-1),
         "upside down": lambda x: x.flip(-2),
@@ -122,7 +125,9 @@ def digit_tasks(shape: tuple[int, ...]) -> dict[str, tuple[Data, Data]]:
 
 
 def tokens(text: str) -> Data:
-    """A text as windows of symbols of Python's help, without those that it has not, and the symbols that follow."""
+    """Return a text as windows of the symbols that occur in Python's help, and the symbols that follow. Other symbols
+    are dropped.
+    """
     place = {symbol: number for number, symbol in enumerate(help_topics().symbols)}
     return windows(torch.tensor([place[symbol] for symbol in text if symbol in place]), CONTEXT)
 
@@ -133,7 +138,7 @@ def help_text() -> str:
 
 @cache
 def text_tasks() -> dict[str, tuple[Data, Data]]:
-    """Plays of Shakespeare, source code of Python's library, and Python's help in capital letters."""
+    """Return Shakespeare's plays, source code of Python's library, and Python's help in capital letters."""
     plays = tiny_shakespeare()
     sources = "".join(Path(one.__file__).read_text(encoding="utf-8") for one in (argparse, typing, tarfile, inspect))
     texts = {
@@ -152,7 +157,7 @@ def digit_data() -> Data:
 def language(
     make: Callable[[], nn.Module], steps: tuple[int, int] = (500, 125), batch: int = 32, training: int = 60
 ) -> Setup:
-    """A language model of some style, trained on Python's help."""
+    """Return a language model of some style, trained on Python's help."""
     return Setup(
         make,
         lambda: tokens(help_text()),
@@ -226,7 +231,7 @@ def train(
 
 @dataclass(frozen=True)
 class Trained:
-    """The networks of one pair of seeds, trained when they are asked for, and kept in a folder if there is one."""
+    """The networks of one pair of seeds, trained on request, and stored in a folder if one is given."""
 
     name: str
     seed: int
@@ -235,7 +240,7 @@ class Trained:
     def __call__(
         self, what: str, data: Data, steps: int, seed: int, *, module: nn.Module, start: rg.Params | None = None
     ) -> rg.Params:
-        """A network: one that is kept by this name, or one that is trained now."""
+        """Return a network: the stored network of this name, or a network that is trained now."""
         words = re.sub("[^a-z0-9]+", "-", f"{self.name} {self.seed} {what}".lower())
         path = self.folder and self.folder / f"{words}.safetensors"
         if path and path.exists():
@@ -246,7 +251,7 @@ class Trained:
         return made
 
     def bases(self) -> tuple[rg.Params, dict[str, rg.Params]]:
-        """The first base, and the second one of each kind of pair."""
+        """Return the first base, and the second base of each kind of pair."""
         setup, seed = SETUPS[self.name], self.seed
         data, (steps, _) = setup.base(), setup.steps
         base_a = self("a", data, steps, seed, module=seeded(setup.make, seed))
@@ -257,7 +262,7 @@ class Trained:
         return base_a, {"two seeds": base_b, "next release": released}
 
     def tuned(self, task: str, pair: str, start: rg.Params) -> rg.Params:
-        """The fine-tune of a base: of the first one, or of the second one of a pair."""
+        """Return the fine-tune of a base: of the first base, or of the second base of a pair."""
         setup = SETUPS[self.name]
         seed = self.seed + 100 * (pair != "a")
         return self(f"{task} {pair}", setup.tasks()[task][0], setup.steps[1], seed, module=setup.make(), start=start)
@@ -270,11 +275,11 @@ def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Measure:
-    """The gain of a network: the share of what a fine-tune of B gains on held-out examples of the new task.
+    """The gain of a network on held-out examples of the new task, as a share of the gain of a fine-tune of B.
 
     Attributes:
         judge: The held-out examples.
-        metric: What is measured.
+        metric: The measured metric.
         ends: The metric of B, and of its own fine-tune.
         facts: The task, the pair and the seed.
     """
@@ -285,7 +290,7 @@ class Measure:
     facts: dict[str, Any]
 
     def row(self, name: str, seen: str, run: Callable[[], rg.merging.TransportResult | rg.Params]) -> dict[str, Any]:
-        """Carry a change by a row of the table, and measure the result."""
+        """Transfer a change by a row of the table, and measure the result."""
         start = time.process_time()
         made = run()
         seconds = time.process_time() - start
@@ -300,7 +305,7 @@ class Measure:
 
 
 def orthogonal(moments: Any, *, is_inverse: bool = False, is_shared: bool = False) -> tuple[Tensor, Tensor]:
-    """The orthogonal map between centered activations, in the place of a ridge map."""
+    """Return the orthogonal map between centered activations, instead of a ridge map."""
     count, x, y, _, both, _ = moments.sums
     x, y, both = (y, x, both.mT) if is_inverse else (x, y, both)
     if is_shared and len(x) == len(y):
@@ -310,7 +315,7 @@ def orthogonal(moments: Any, *, is_inverse: bool = False, is_shared: bool = Fals
 
 
 def scaled(base: rg.Params, change: Mapping[str, Tensor], task: rg.Task) -> rg.Params:
-    """A base with a change, times the scale that has the least loss."""
+    """Return a base plus a change, multiplied by the scale with the smallest loss."""
 
     def at(scale: float) -> rg.Params:
         return {name: tensor + scale * change[name].to(tensor) if name in change else tensor
@@ -322,14 +327,16 @@ def scaled(base: rg.Params, change: Mapping[str, Tensor], task: rg.Task) -> rg.P
 def theseus(
     networks: tuple[rg.Params, rg.Params, rg.Params], module: nn.Module, inputs: Tensor, sym: rg.Symmetry, task: rg.Task
 ) -> rg.Params:
-    """Carry a change through orthogonal maps between activations, as arXiv 2602.12952 describes it."""
+    """Transfer a change through orthogonal maps between activations, as described in arXiv 2602.12952."""
     with patch.object(activation_maps._Moments, "map", orthogonal):
         carried, _ = activation_maps.carry_by_maps(networks, (module, module), [inputs], sym)
     return scaled(networks[2], carried.change, task)
 
 
 def gradfix(base: rg.Params, change: rg.Params, task: rg.Task) -> rg.Params:
-    """Keep of a change the entries against which most examples' gradients point, as arXiv 2510.09658 describes it."""
+    """Keep only the entries of a change that oppose the gradients of most examples, as described in arXiv
+    2510.09658.
+    """
     names = [name for name, _ in task.module.named_parameters()]
     votes = {name: torch.zeros_like(base[name]) for name in names}
     for inputs, targets in task.batches:
@@ -342,9 +349,9 @@ def gradfix(base: rg.Params, change: rg.Params, task: rg.Task) -> rg.Params:
 
 
 def rows_of(fit: Trained, is_wanted: Callable[..., bool]) -> Iterator[dict[str, Any]]:
-    """The rows of one pair of bases, of a base and its next release, and of bases of other widths, task by task.
+    """Return the rows of one pair of bases, of a base and its next release, and of bases of other widths, task by task.
 
-    A row is made if its task, pair, name and data are wanted.
+    A row is computed if its task, pair, name and data are requested.
     """
     setup, seed = SETUPS[fit.name], fit.seed
     data, (base_a, bases) = setup.base(), fit.bases()
@@ -400,7 +407,9 @@ def rows_of(fit: Trained, is_wanted: Callable[..., bool]) -> Iterator[dict[str, 
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The share of the gain that is kept, as a Markdown table for each kind of network: means over tasks and pairs."""
+    """Return the share of the gain that is preserved, as a Markdown table for each kind of network, with means over
+    tasks and pairs.
+    """
     lines = list[str]()
     for setup in dict.fromkeys(row["setup"] for row in rows if not SETUPS[row["setup"]].only):
         own = [row for row in rows if row["setup"] == setup]
@@ -418,7 +427,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def curve_table(rows: list[dict[str, Any]]) -> list[str]:
-    """The share that is kept at several widths and depths: means over pairs, as the lines of a table."""
+    """Return the share that is preserved at several widths and depths, as means over pairs, as the lines of a table."""
     ways = list(dict.fromkeys((row["row"], row["seen"]) for row in rows))
     heads = [f"{name}: {seen}" if seen != "nothing" else name for name, seen in ways]
     lines = [f"| network | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(ways)]
@@ -454,12 +463,12 @@ def main() -> None:
 
 
 def is_missing(done: Collection[tuple[str, ...]], rows: list[str] | None, *one: str) -> bool:
-    """Whether a row has no record yet, and is one of the named rows, if rows are named."""
+    """Return whether a row has no record yet. If rows are named, only named rows can be missing."""
     return one not in done and (rows is None or one[2] in rows)
 
 
 def key(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the task, pair, name and data of a row, which no other row of its seeds has."""
+    """Return the task, pair, name and data of a row, which identify it among the rows of its seeds."""
     return row["task"], row["pair"], row["row"], row["seen"]
 
 

@@ -1,10 +1,11 @@
-"""How long it takes to train, store and align 10,000 small networks with two processes.
+"""Time for training, storing and aligning 10,000 small networks with two processes.
 
     python benchmarks/uci_zoo.py [networks] [processes]
 
-MLPs 30-16-16-2 on UCI breast cancer as in the preset `uci_mlps`, 50 epochs each, of which the end is kept. Seconds on
-the clock, and CPU seconds of all processes; starting the processes counts. The networks are then aligned to the medoid
-of 64 of them, and 100 are compared before and after.
+The networks are MLPs 30-16-16-2 on UCI breast cancer as in the preset `uci_mlps`, trained for 50 epochs, of which only
+the final networks are stored. Times are wall-clock seconds, and CPU seconds of all processes, including the start of
+the processes. The networks are then aligned to the medoid of 64 networks, and 100 networks are compared before and
+after alignment.
 """
 
 import resource
@@ -40,7 +41,9 @@ def stage(name: str, total: list[float]) -> Iterator[None]:
 
 
 def barrier(folder: Path, count: int) -> str:
-    """Mean barrier between some networks of a store, the same in every store of these trajectories."""
+    """Return the mean barrier between some networks of a store, which are the same in every store of these
+    trajectories.
+    """
     store = Store.open(folder)
     task = task_on(ZooCompare(store=folder, output=folder, data="breast-cancer"), store)
     ids = store.rows["id"].argsort()[: min(count, len(store))]

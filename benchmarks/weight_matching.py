@@ -1,18 +1,18 @@
-"""Weight matching against the `rebasin` package: time, objective, and the distance to our own floor.
+"""Weight matching compared with the `rebasin` package: time, objective, and distance to a lower bound of the time.
 
-Three pairs of trained networks: an MLP 784-512-512-512-10 on MNIST, a ResNet20 of width x4 on digits, and a VGG16 on
-some images of CIFAR-10. Both programs match the same pairs in one process with one thread; times are CPU seconds
-(`time.process_time`), the median of several runs, without tracing. Objectives are computed by one function, the inner
-product of all parameters of the first network and the moved second one. The floor is what cannot be avoided with this
-method: the matrix products that were done plus the exact assignments that were solved. It is given twice: with every
-product at the GFLOP/s that this machine reaches on its own shape, and, stricter, with all of them at the GFLOP/s of
-the shape that dominates, which the small and thin ones cannot reach.
+There are three pairs of trained networks: an MLP 784-512-512-512-10 on MNIST, a ResNet20 of width x4 on digits, and a
+VGG16 on some images of CIFAR-10. Both programs match the same pairs in one process with one thread. Times are CPU
+seconds (`time.process_time`), as medians of several runs without tracing. One function computes all objectives: the
+inner product of all parameters of the first network and the transformed second network. The lower bound (floor) is the
+time of the computed matrix products plus the time of the solved exact assignments. The floor is computed in two ways.
+The first floor uses, for every product, the GFLOP/s that this machine reaches on the shape of the product. The second,
+stricter floor uses, for all products, the GFLOP/s of the dominant shape, which small and thin products cannot reach.
 
     REGAUGE_DATA=... python benchmarks/weight_matching.py [part of a name] [--git-re-basin FOLDER]
 
-FOLDER is a checkout of `themrzmaster/git-re-basin-pytorch`, which then takes part, too; its permutation specification
-is written from the groups that regauge discovers. The last row of each architecture is `rg.align` as it is called
-without settings: it balances positive scales first, and compares other weights, so its objective is another one.
+FOLDER is a checkout of `themrzmaster/git-re-basin-pytorch`, which is then also measured. Its permutation specification
+is written from the groups that regauge discovers. The last row of each architecture is `rg.align` without settings: it
+first balances positive scales and therefore compares other weights, so its objective is different.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Row:
 def trained_pair(
     name: str, make: Callable[[], nn.Module], images: Tensor, labels: Tensor, training: ClassifierConfig
 ) -> Pair:
-    """Two networks from different initializations and orders of the data."""
+    """Return two networks with different initializations and orders of the data."""
     networks = []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -88,7 +88,7 @@ def trained_pair(
 
 
 def permutations_only(symmetry: rg.Symmetry) -> rg.Symmetry:
-    """The same groups without scales and signs, which `rebasin` does not have."""
+    """Return the same groups without scales and signs, which `rebasin` does not have."""
     groups = tuple(
         replace(g, scales=0, signs=0, placements=tuple(replace(p, scale=(), sign=()) for p in g.placements))
         for g in symmetry.groups
@@ -97,12 +97,14 @@ def permutations_only(symmetry: rg.Symmetry) -> rg.Symmetry:
 
 
 def inner_product(module: nn.Module, a: rg.Params, b: rg.Params) -> float:
-    """The objective of both programs, in float64."""
+    """Return the objective of both programs, in float64."""
     return sum(float((a[name].double() * b[name].double()).sum()) for name, _ in module.named_parameters())
 
 
 def measure_ours(label: str, pair: Pair, symmetry: rg.Symmetry, **settings: Any) -> Row:
-    """Median time of `align`, and its floor; scales are kept, because the objective is of the weights as they are."""
+    """Return the median time of `align`, and its floor. Scales are kept, because the objective is computed on the
+    stored weights.
+    """
     method = rg.WeightMatching(**{"scales": "keep", **settings})
     seconds = []
     for _ in range(RUNS):
@@ -114,9 +116,10 @@ def measure_ours(label: str, pair: Pair, symmetry: rg.Symmetry, **settings: Any)
 
 
 def floor(pair: Pair, symmetry: rg.Symmetry, method: rg.WeightMatching) -> tuple[float, float]:
-    """Seconds for the products and the exact assignments of one `align`, and nothing else.
+    """Return the seconds for only the products and the exact assignments of one `align`.
 
-    First with each product at the rate of its own shape, then with all at the rate of the dominant one.
+    The first number uses, for each product, the rate of its own shape, and the second number uses the rate of the
+    dominant shape for all products.
     """
     shapes: Counter[tuple[int, int, int]] = Counter()
     solving = 0.0
@@ -147,7 +150,7 @@ def floor(pair: Pair, symmetry: rg.Symmetry, method: rg.WeightMatching) -> tuple
 
 
 def flops_per_second(rows: int, inner: int, columns: int) -> float:
-    """What a float32 product of one shape, rows against rows, reaches with one thread."""
+    """Return the rate that a float32 product of one shape, rows against rows, reaches with one thread."""
     x, y = torch.randn(rows, inner), torch.randn(columns, inner).T
     best = 0.0
     for _ in range(20):
@@ -158,7 +161,7 @@ def flops_per_second(rows: int, inner: int, columns: int) -> float:
 
 
 def measure_rebasin(pair: Pair) -> Row:
-    """Median time and median objective of `rebasin` over its random orders."""
+    """Return the median time and the median objective of `rebasin` over its random orders."""
     from rebasin import PermutationCoordinateDescent
 
     seconds, objectives = [], []
@@ -176,7 +179,7 @@ def measure_rebasin(pair: Pair) -> Row:
 
 
 def measure_git_re_basin(pair: Pair, symmetry: rg.Symmetry, folder: Path) -> Row:
-    """Median time and median objective of `git-re-basin-pytorch` over its random orders."""
+    """Return the median time and the median objective of `git-re-basin-pytorch` over its random orders."""
     sys.path.insert(0, str(folder))
     matching = importlib.import_module("utils.weight_matching")
     names = [name for name, _ in pair.module.named_parameters()]

@@ -1,15 +1,15 @@
-"""The memory of work on networks in files: announced before it begins, and measured.
+"""The memory of work on networks in files: the announced memory, and a measurement.
 
 Networks with random float32 weights are written to files and processed in memory. "announced" is the memory that the
-call announces before it begins, and "measured" is the largest resident memory of the process above the memory before
-the call. Both count the networks, all copies, and the written result. "reordered" networks are copies of the first
-network with noise, moved by a random element of the symmetry. "unrelated" networks are independent. Every row is
-measured in a process of its own.
+call announces before it begins. "measured" is the largest resident memory of the process above the memory before the
+call. Both numbers include the networks, all copies, and the written result. "reordered" networks are copies of the
+first network with noise, transformed by a random element of the symmetry. "unrelated" networks are independent. Every
+row is measured in a separate process.
 
     OMP_NUM_THREADS=1 python benchmarks/working_memory.py docs/records/working-memory.jsonl [part of a row]
     python benchmarks/working_memory.py --table docs/records/working-memory.jsonl
 
-Rows that the record has are not measured again. Linux only.
+Rows that are already in the record are not measured again. The command runs only on Linux.
 """
 
 import argparse
@@ -32,7 +32,8 @@ from regauge.nets.mlp import mlp
 from regauge.nets.transformer import GPT, Llama, initialize_transformer
 
 NOISE = 0.1
-"""The standard deviation of the noise between a network and its reordered copy, as a share of the weights'."""
+"""The standard deviation of the noise between a network and its reordered copy, as a share of the weights' standard
+deviation."""
 CALLS = {
     "align": ("aligning", 2),
     "align, permutations": ("aligning", 2),
@@ -68,7 +69,7 @@ CASES = [
 
 
 def network(name: str) -> tuple[nn.Module, Any]:
-    """A network of that name, and inputs."""
+    """Return a network of a given name, and inputs."""
     if name == "MLP":
         return mlp(2048, 3072, 3072, 2048, 10), torch.zeros(2, 2048)
     if name == "wide MLP":
@@ -87,7 +88,7 @@ def network(name: str) -> tuple[nn.Module, Any]:
 
 
 def random_network(module: nn.Module, generator: torch.Generator) -> rg.Params:
-    """Random parameters; gains and variances around one."""
+    """Return random parameters, with gains and variances around one."""
     if isinstance(module, GPT | Llama):
         params = initialize_transformer(module, generator)
     else:
@@ -103,7 +104,7 @@ def random_network(module: nn.Module, generator: torch.Generator) -> rg.Params:
 
 
 def call_of(call: str, paths: list[Path], symmetry: rg.Symmetry, out: Path, limit: str) -> Callable[[], object]:
-    """The call that is measured."""
+    """Return the measured call."""
     ways: Any = {"out": out, "memory": limit}
     chance = torch.Generator().manual_seed(0)
     if call == "align, permutations":
@@ -168,7 +169,7 @@ def _work(case: tuple[str, str, str], pipe: Any) -> None:
 
 
 def table(path: Path) -> str:
-    """The rows of a record as a table."""
+    """Return the rows of a record as a table."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     lines = [
         "| network | file | networks are | call | announced | measured | announced / measured |",

@@ -1,10 +1,11 @@
-"""R-hat and effective sample sizes of Markov chains: as they are, modulo symmetry, and as functions.
+"""R-hat and effective sample sizes of Markov chains: of parameters, of parameters up to symmetry, and of functions.
 
     OMP_NUM_THREADS=1 python examples/chain_diagnostics.py [FOLDER]
 
-Two chains each, of underdamped Langevin dynamics (`posteriors.sgmcmc.baoa`, on all data in every step), from starts of
-their own: an MLP 1-8-1 with tanh on 40 points of a sine, and a CNN on the digits 0 to 3 of scikit-learn. It needs `pip
-install 'regauge[posteriors,chains]'`. The tables in docs/measurements/bayes.md are what this prints.
+Each case has two chains of underdamped Langevin dynamics with separate starts (`posteriors.sgmcmc.baoa`, with all data
+in every step). The cases are an MLP 1-8-1 with tanh on 40 points of a sine, and a CNN on the digits 0 to 3 of
+scikit-learn. The example needs `pip install 'regauge[posteriors,chains]'`. It prints the tables in
+docs/measurements/bayes.md.
 """
 
 import sys
@@ -22,7 +23,8 @@ with warnings.catch_warnings():
     import posteriors
 
 BURN_IN, DRAWS = 0.5, 500
-"""The share of the steps that is left out at the beginning, and the number of networks that are kept of the rest."""
+"""The share of the steps that is discarded at the beginning, and the number of networks that are sampled from the
+remaining steps."""
 
 
 def sample(
@@ -35,7 +37,7 @@ def sample(
     lr: float,
     prior_std: float,
 ) -> rg.bayes.ParticlePosterior:
-    """One chain from a start of its own."""
+    """Sample one chain from its own start."""
     torch.manual_seed(seed)
     count = len(batch[0])
     start = {name: 0.5 * prior_std * torch.randn_like(value) for name, value in module.named_parameters()}
@@ -51,7 +53,7 @@ def sample(
 
 
 def mlp_case() -> tuple[nn.Module, rg.bayes.Likelihood, tuple[Tensor, Tensor], Tensor]:
-    """A small MLP, its likelihood, its data, and inputs of predictions."""
+    """Return a small MLP, its likelihood, its data, and inputs for predictions."""
     torch.manual_seed(0)
     inputs = torch.linspace(-2, 2, 40, dtype=torch.float64)[:, None]
     targets = torch.sin(2 * inputs) + 0.1 * torch.randn(40, 1, dtype=torch.float64)
@@ -60,7 +62,7 @@ def mlp_case() -> tuple[nn.Module, rg.bayes.Likelihood, tuple[Tensor, Tensor], T
 
 
 def cnn_case() -> tuple[nn.Module, rg.bayes.Likelihood, tuple[Tensor, Tensor], Tensor]:
-    """A small CNN, likewise."""
+    """Return a small CNN, its likelihood, its data, and inputs for predictions."""
     data = digits()
     few = data.train_labels < 4
     images, labels = data.train_images[few].double()[:200], data.train_labels[few][:200]
@@ -71,11 +73,11 @@ def cnn_case() -> tuple[nn.Module, rg.bayes.Likelihood, tuple[Tensor, Tensor], T
 
 
 CASES = {"mlp": (mlp_case, 60_000, 6e-2, 1.0), "cnn": (cnn_case, 40_000, 1.5e-1, 0.5)}
-"""The case, the number of steps, their size, and the prior's standard deviation."""
+"""The case, the number of steps, the step size, and the standard deviation of the prior."""
 
 
 def main() -> None:
-    """Sample, diagnose, print the tables, and draw where a folder is given."""
+    """Sample, diagnose and print the tables. If a folder is given, also draw the figures."""
     for name, (case, steps, lr, prior_std) in CASES.items():
         module, likelihood, batch, inputs = case()
         symmetry = rg.discover(module, (inputs[:4],))

@@ -1,10 +1,11 @@
-"""Two 784-512-512-512-10 MLPs trained on MNIST from different seeds: the barrier between them, before and after.
+"""Two 784-512-512-512-10 MLPs trained on MNIST from different seeds: the barrier between them before and after
+alignment.
 
     REGAUGE_DATA=folder/with/mnist .venv/bin/python examples/mnist_mlp_barrier.py
 
-Trains both (a few minutes on two cores), finds the symmetry, aligns the second network to the first, evaluates 25
-networks on the line between them, and prints a table in Markdown. Without MNIST, `--data digits` uses scikit-learn's
-digits.
+The example trains both networks (a few minutes on two cores), finds the symmetry, and aligns the second network to the
+first. It then evaluates 25 networks on the line between them, and prints a table in Markdown. Without MNIST, `--data
+digits` uses scikit-learn's digits.
 """
 
 import time
@@ -19,19 +20,19 @@ class Barrier:
     """Loss barriers between two MLPs with three hidden layers of 512 units."""
 
     data: Literal["mnist", "digits"] = "mnist"
-    """MNIST from the folder that REGAUGE_DATA names, or scikit-learn's digits."""
+    """MNIST from the folder in the environment variable REGAUGE_DATA, or scikit-learn's digits."""
     epochs: int = 5
-    """Passes over the training images."""
+    """Number of passes over the training images."""
     batch: int = 128
-    """Images per step."""
+    """Number of images per step."""
     lr: float = 2e-3
     """Largest learning rate."""
     weight_decay: float = 0.1
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     seeds: tuple[int, int] = (0, 1)
-    """Of the two networks."""
+    """Seeds of the two networks."""
     points: int = 25
-    """Networks on the line."""
+    """Number of networks on the line, including both ends."""
 
 
 def main(options: Barrier) -> None:

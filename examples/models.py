@@ -25,6 +25,6 @@ def cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def transformer() -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Two encoder layers with four heads."""
+    """A transformer encoder of two layers with four heads."""
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation="gelu")
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), (torch.randn(2, 5, 32),)

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python examples/posterior_costs.py
 
-Five disjoint pairs of mean-field posteriors of MLPs 64-32-32-10 on scikit-learn's digits, prior N(0, 0.3^2),
-temperature 0.1. The table in docs/measurements/bayes.md is what it prints.
+The example fits five disjoint pairs of mean-field posteriors of MLPs 64-32-32-10 on scikit-learn's digits, with prior
+N(0, 0.3^2) and temperature 0.1. It prints the table in docs/measurements/bayes.md.
 """
 
 from statistics import fmean, stdev
@@ -28,12 +28,12 @@ METHODS: dict[str, Any] = {
 
 
 def words(values: list[float], digits: int = 3) -> str:
-    """The mean of the pairs and its standard error."""
+    """Return the mean over pairs and its standard error as text."""
     return f"{fmean(values):.{digits}f} ± {stdev(values) / len(values) ** 0.5:.{digits}f}"
 
 
 def main() -> None:
-    """Infer, align under every cost, and print the table."""
+    """Infer the posteriors, align them under every cost, and print the table."""
     data, module = digits(), mlp(64, 32, 32, 10)
     symmetry = rg.discover(module, (data.test_images[:4],))
     test, count = split_batches(data.test_images, data.test_labels), len(data.train_labels)

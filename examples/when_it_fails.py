@@ -1,9 +1,9 @@
-"""Where alignment leaves a barrier: MLPs of digits by width, depth and length of training.
+"""Settings in which a barrier remains after alignment: MLPs of digits by width, depth and length of training.
 
     OMP_NUM_THREADS=1 python examples/when_it_fails.py
 
-Each finished cell is a line in docs/records/limits.jsonl, which a second run continues; the table and the picture in
-docs/limits.md are drawn from it (`--draw` draws only).
+Each finished cell is a line in docs/records/limits.jsonl, and a second run continues this file. The table and the
+picture in docs/limits.md are drawn from the record (`--draw` only draws).
 """
 
 import json
@@ -32,13 +32,15 @@ METHODS = ("as trained", "as trained, temperature fitted", "weights", "weights a
 
 
 def cells() -> list[dict[str, int]]:
-    """Settings of all cells: one of the three varies at a time."""
+    """Return the settings of all cells. From cell to cell, only one of width, depth and length of training differs from
+    the middle setting.
+    """
     found = [{**MIDDLE, name: value} for name, values in SWEEPS.items() for value in values]
     return [cell for k, cell in enumerate(found) if cell not in found[:k]]
 
 
 def train(cell: dict[str, int], seed: int, inputs: torch.Tensor, targets: torch.Tensor) -> nn.Module:
-    """Train one network from its seed: Adam, a rate of 0.001, batches of 128."""
+    """Train one network from its seed: Adam, a learning rate of 0.001, batches of 128."""
     torch.manual_seed(seed)
     widths = [64, *[cell["width"]] * cell["depth"]]
     hidden = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
@@ -52,7 +54,7 @@ def train(cell: dict[str, int], seed: int, inputs: torch.Tensor, targets: torch.
 
 
 def measure(cell: dict[str, int]) -> dict[str, Any]:
-    """The barriers of disjoint pairs on test images, in nats, and the accuracy of the ends."""
+    """Return the barriers of disjoint pairs on test images, in nats, and the accuracy of the endpoints."""
     data = digits()
     inputs, targets = data.train_images.flatten(1), data.train_labels
     barriers: dict[str, list[float]] = {name: [] for name in METHODS}
@@ -77,7 +79,7 @@ def measure(cell: dict[str, int]) -> dict[str, Any]:
 
 
 def table(records: list[dict[str, Any]]) -> list[str]:
-    """The lines of the table: the mean barrier of the pairs and its standard error."""
+    """Return the lines of the table: the mean barrier of the pairs and its standard error."""
     lines = [
         "| width | hidden layers | steps | accuracy | " + " | ".join(METHODS) + " |",
         "| --- " * (4 + len(METHODS)) + "|",
@@ -90,14 +92,14 @@ def table(records: list[dict[str, Any]]) -> list[str]:
 
 
 def read() -> list[dict[str, Any]]:
-    """The finished cells, in the order in which they are measured."""
+    """Return the finished cells, in the order in which they are measured."""
     lines = RECORDS.read_text().splitlines() if RECORDS.exists() else []
     done = [json.loads(line) for line in lines]
     return [one for cell in cells() for one in done if {name: one[name] for name in cell} == cell]
 
 
 def draw(records: list[dict[str, Any]]) -> None:
-    """The barrier over each of the three, the other two at their middle setting."""
+    """Draw the barrier against width, depth and length of training, with the other two at their middle setting."""
     charts = []
     for name, values in SWEEPS.items():
         rows = [one for v in values for one in records if {k: one[k] for k in MIDDLE} == {**MIDDLE, name: v}]

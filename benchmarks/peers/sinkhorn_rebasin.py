@@ -1,10 +1,10 @@
-"""One pair of MLPs aligned by the package `sinkhorn-rebasin`, in a process of its own.
+"""One pair of MLPs, aligned by the package `sinkhorn-rebasin` in a separate process.
 
-The package installs the import name `rebasin`, as another benchmarked package does, so the two cannot share a
-process; `benchmarks/methods.py` starts this one with the package on its path. Settings as its authors publish: plans
-of 20 Sinkhorn iterations at temperature 1, AdamW with learning rate 0.1, batches of 1,000, the loss at the midpoint.
-The network that moves is A, toward B. At every step of `--at` the plan is rounded and the moved network kept, so that
-one run tells what each amount of time buys.
+The package installs the import name `rebasin`, like another benchmarked package, so the two packages cannot share a
+process. `benchmarks/methods.py` starts this process with the package on its path. The settings are those that the
+authors publish: plans of 20 Sinkhorn iterations at temperature 1, AdamW with learning rate 0.1, batches of 1,000, and
+the loss at the midpoint. The package transforms network A toward B. At every step in `--at`, the plan is rounded and
+the transformed network is stored, so one run gives the results for several durations.
 
     PYTHONPATH=FOLDER python benchmarks/peers/sinkhorn_rebasin.py PAIR.safetensors OUT.safetensors --sizes 784,128,10
 """
@@ -27,7 +27,7 @@ BATCH = 1000
 
 
 def network(sizes: list[int], params: dict[str, Tensor]) -> nn.Module:
-    """A ReLU MLP with these parameters."""
+    """Return a ReLU MLP with the given parameters."""
     layers: list[nn.Module] = []
     for inside, outside in pairwise(sizes):
         layers += [nn.Linear(inside, outside), nn.ReLU()]
@@ -37,7 +37,7 @@ def network(sizes: list[int], params: dict[str, Tensor]) -> nn.Module:
 
 
 def names(params: dict[str, Tensor]) -> list[str]:
-    """In the order of the layers, each weight before its bias; a file keeps no order."""
+    """Return parameter names in the order of the layers, each weight before its bias, because a file has no order."""
     return sorted(params, key=lambda name: (int(name.split(".")[-2]), name.endswith("bias")))
 
 
