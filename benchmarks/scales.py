@@ -9,8 +9,7 @@ and with both networks transformed:
   back (the default);
 - match: from the result of "balance", permutation and scales are chosen jointly to minimize the distance. For every
   pair of units, the factor s minimizes `|a_in - s b_in|^2 + |a_out - b_out / s|^2`, and the minimum is the profit in an
-  exact assignment, layer after layer. Only this benchmark contains the method, for plain networks, because the table
-  shows no advantage.
+  exact assignment, layer after layer. Only this benchmark contains the method, and only for plain networks.
 
 Tanh networks of the same shape have signs instead of scales. Signs and permutations are chosen jointly (assignment on
 |C|), the permutations alone, or first the permutations and then the signs.
