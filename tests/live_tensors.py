@@ -17,13 +17,19 @@ class Live(TorchDispatchMode):
         self.now = self.peak = 0
         self.known: dict[int, weakref.ref[Any]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and a guard against it would cost more than counting."""
+        return False
+
     def count(self, tensor: object) -> None:
         if not isinstance(tensor, Tensor) or isinstance(tensor, FakeTensor):
             return
         storage = tensor.untyped_storage()
-        key, nbytes = storage._cdata, storage.nbytes()
+        key = storage._cdata
         if key in self.known:
             return
+        nbytes = storage.nbytes()
 
         def forget(_: object) -> None:
             del self.known[key]
@@ -35,5 +41,6 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
-        pytree.tree_map(self.count, made)
+        for tensor in (made,) if isinstance(made, Tensor) else pytree.tree_leaves(made):
+            self.count(tensor)
         return made

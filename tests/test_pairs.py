@@ -16,7 +16,7 @@ from regauge import Element, Params, Symmetry, WeightMatching
 from regauge.alignment import Method, Problem, Results
 from regauge.alignment.engine import climbs
 from regauge.alignment.engine.climbs import Pursuit
-from regauge.alignment.method import match_each
+from regauge.alignment.result import join
 from regauge.core.families import compared
 from regauge.core.params import are_copies
 from regauge.core.task import Task
@@ -39,7 +39,7 @@ class OneByOne(Method):
     """A method that knows single pairs only."""
 
     def match(self, problem: Problem) -> Results:
-        return match_each(problem, WeightMatching().match)
+        return join([WeightMatching().match(problem[k : k + 1]) for k in range(problem.pairs)])
 
 
 # --- what a loop does --------------------------------------------------------------------------------------------

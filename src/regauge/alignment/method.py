@@ -138,7 +138,7 @@ class ManyMethod(Method):
 
     def match(self, problem: Problem) -> Results:
         """Return one element for each pair, by aligning each pair as a set of two networks."""
-        return match_each(problem, self._match_two)
+        return join([self._match_two(problem[k : k + 1]) for k in range(problem.pairs)])
 
     def _match_two(self, problem: Problem) -> Results:
         found = self.match_many(ManyProblem(problem.pair(0), problem.symmetry, problem.task, problem.generator))
@@ -152,11 +152,6 @@ class ManyMethod(Method):
             moved=batch_of_one(found.params[1]),
             notes=found.notes,
         )
-
-
-def match_each(problem: Problem, match: Callable[[Problem], Results]) -> Results:
-    """Match one pair after another, for methods that can match only one pair at a time."""
-    return join([match(problem[k : k + 1]) for k in range(problem.pairs)])
 
 
 KEPT = 0.25

@@ -1,6 +1,7 @@
 """Activation matching, and mixtures of activation matching and weight matching."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,9 +14,9 @@ from regauge.alignment.activations.costs import (
 )
 from regauge.alignment.engine.frames import Frame, Scales, match_frames
 from regauge.alignment.engine.mixing import Responses, match_mixture
-from regauge.alignment.method import Method, match_each
+from regauge.alignment.method import Method
 from regauge.alignment.problem import Problem
-from regauge.alignment.result import Results
+from regauge.alignment.result import Results, join
 from regauge.checkpoints.job import FileJob
 from regauge.core.outputs import Outputs
 from regauge.core.params import batch_of_one
@@ -81,31 +82,34 @@ class ActivationMatching(Method):
         if self.max_sweeps < 1:
             raise ValueError(f"max_sweeps is {self.max_sweeps}, but at least one sweep is needed")
 
-    @property
-    def _weight(self) -> float:
-        """Return the weight of the parameters in the objective."""
-        return TIES
-
     def _phases(self, job: FileJob, task: Task) -> list[tuple[float, int]]:
         batch = int(self.activations * held_by_values(task, job.checkpoints[0].params))
         return [(self.copies, batch + RESPONSES * job.costs + job.searching)]
 
     def match(self, problem: Problem) -> Results:
         """Match each pair of networks; see `align`. The module is traced once for all pairs."""
+        return self._match_weighted(problem, (TIES,))[0]
+
+    def _match_weighted(self, problem: Problem, weights: tuple[float, ...]) -> list[Results]:
+        """Return the results for several weights of the parameters. Each pair reads the data once for all weights."""
         task = problem.require_task(self)
         traces = Traces(problem.symmetry, task.module, precision_of(problem.a, problem.b), self.outputs)
-        return match_each(problem, lambda pair: self._match_pair(pair, task, traces))
+        found = [self._match_pair(problem[k : k + 1], task, traces, weights) for k in range(problem.pairs)]
+        return [join(results) for results in zip(*found, strict=True)]
 
-    def _match_pair(self, problem: Problem, task: Task, traces: Traces) -> Results:
+    def _match_pair(self, problem: Problem, task: Task, traces: Traces, weights: tuple[float, ...]) -> list[Results]:
         """Run the ascent on activations and parameters, from the identity or from a better element for activations."""
+        known: dict[str, Responses] = {}
 
-        def match(frame: Frame) -> Results:
-            costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
-            reach = torch.tensor([costs.reach], dtype=torch.float64)
-            found = Responses(costs.symmetry, batch_of_one(costs.a), batch_of_one(costs.b), reach)
-            return match_mixture(problem, frame, found, self._weight, self.max_sweeps)
+        def match(weight: float, frame: Frame) -> Results:
+            if frame.buffers not in known:
+                known.clear()  # Statistics are large, so only those of one frame are held.
+                costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
+                a, b, reach = batch_of_one(costs.a), batch_of_one(costs.b), torch.tensor([costs.reach]).double()
+                known[frame.buffers] = Responses(costs.symmetry, a, b, reach)
+            return match_mixture(problem, frame, known[frame.buffers], weight, self.max_sweeps)
 
-        return match_frames(problem, self.scales, match)
+        return [match_frames(problem, self.scales, partial(match, weight)) for weight in weights]
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,6 @@ class MixedMatching(ActivationMatching):
                 "ActivationMatching or WeightMatching"
             )
 
-    @property
-    def _weight(self) -> float:
-        return 1 - self.share
+    def match(self, problem: Problem) -> Results:
+        """Match each pair of networks; see `align`. The module is traced once for all pairs."""
+        return self._match_weighted(problem, (1 - self.share,))[0]

@@ -1,11 +1,11 @@
 """Selection among mixed, activation and weight matching by the midpoint loss on examples that no method has seen."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from regauge.alignment.method import KEPT, require_kept
-from regauge.alignment.methods.activation_matching import ActivationMatching, MixedMatching
+from regauge.alignment.methods.activation_matching import TIES, MixedMatching
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.alignment.problem import Problem
 from regauge.alignment.result import Results
@@ -39,12 +39,10 @@ class DataMatching(MixedMatching):
         """Match each pair of networks; see `align`. Every pair gets the element that is best for this pair."""
         problem.require_task(self)
         problem, told = problem.divided(self.kept)
-        settings = {one.name: getattr(self, one.name) for one in fields(ActivationMatching)}
-        methods = (ActivationMatching(**settings), WeightMatching(scales=self.scales))
-        best = MixedMatching(**settings, share=self.share).match(problem)
+        best, activation = self._match_weighted(problem, (1 - self.share, TIES))
         lowest = problem.line_losses(best.params)
-        for method in methods:
-            other = method.match(problem)
+        for match in (lambda: activation, lambda: WeightMatching(scales=self.scales).match(problem)):
+            other = match()
             losses = problem.line_losses(other.params)
             is_lower = (losses < lowest) | (lowest.isnan() & ~losses.isnan())
             notes = other.notes if bool(is_lower.all()) else best.notes
