@@ -105,7 +105,8 @@ class ActivationMatching(Method):
             if frame.buffers not in known:
                 known.clear()  # Statistics are large, so only those of one frame are held.
                 costs = activation_costs(*frame.turnable(*problem.pair(0)), traces, task, self.statistic)
-                a, b, reach = batch_of_one(costs.a), batch_of_one(costs.b), torch.tensor([costs.reach]).double()
+                a, b = batch_of_one(costs.a), batch_of_one(costs.b)
+                reach = torch.tensor([costs.reach], dtype=torch.float64)
                 known[frame.buffers] = Responses(costs.symmetry, a, b, reach)
             return match_mixture(problem, frame, known[frame.buffers], weight, self.max_sweeps)
 
