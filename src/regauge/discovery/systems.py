@@ -33,7 +33,7 @@ def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
 class Proportions:
     """A union-find structure for linear equations. Each unknown is a multiple of one other unknown, its root.
 
-    A root can be fixed to zero, which makes all its multiples zero.
+    If a root unknown is fixed to zero, all unknowns that are multiples of this root are zero.
 
     Args:
         order: An order of the unknowns. When an equation joins two roots, the later root in this order stays free. By

@@ -165,7 +165,7 @@ def transport(
         module_a: The model of A, if A has other widths.
         logits: Whether outputs are logits, with the classes on the last axis. `logits` has an effect only without a
             task.
-        scale: The factor of the change. By default, the factor is chosen as described above, and is one without data.
+        scale: The factor of the change. By default, data choose the factor, and the factor is one without data.
         steps: The largest number of training steps, on the task or on the outputs of A's fine-tune.
         method: The method of alignment, `WeightMatching()` by default. A method may also use the inputs.
         rotate: Whether residual streams are rotated, as in `align`.

@@ -3,7 +3,7 @@ heads.
 
 The entry of head h and pair j is multiplied by the signs `s_h t_j`. All signs s together determine the best signs t,
 and all signs t determine the best signs s. A simple alternation between s and t would end in a local optimum, because
-contributions of heads with wrong signs cancel. The contribution of a single head cannot cancel. Therefore the
+contributions of heads with wrong signs cancel. If only one head contributes, nothing cancels. Therefore the
 alternation starts once from each single head or, if there are few heads, from all combinations of their signs.
 """
 

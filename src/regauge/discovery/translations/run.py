@@ -303,8 +303,8 @@ class Run:
         return Image(entries, taker.constant, (*steps, ImageStep("scale", factor=-1.0)))
 
     def _takers(self, node: Any) -> list[Taker]:
-        """Return the parameters that are added to a value and can therefore compensate for a change of the value. A
-        concatenation may have one such parameter for each of its parts.
+        """Return the parameters that are added to a value and can therefore compensate for a change of the value. Each
+        part of a concatenation may have its own parameter of this kind.
         """
         if not isinstance(node, Node) or node in self.offsets:
             return []

@@ -222,7 +222,7 @@ def image_samples(image: Tensor) -> Samples:
         image: `[channels, height, width]`.
 
     Raises:
-        ValueError: The tensor is not an image of this shape.
+        ValueError: The tensor is not an image `[channels, height, width]`.
     """
     if image.ndim != 3 or not image.is_floating_point():
         raise ValueError(

@@ -39,7 +39,7 @@ class NearSwap(VectorRule):
         require_numbers("reach", self.reach, lambda x: 0 <= x < math.inf, meaning)
 
     def factors(self, weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-        """Return the factor one for the only network."""
+        """Return the factor of each network other than the base: one, because there is only one such network."""
         return equal_shares(self, weights, count)
 
     def held(self, count: int) -> int:

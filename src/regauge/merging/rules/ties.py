@@ -23,7 +23,7 @@ class Ties(SparseRule):
         scale: The factor of the mean.
         is_normalized: Whether the agreeing entries are averaged; otherwise they are summed with the given weights.
         keeps_norm: The order (1, 2 or `math.inf`) of a norm. The kept entries are multiplied by one factor that
-            restores this norm of the task vector. None for no factor.
+            gives them this norm of the whole task vector. None for no factor.
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1. The paper keeps the largest entries of the whole

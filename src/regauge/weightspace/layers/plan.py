@@ -81,7 +81,7 @@ class ForEnds(nn.ModuleList):
     """A list of modules, one for each unit set that a block connects (each end of the block)."""
 
     def number(self, end: int) -> int:
-        """Return the index of the module for an end; all remaining ends share the last module."""
+        """Return the index of the module for one end of a block; ends without an own module share the last."""
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
