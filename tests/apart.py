@@ -1,7 +1,7 @@
-"""Commands in processes of their own, in which each change of a folder's files can be met by something.
+"""Commands in separate processes, in which a test can intercept each change of the files in a folder.
 
-The processes are forked from one that has computed nothing yet: what earlier tests left in this process, such as
-threads of autograd, which a forked process does not have, is not in them.
+The processes are forked from a process that has computed nothing yet. Therefore they contain nothing that earlier tests
+left, such as threads of autograd, which a forked process does not have.
 """
 
 import errno
@@ -22,13 +22,13 @@ PRELOADED = ["matplotlib.figure", "torch._dynamo", "regauge.cli.learn", "regauge
 CONTEXT.set_forkserver_preload(PRELOADED)
 
 Then = Literal["kill", "refuse"]
-"""What meets a change: the process is killed before it, or the system refuses it."""
+"""The event at a change: the process is killed before the change, or the system refuses the change."""
 
 
 def run_apart(
     arguments: list[str], *, then: Then | None = None, at: int = 1, most_bytes: int | None = None
 ) -> tuple[int, str, int]:
-    """Run a command in the present folder, with a state kept after every step and without pictures.
+    """Run a command in the current folder. The command saves its state after every step, and draws no pictures.
 
     Args:
         arguments: Of the command.
@@ -95,7 +95,9 @@ def _run(
 
 
 def _watcher(folder: str, meet: Callable[[str], None]) -> Callable[[str, tuple[Any, ...]], None]:
-    """What is called before each event of the interpreter, and passes on those that change files in a folder."""
+    """Return the function that is called before each event of the interpreter, and reports the events that change files
+    in a folder.
+    """
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event == "open":

@@ -17,7 +17,7 @@ REASON = "needs chromium and chromedriver (Debian: chromium chromium-driver)"
 
 @contextmanager
 def open_browser(profile: Path) -> "Iterator[webdriver.Chrome]":
-    """Chromium with a profile of its own, which finds no address but that of this machine."""
+    """Open Chromium with a separate profile, which can reach only this machine."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()

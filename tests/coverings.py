@@ -1,4 +1,4 @@
-"""Coverings: the part of a product of settings that runs in CI; `make thorough` runs the rest."""
+"""Coverings: the part of a product of settings that runs in CI. `make thorough` runs all remaining cases."""
 
 from collections.abc import Collection, Iterable
 from itertools import product
@@ -54,10 +54,10 @@ def covering(
 
 
 def every_other(names: Iterable[str], *, part: int, among: Iterable[str] | None = None) -> list[Any]:
-    """One setting, of which every second value runs in CI: the even ones or the odd ones.
+    """Return the values of one setting, of which every second value runs in CI: the even or the odd values.
 
-    Laws over the same values that take both parts meet every value together. Values are counted `among` others where
-    laws have different ones.
+    Two laws over the same values that take both parts together test every value. If laws have different values, the
+    values are counted `among` a common list.
     """
     names = list(names)
     place = {name: k for k, name in enumerate(names if among is None else among)}

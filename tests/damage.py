@@ -1,4 +1,4 @@
-"""Files with random damage: documents whose values are others, and how what reads them is held to its bounds."""
+"""Files with random damage: documents with changed values, and bounds that their readers must keep."""
 
 import json
 import resource
@@ -15,19 +15,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 SECONDS, NBYTES = 10, 3 << 30
-"""What one file may take: seconds of the processor, which other work on a machine does not lengthen, and memory."""
+"""The limits for reading one file: processor seconds, which other work on the machine does not lengthen, and memory."""
 PHASES = [Phase.generate]
-"""Without a search for a smaller example of a fault: there are few changes, and what is read may be slow."""
+"""Settings without a search for a smaller failing example, because there are few changes and reading may be slow."""
 EXAMPLES = [pytest.param(40), pytest.param(2000, marks=pytest.mark.thorough)]
-"""How many files are tried."""
+"""The number of files that are tried."""
 ODD: list[Any] = [
     None, True, -1, 0, 1, 2**31, 2**63, 10**12, 10**400, 0.5, -0.0, 1e308, "", "w", "\x1b[31m", "(a|aa)+x", "../../x",
     "/dev/zero", [], [[]], {}, {"a": {}}, ["w"] * 50, [10**9, 10**9],
 ]  # fmt: skip
-"""What takes the place of a value."""
+"""The values that replace a value of a document."""
 VALUES = st.sampled_from([*ODD, "remove"]) | st.integers() | st.text(max_size=5)
 LIMITED = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is limited on Linux alone")
-"""For tests in which memory is bounded."""
+"""A mark for tests in which memory is bounded."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,10 @@ class Kind:
 
 
 def check_kind(kind: Kind, folder: Path, examples: int) -> None:
-    """Read a right document, and then many with other values: each is read, or refused by name, and some are refused.
+    """Read a valid document, and many documents with changed values. Each is read, or refused with its name, and some
+    are refused.
 
-    That the right one is read says that the others reach what they are meant for.
+    Reading the valid document shows that the changed documents reach the code under test.
     """
     document = json.loads(json.dumps(kind.right(folder)))
     kind.use(kind.read(folder, document))
@@ -86,7 +87,9 @@ def check_kind(kind: Kind, folder: Path, examples: int) -> None:
 
 
 def damage_bytes(read: Callable[[Path], object], path: Path, examples: int) -> list[str]:
-    """Read a file with other bytes in some places, or cut off, many times; what refusals say: there are some."""
+    """Read a file many times with changed bytes or a missing end. Return the messages of refusals, of which there must
+    be some.
+    """
     content, refused = path.read_bytes(), list[str]()
 
     @settings(max_examples=examples, derandomize=True, deadline=None, database=None, phases=PHASES)
@@ -109,7 +112,7 @@ def damage_bytes(read: Callable[[Path], object], path: Path, examples: int) -> l
 
 @contextmanager
 def bounded(refused: list[str]) -> Iterator[None]:
-    """Little memory above what is held, and little time; a refusal is a sentence, which is added to a list."""
+    """Check that memory above the current memory and time stay small. The sentence of a refusal is added to a list."""
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (held + NBYTES, before[1]))
@@ -125,7 +128,7 @@ def bounded(refused: list[str]) -> Iterator[None]:
 
 
 def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where the values of a document are."""
+    """Return the paths of the values of a document."""
     yield place
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
@@ -133,7 +136,7 @@ def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def _changed(document: Any, places: list[int], values: list[Any]) -> Any:
-    """A document with other values in some places."""
+    """Return a document with changed values in some places."""
     document = json.loads(json.dumps(document))
     for number, value in zip(places, values, strict=True):
         found = list(_places(document))

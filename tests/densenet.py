@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 
 class DenseLayer(nn.Module):
-    """Norm, ReLU, 1 x 1 convolution, norm, ReLU, 3 x 3 convolution; its `growth` channels are appended."""
+    """Norm, ReLU, 1 x 1 convolution, norm, ReLU, 3 x 3 convolution. The `growth` output channels are appended to the
+    input.
+    """
 
     def __init__(self, in_channels: int, growth: int, bottleneck: int) -> None:
         super().__init__()

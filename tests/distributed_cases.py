@@ -22,7 +22,7 @@ def net() -> nn.Sequential:
 
 
 def symmetry() -> Symmetry:
-    """The orders of the hidden units of the network."""
+    """Return the permutations of the hidden units of the network."""
     inner = {f"2.{name}": ("h",) for name in ("weight", "bias", "running_mean", "running_var")}
     axes = {"0.weight": ("h", None), "0.bias": ("h",), **inner, "3.weight": (None, "h")}
     return Symmetry.from_axes(axes, kinds={"h": "permutation"})
@@ -37,7 +37,7 @@ def save_alone(state: dict[str, object], folder: Path) -> Path:
 
 
 def load_alone(like: Params, folder: Path, inside: str | None = None) -> Params:
-    """The tensors that torch loads from a folder, for names, shapes and dtypes of others."""
+    """Return the tensors that torch loads from a folder, given names, shapes and dtypes."""
     state: Params = {name: torch.full_like(tensor, 7) for name, tensor in like.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -49,9 +49,9 @@ def load_alone(like: Params, folder: Path, inside: str | None = None) -> Params:
 
 
 def save_in_four(folder: Path) -> None:
-    """Write with four processes: `fully` is a training of FSDP, `mesh` a network cut along both axes, `shards` that one
-    as safetensors, and `trained` what a trainer keeps at the top level.
-    """  # fmt: skip
+    """Write a folder with four processes: `fully` is a training of FSDP, `mesh` is a network cut along two axes,
+    `shards` is this network as safetensors, and `trained` is the state that a trainer stores at the top level.
+    """
     subprocess.run([sys.executable, __file__, str(folder)], check=True, capture_output=True)
 
 

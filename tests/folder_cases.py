@@ -65,7 +65,7 @@ class FolderCase:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, seed: int) -> nn.Module:
-        """A random model in evaluation mode, away from its initial values."""
+        """Return a random model in evaluation mode, far from its initial values."""
         config = getattr(transformers, self.config)(**self.settings)
         torch.manual_seed(seed)
         model: nn.Module = getattr(transformers, self.model)(config).eval()
@@ -81,21 +81,23 @@ class FolderCase:
         return model
 
     def save(self, folder: Path, seed: int, *, shard: str = "1GB") -> Any:
-        """Save a random model; returns it."""
+        """Save a random model, and return it."""
         model: Any = self.build(seed)
         model.save_pretrained(folder, max_shard_size=shard)
         return model
 
 
 def open_clean(folder: str | Path, kind: Any = transformers.AutoModelForCausalLM) -> Any:
-    """The model that transformers reads from a folder, which must find every parameter and no other."""
+    """Return the model that transformers reads from a folder; transformers must find exactly the expected
+    parameters.
+    """
     model, report = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     return model.eval()
 
 
 def logits(model: nn.Module) -> Tensor:
-    """What a small language model says of some tokens."""
+    """Return the logits of a small language model for some tokens."""
     tokens = torch.randint(3, 24, (2, 6), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         found: Tensor = model(tokens).logits
@@ -103,7 +105,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 def first_tensor(output: Any) -> Tensor:
-    """The first floating-point tensor of an output."""
+    """Return the first floating-point tensor of an output."""
     for value in output.values() if isinstance(output, Mapping) else output:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value
@@ -111,17 +113,17 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def causal(family: str, **settings: Any) -> FolderCase:
-    """A decoder with the usual names of settings."""
+    """Return a case of a decoder with the usual names of settings."""
     return FolderCase(f"{family}ForCausalLM", f"{family}Config", DECODER | settings)
 
 
 def masked(family: str, **settings: Any) -> FolderCase:
-    """An encoder of text."""
+    """Return a case of a text encoder."""
     return FolderCase(f"{family}ForMaskedLM", f"{family}Config", DECODER | settings)
 
 
 def image(family: str, **settings: Any) -> FolderCase:
-    """A classifier of images."""
+    """Return a case of an image classifier."""
     return FolderCase(f"{family}ForImageClassification", f"{family}Config", settings)
 
 
@@ -324,7 +326,7 @@ LOOPS: dict[str, FolderCase] = {
         moe_topk=2,
     ),
 }
-"""Mixtures that are loops over the experts that some token chose."""
+"""Mixtures of experts whose code loops over the experts that some token chose."""
 MORE: dict[str, FolderCase] = {
     "jetmoe": causal("JetMoe", kv_channels=4, **FOUR),
     "glm4 lite": causal("Glm4MoeLite", **ROUTED | LATENT | {"num_key_value_heads": 4}),
@@ -360,5 +362,5 @@ MORE: dict[str, FolderCase] = {
         },
     ),
 }
-"""Experts whose tokens are sorted, and inputs that are neither text nor single images nor waves."""
+"""Mixtures that sort tokens by expert, and models whose inputs are neither text, single images nor waveforms."""
 CASES = DENSE | MIXTURES | LOOPS | MORE

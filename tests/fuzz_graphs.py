@@ -1,4 +1,4 @@
-"""Random networks: a seed draws a graph of operators, parameters in odd places included.
+"""Random networks: a seed determines a graph of operators, including parameters in unusual places.
 
 Every operator is a function `(net, values, rng) -> step`; a step is `(net, values) -> tensor`. An operator that
 does not fit the shapes at hand raises `Skip`. Run `python tests/fuzz_graphs.py FIRST LAST` for more seeds.
@@ -20,11 +20,11 @@ LIMIT = 6_000
 
 
 class Skip(Exception):
-    """The operator does not apply here."""
+    """An error: the operator cannot be applied here."""
 
 
 class RandomNet(nn.Module):
-    """A network drawn from a seed.
+    """A network generated from a seed.
 
     Args:
         seed: Decides everything.
@@ -58,7 +58,7 @@ class RandomNet(nn.Module):
         return [values[k] for k in self.heads]
 
     def new(self, *shape: int) -> str:
-        """The name of a parameter: a new one, or now and then one of this shape that is used already."""
+        """Return the name of a parameter: a new parameter, or sometimes an existing parameter of the same shape."""
         known = [name for name, t in self.weights.items() if tuple(t.shape) == shape]
         if known and self.rng.random() < 0.12:
             return self.rng.choice(known)
@@ -69,7 +69,7 @@ class RandomNet(nn.Module):
         return name
 
     def layer(self, module: nn.Module) -> str:
-        """The name of a new submodule."""
+        """Return the name of a new submodule."""
         name = f"m{len(self.layers)}"
         self.layers[name] = module
         return name
@@ -96,7 +96,7 @@ class RandomNet(nn.Module):
 
 
 def _pick(values: list[Tensor], rng: random.Random, ndim: int = 2) -> int:
-    """A value to work on: mostly the last one."""
+    """Return a value to work on, mostly the last value."""
     fitting = [k for k, v in enumerate(values) if v.ndim >= ndim]
     if not fitting:
         raise Skip
@@ -104,12 +104,12 @@ def _pick(values: list[Tensor], rng: random.Random, ndim: int = 2) -> int:
 
 
 def _axis(x: Tensor, rng: random.Random, first: int = 1) -> int:
-    """An axis, mostly not the batch."""
+    """Return an axis, mostly not the batch axis."""
     return rng.randrange(first, x.ndim)
 
 
 def unary(function: Callable[[Tensor], Tensor]) -> Callable[..., Step]:
-    """An operator without parameters."""
+    """Apply an operator without parameters."""
 
     def make(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
         k = _pick(values, rng)
@@ -124,7 +124,7 @@ def activation(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step
 
 
 def over_axis(functions: tuple[Callable[[Tensor, int], Tensor], ...]) -> Callable[..., Step]:
-    """One of several operators along a random axis."""
+    """Apply one of several operators along a random axis."""
 
     def make(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
         k, function = _pick(values, rng), rng.choice(functions)
@@ -147,7 +147,7 @@ def binary(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def residual(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """x + act(x W + b)"""
+    """Compute x + act(x W + b)."""
     k, function = _pick(values, rng), rng.choice(ACTIVATIONS)
     n = values[k].shape[-1]
     w, b = net.new(n, n), net.new(n)
@@ -173,7 +173,7 @@ def linear_on_axis(net: RandomNet, values: list[Tensor], rng: random.Random) -> 
 
 
 def transposed_weight(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """A weight that some other layer may have used the other way round."""
+    """Use a weight that another layer may have used in transposed form."""
     k = _pick(values, rng)
     n = values[k].shape[-1]
     known = [name for name, t in net.weights.items() if t.ndim == 2 and t.shape[0] == n]
@@ -184,7 +184,7 @@ def transposed_weight(net: RandomNet, values: list[Tensor], rng: random.Random) 
 
 
 def sandwich(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """One square parameter on two axes, or with itself."""
+    """Use one square parameter on two axes, or multiply it by itself."""
     k = _pick(values, rng)
     n = values[k].shape[-1]
     w, kind = net.new(n, n), rng.randrange(5)
@@ -200,14 +200,14 @@ def sandwich(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def changed_weight(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """A linear layer whose weight is a function of a parameter."""
+    """Apply a linear layer whose weight is a function of a parameter."""
     k, n, function = _pick(values, rng), rng.choice(WIDTHS), rng.choice(WEIGHT_MAPS)
     w = net.new(n, values[k].shape[-1])
     return lambda net, v: functional.linear(v[k], function(net.weights[w]))
 
 
 def block_weight(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """Two blocks of one parameter, which share no row and no column, in two places."""
+    """Use two blocks of one parameter, which have no row and no column in common, in two places."""
     k, m = _pick(values, rng), rng.choice(WIDTHS)
     n = values[k].shape[-1]
     w, kind = net.new(m + n, n + m), rng.randrange(3)
@@ -219,7 +219,7 @@ def block_weight(net: RandomNet, values: list[Tensor], rng: random.Random) -> St
 
 
 def summed_weight(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """A reduction of a parameter, used as a bias or a gain."""
+    """Use a reduction of a parameter as a bias or a gain."""
     k, m = _pick(values, rng), rng.choice(WIDTHS)
     n, reduce = values[k].shape[-1], rng.choice((torch.mean, torch.amax, torch.sum))
     w = net.new(m, n) if rng.random() < 0.5 else net.new(n, m)
@@ -232,7 +232,7 @@ def summed_weight(net: RandomNet, values: list[Tensor], rng: random.Random) -> S
 
 
 def gain(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """A parameter along one axis: multiplied, added, compared, divided by."""
+    """Use a parameter along one axis: multiply, add, compare or divide by it."""
     k = _pick(values, rng)
     axis, kind = _axis(values[k], rng), rng.randrange(6)
     shape = [-1 if j == axis else 1 for j in range(values[k].ndim)]
@@ -249,7 +249,7 @@ def gain(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def table(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """A parameter of the value's whole shape without the batch: a position table."""
+    """Use a parameter with the whole shape of the value except the batch: a position table."""
     k = _pick(values, rng)
     w = net.new(*values[k].shape[1:])
     if rng.random() < 0.3:
@@ -258,7 +258,7 @@ def table(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def constant(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """A fixed tensor along one axis, from a buffer or made on the way."""
+    """Use a fixed tensor along one axis, from a buffer or created in the forward pass."""
     k = _pick(values, rng)
     axis = _axis(values[k], rng)
     n = values[k].shape[axis]
@@ -275,7 +275,7 @@ def constant(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 class Holder(nn.Module):
-    """A buffer."""
+    """A module that contains a buffer."""
 
     def __init__(self, value: Tensor, is_persistent: bool) -> None:
         super().__init__()
@@ -356,7 +356,9 @@ def recurrent(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def attention(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """Heads by hand: fused or separate projections, softmax or not, over the right or a wrong axis."""
+    """Apply attention written without torch's attention: fused or separate projections, with or without softmax, over
+    the right or a wrong axis.
+    """
     k = _pick(values, rng, 3)
     if values[k].ndim != 3:
         raise Skip
@@ -394,7 +396,7 @@ def attention(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def bilinear(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """Products of activations."""
+    """Compute products of activations."""
     a = _pick(values, rng, 3)
     kind = rng.randrange(4)
     if kind == 0:
@@ -442,7 +444,7 @@ def reshape(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def pieces(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """Parts of an axis: chunks, splits, slices, selections, and their recombinations."""
+    """Use parts of an axis: chunks, splits, slices, selections, and their recombinations."""
     k = _pick(values, rng)
     x = values[k]
     axis = _axis(x, rng)
@@ -501,7 +503,7 @@ def copying(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def indexing(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """Fixed and computed indices, sorting, and the largest entries."""
+    """Use fixed and computed indices, sorting, and the largest entries."""
     k = _pick(values, rng)
     x = values[k]
     axis, kind = _axis(x, rng), rng.randrange(9)
@@ -529,7 +531,7 @@ def indexing(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def in_place(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """Writes into copies, whole and in part."""
+    """Write into copies, as a whole and in part."""
     k = _pick(values, rng)
     x = values[k]
     axis, kind = _axis(x, rng), rng.randrange(6)
@@ -595,7 +597,7 @@ def padding(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def entry(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """A first layer, so that there are units to move."""
+    """Apply a first layer, whose units can be permuted."""
     if values[0].ndim == 4:
         w, b = net.new(rng.choice(WIDTHS), values[0].shape[1], 3, 3), None
         b = net.new(net.weights[w].shape[0])
@@ -606,7 +608,7 @@ def entry(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
 
 
 def readout(net: RandomNet, values: list[Tensor], rng: random.Random) -> Step:
-    """A last linear layer on one axis, or on all."""
+    """Apply a last linear layer on one axis, or on all axes."""
     k = _pick(values, rng)
     x = values[k]
     if rng.random() < 0.4 and x[0].numel() < 400:
@@ -786,7 +788,7 @@ OPERATORS: dict[str, tuple[Callable[..., Step], float]] = {
 
 
 def unsound(seed: int, length: int = 9) -> tuple[int, str]:
-    """Discover one random network without the numeric self-check; how many groups, and what is wrong."""
+    """Discover one random network without the numerical check. Return the number of groups, and the faults."""
     import regauge as rg
 
     net = RandomNet(seed, length)
@@ -805,7 +807,7 @@ def unsound(seed: int, length: int = 9) -> tuple[int, str]:
 
 
 def _is_rounding(net: RandomNet) -> bool:
-    """Whether an output is made of rounding errors (a centered axis summed up), so that it proves nothing."""
+    """Return whether an output consists of rounding errors (a sum over a centered axis), which proves nothing."""
     generator = torch.Generator().manual_seed(0)
     probe = Probe(net, net.inputs, {}, None)
     params = perturb(probe.params, set(probe.buffers), generator)
@@ -815,7 +817,7 @@ def _is_rounding(net: RandomNet) -> bool:
 
 
 def main(first: int, last: int) -> int:
-    """Report every unsound seed in a range."""
+    """Report every seed in a range for which discovery is wrong."""
     import traceback
 
     groups, bad = 0, 0

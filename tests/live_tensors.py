@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of tensors that are alive."""
+    """A counter of the bytes of tensors that are alive."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every public method with settings, and networks to match."""
+"""Every public method with settings, and networks for matching."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ from regauge.alignment.joint import role_symmetry
 
 
 def two_students(seed: int, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Symmetry, Params, Params, rg.Task]:
-    """Two networks that fit the same teacher, and the task that they share."""
+    """Return two networks that fit the same teacher, and their task."""
     module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2)).to(dtype)
     symmetry = rg.discover(module, (torch.zeros(1, 3, dtype=dtype),), verify=False)
     a = drawn(symmetry, seed, dtype)
@@ -36,7 +36,9 @@ class Parameters(rg.Task):
 
 
 def distance_task(target: Params) -> rg.Task:
-    """The mean squared distance from a network, for methods that descend on a loss under any symmetry."""
+    """Return the mean squared distance from a network as a task, for methods that descend on a loss under any
+    symmetry.
+    """
     task = Parameters(nn.Identity(), [], nn.functional.mse_loss)
     return replace(task, batches=[(torch.zeros(1), task.run(target, None))])
 
@@ -67,7 +69,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: mlp(nn.Identity()),
     "nested": lambda: Heads(),
 }
-"""Modules with a group of every kind that their input of 6 features allows."""
+"""Modules that contain every kind of group that is possible with an input of 6 features."""
 
 
 def mlp(activation: nn.Module) -> nn.Module:
@@ -76,7 +78,7 @@ def mlp(activation: nn.Module) -> nn.Module:
 
 @cache
 def module_case(name: str) -> tuple[nn.Module, Tensor, Symmetry]:
-    """A module, inputs and its symmetry, in float64."""
+    """Return a module, its inputs and its symmetry, in float64."""
     torch.manual_seed(0)
     module = MODULES[name]().double().eval()
     inputs = torch.randn(5, 4, 6, dtype=torch.float64) if name == "nested" else torch.randn(40, 6, dtype=torch.float64)
@@ -88,7 +90,7 @@ def outputs(module: nn.Module, params: Params, inputs: Tensor) -> Tensor:
 
 
 def teacher_task(module: nn.Module, params: Params, inputs: Tensor) -> rg.Task:
-    """The task of computing what a network computes."""
+    """Return the task of reproducing the outputs of a network."""
     batches = [(x, outputs(module, params, x).detach()) for x in inputs.split(len(inputs) // 2)]
     return rg.Task(module, batches, nn.functional.mse_loss)
 
@@ -118,7 +120,7 @@ EVERY: dict[str, Method] = {
         ("parameters", "magnitudes", "parameters"), weights=(1.0, 0.5, 0.0)
     ),
 }
-"""Every public method with settings under which it is fast; those that are not named here with their defaults."""
+"""Every public method with settings that make it fast. Methods that are not listed have their default settings."""
 EVERY |= {
     name: row.load()() for name, row in METHODS.items() if row.load() not in {type(method) for method in EVERY.values()}
 }
@@ -136,7 +138,7 @@ def needs_data(method: Method) -> bool:
 
 
 def reads_activations(method: Method) -> bool:
-    """Whether the task must be one of a module that has the symmetry."""
+    """Return whether the method needs the task of a module with the symmetry."""
     inner = [one for value in vars(method).values() for one in (value if isinstance(value, tuple) else (value,))]
     matching = (rg.ActivationMatching, rg.alignment.MixedMatching)
     return isinstance(method, matching) or any(reads_activations(one) for one in inner if isinstance(one, Method))
@@ -147,7 +149,7 @@ def task_for(method: Method, target: Params) -> rg.Task | None:
 
 
 def network_for(method: Method, params: Params) -> Any:
-    """A network as the method takes it: as it is, or a tuple of dictionaries."""
+    """Return a network in the form that the method accepts: unchanged, or a tuple of dictionaries."""
     if not method.joint_roles:
         return params
     parts = [params, *({n: t.roll(k) for n, t in params.items()} for k in range(1, len(method.joint_roles)))]
@@ -156,12 +158,12 @@ def network_for(method: Method, params: Params) -> Any:
 
 
 def _size(tensor: Tensor) -> Tensor:
-    """Positive numbers; booleans stay, which have no size."""
+    """Return the absolute values of numbers. Booleans do not change."""
     return tensor if tensor.dtype == torch.bool else tensor.abs() + 0.1
 
 
 def moved_by(method: Method, symmetry: Symmetry, element: rg.Element, network: Any) -> Any:
-    """The network moved by an element, each dictionary of it according to its role."""
+    """Return the network transformed by an element, where the role of each dictionary determines its transformation."""
     if not method.joint_roles:
         return symmetry.act(element, network)
     roles = zip(method.joint_roles, network, strict=True)
@@ -169,7 +171,7 @@ def moved_by(method: Method, symmetry: Symmetry, element: rg.Element, network: A
 
 
 def tensors_of(network: Any) -> dict[str, Tensor]:
-    """All tensors of a network or of a tuple of dictionaries."""
+    """Return all tensors of a network or of a tuple of dictionaries."""
     if isinstance(network, tuple):
         return {f"{k}/{name}": tensor for k, params in enumerate(network) for name, tensor in params.items()}
     return dict(network)

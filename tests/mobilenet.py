@@ -17,7 +17,9 @@ SETTINGS: tuple[tuple[int, int, int, int], ...] = (
 
 
 class InvertedResidual(nn.Module):
-    """Expand by a 1 x 1 convolution, filter depthwise, project without an activation; add where shapes agree."""
+    """Expand by a 1 x 1 convolution, filter depthwise, and project without an activation. The input is added if the
+    shapes are equal.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, expansion: int) -> None:
         super().__init__()

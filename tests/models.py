@@ -1,8 +1,8 @@
-"""One list of architectures in small configurations, with the groups that a person would name in each.
+"""A list of architectures in small configurations, with the groups that a person would name in each architecture.
 
-`expected` writes them as text: `S16` permutes 16 units, `GL6` is all invertible 6 x 6 matrices, `O10` all
-rotations of 10 units; `S8^4` has one independent copy in each of 4 blocks; `3*S16` are three such groups.
-`scales`, `signs` and `shifts` count the families over all groups, permuted or not.
+The field `expected` writes the groups as text. `S16` permutes 16 units, `GL6` contains all invertible 6 x 6 matrices,
+and `O10` contains all rotations of 10 units. `S8^4` has an independent copy in each of 4 blocks, and `3*S16` stands for
+three such groups. `scales`, `signs` and `shifts` are the numbers of families over all groups, permuted or not.
 """
 
 import warnings
@@ -76,7 +76,7 @@ class Sine(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A classifier on the mean over time of a recurrent network."""
+    """A classifier that reads the mean over time of a recurrent network."""
 
     def __init__(self, cell: type[nn.RNNBase], hidden: int = 12, **options: Any) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Recurrent(nn.Module):
 
 
 class CellLoop(nn.Module):
-    """A recurrent cell unrolled by hand."""
+    """A recurrent cell in a loop over time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class GatedMLP(nn.Module):
 
 
 class TiedAutoencoder(nn.Module):
-    """The decoder is the transpose of the encoder."""
+    """An autoencoder whose decoder is the transpose of the encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class TiedAutoencoder(nn.Module):
 
 
 class ScalarGates(nn.Module):
-    """Residual branches, each multiplied by a parameter without axes, as in ReZero."""
+    """Residual branches that are multiplied by parameters without axes, as in ReZero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class ScalarGates(nn.Module):
 
 
 class CalledTwice(nn.Module):
-    """The same layer twice in a row."""
+    """A network that calls the same layer twice in a row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class ShuffleUnit(nn.Module):
 
 
 class SkipNeRF(nn.Module):
-    """An MLP that reads its input again half way."""
+    """An MLP whose middle layer reads the input again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class SkipNeRF(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Channels weighted by a small network of their means."""
+    """Channels that are multiplied by the outputs of a small network of channel means."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,22 +240,22 @@ class Encoder(nn.Module):
 
 
 def normal(*shape: int) -> Callable[[], tuple[Any, ...]]:
-    """One input of standard normal values."""
+    """Return one input of standard normal values."""
     return lambda: (torch.randn(shape, generator=torch.Generator().manual_seed(0)),)
 
 
 def tokens(vocabulary: int = 17, length: int = 6) -> Callable[[], tuple[Any, ...]]:
-    """One input of token numbers."""
+    """Return one input of token ids."""
     return lambda: (torch.randint(0, vocabulary, (2, length), generator=torch.Generator().manual_seed(0)),)
 
 
 def mlp(act: type[nn.Module]) -> Callable[[], nn.Module]:
-    """5 -> 16 -> 12 -> 3."""
+    """Return an MLP with widths 5, 16, 12 and 3."""
     return lambda: nn.Sequential(nn.Linear(5, 16), act(), nn.Linear(16, 12), act(), nn.Linear(12, 3))
 
 
 def plain_cnn() -> nn.Module:
-    """Two convolutions, a flatten, two linear layers."""
+    """Return a network of two convolutions, a flatten, and two linear layers."""
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Flatten()),
         *(nn.Linear(12 * 2 * 2, 20), nn.ReLU(), nn.Linear(20, 3)),
@@ -263,7 +263,7 @@ def plain_cnn() -> nn.Module:
 
 
 def grouped_cnn(groups: int, out: int) -> Callable[[], nn.Module]:
-    """A grouped convolution between two plain ones."""
+    """Return a network with a grouped convolution between two ordinary convolutions."""
     return lambda: nn.Sequential(
         *(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, out, 3, padding=1, groups=groups), nn.ReLU()),
         *(nn.Conv2d(out, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
@@ -271,12 +271,12 @@ def grouped_cnn(groups: int, out: int) -> Callable[[], nn.Module]:
 
 
 def small_unet() -> nn.Module:
-    """Two resolutions, attention with a context at the coarser one."""
+    """Return a U-Net with two resolutions and attention to a context at the coarser resolution."""
     return UNet(2, channels=(8, 16), blocks=1, depths=(0, 1), head_size=4, context=6, groups=4)
 
 
 def hugging(model: str, config: str | None = None, /, **options: Any) -> Callable[[], nn.Module]:
-    """A model of `transformers` from a configuration alone."""
+    """Return a model of `transformers`, built from a configuration."""
 
     def make() -> nn.Module:
         with warnings.catch_warnings():
@@ -620,7 +620,7 @@ CASES = (
 
 
 def symmetry_of(case: Case) -> rg.Symmetry:
-    """The symmetry of a case, found once for all tests of a process that need no check of it."""
+    """Return the symmetry of a case. It is discovered once for all tests of a process that need no check."""
     return _symmetry_of(case.name)
 
 

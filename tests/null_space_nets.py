@@ -1,4 +1,4 @@
-"""Architectures whose null space is compared with the group that is found, each with few parameters."""
+"""Architectures with few parameters, whose null space is compared with the discovered group."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -46,7 +46,7 @@ def words(count: int = 21, length: int = 5) -> Callable[[], tuple[Any, ...]]:
 
 
 class Residual(nn.Module):
-    """A stem and a residual block of a CNN, with a norm behind each convolution."""
+    """The stem and a residual block of a CNN, with a norm after each convolution."""
 
     def __init__(self, norm: Callable[[], nn.Module], act: Callable[[Tensor], Tensor] = functional.relu) -> None:
         super().__init__()
@@ -63,7 +63,9 @@ class Residual(nn.Module):
 
 
 class Inverted(nn.Module):
-    """An inverted residual: expand, depthwise, squeeze, as in mobile networks; with excitation."""
+    """An inverted residual with expansion, depthwise convolution, squeeze-and-excitation and projection, as in mobile
+    networks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +101,7 @@ class ConvNext(nn.Module):
 
 
 class Dense(nn.Module):
-    """Features of all earlier layers side by side, as in DenseNet."""
+    """Concatenated features of all earlier layers, as in DenseNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +137,7 @@ class UNet(nn.Module):
 
 
 class Film(nn.Module):
-    """A field whose units a code scales and shifts."""
+    """A neural field whose units are scaled and shifted by a code."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ class Film(nn.Module):
 
 
 class Adaptive(nn.Module):
-    """A block of a diffusion transformer, whose shifts, factors and gates a code determines."""
+    """A block of a diffusion transformer, where a code determines shifts, factors and gates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ class Adaptive(nn.Module):
 
 
 class Gabor(nn.Module):
-    """A field of sines under bells, as in WIRE."""
+    """A neural field of sines multiplied by Gaussian bells, as in WIRE."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +189,7 @@ class Gabor(nn.Module):
 
 
 class Fourier(nn.Module):
-    """A field of random features with ReLU layers and a skip, as for radiance fields."""
+    """A neural field of random Fourier features with ReLU layers and a skip connection, as for radiance fields."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +204,7 @@ class Fourier(nn.Module):
 
 
 class Mixer(nn.Module):
-    """A layer over tokens and one over channels."""
+    """A layer over tokens and a layer over channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,7 +222,7 @@ class Mixer(nn.Module):
 
 
 class DeepSet(nn.Module):
-    """A function of a set: each element by itself, their mean, and the largest."""
+    """A function of a set: it reads each element separately, their mean, and their maximum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +235,7 @@ class DeepSet(nn.Module):
 
 
 class Messages(nn.Module):
-    """Two rounds of messages over the edges of a graph that is given as a matrix."""
+    """Two rounds of messages over the edges of a graph, which is given as a matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -251,7 +253,7 @@ class Messages(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """Attention without softmax: positive features of queries and keys."""
+    """Attention without softmax, with positive features of queries and keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +269,7 @@ class LinearAttention(nn.Module):
 
 
 class DecayingStates(nn.Module):
-    """States that decay by a factor of each head; a convolution along the time reads one projection (Mamba-2)."""
+    """States that decay by a factor of each head, where a convolution along time reads one projection (Mamba-2)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +292,7 @@ class DecayingStates(nn.Module):
 
 
 class ExponentialFactors(nn.Module):
-    """Factors of a branch, of channels and of the outputs, all exponentials of parameters."""
+    """Factors of a branch, of channels and of the outputs, which are exponentials of parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +307,7 @@ class ExponentialFactors(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """A few latent rows read a sequence, as in Perceiver."""
+    """Attention of a few latent rows to a sequence, as in Perceiver."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,7 +324,7 @@ class CrossAttention(nn.Module):
 
 
 class Gated(nn.Module):
-    """A normalized gated layer, as in SwiGLU blocks."""
+    """A gated layer after a norm, as in SwiGLU blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -411,7 +413,7 @@ SMALL = (
     *(("plain networks", name) for name in ("rows of classes", "maxout", "FiLM")),
     *(("CNNs", name) for name in ("batch norm", "group norm", "fused FiLM", "context")),
 )
-"""Networks of the test of translations, with the family that each belongs to."""
+"""Networks from the test of translations, each with its family of architectures."""
 PICTURES = normal(2, 2, 5, 5)
 # Each is small, so that all of its values can be varied.
 CASES: dict[str, NullSpaceCase] = {
@@ -639,5 +641,5 @@ LIMITS = {
     "ModernBERT": (GAIN, 1),
     "Swin": (GAIN, 1),
 }
-"""Dimensions of architectures that are named, and not found."""
+"""The numbers of dimensions, by architecture, that have a known cause but that discovery does not find."""
 CASES |= {name: replace(CASES[name], limit=limit) for name, limit in LIMITS.items()}

@@ -1,4 +1,4 @@
-"""Pages of results with the numbers that they are made of, among them names that are longer than a phone is wide."""
+"""Pages of results with their numbers, including names that are wider than the screen of a phone."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -96,11 +96,11 @@ PAGES: dict[str, tuple[Callable[[str | Path], str], dict[str, Any]]] = {
     "predictor": (predictor_page, PREDICTED),
     "autoencoder": (autoencoder_page, ENCODED),
 }
-"""Pages with the numbers that they are made of."""
+"""Pages with the numbers that they show."""
 
 
 def many_groups(count: int) -> Symmetry:
-    """A chain of layers with a group between any two, a stream along all of them, and frozen ends."""
+    """Return a chain of layers with a group between any two layers, a stream along all layers, and frozen ends."""
     layers = {f"blocks.{k}.{LONG[0]}" if k == 1 else f"blocks.{k}": k for k in range(count)}
     axes = {
         f"{layer}.weight": (f"h{k + 1}" if k < count - 1 else None, f"h{k}" if k else None)
@@ -120,7 +120,7 @@ def many_groups(count: int) -> Symmetry:
 
 
 def _mapped() -> dict[str, Any]:
-    """The facts of two implementations of a network, with a long name and a tensor that is not in A."""
+    """Return the facts about two implementations of a network, with a long name and a tensor that A lacks."""
     chance = torch.Generator().manual_seed(0)
     a = {f"layers.{k}.{LONG[0]}": torch.randn(8, 4, generator=chance) for k in range(3)}
     b = {f"{k}.packed": one.T for k, one in enumerate(a.values())} | {"new": torch.randn(4, 4, generator=chance)}
@@ -129,7 +129,7 @@ def _mapped() -> dict[str, Any]:
 
 
 def make_pages(folder: Path) -> Iterator[tuple[str, str]]:
-    """Every page but that of the demo, with the name of its template."""
+    """Return every page except the page of the demo, with the name of its template."""
     for name, (make, numbers) in PAGES.items():
         path = folder / f"{name}.json"
         path.write_text(json.dumps(numbers))

@@ -23,7 +23,7 @@ class Sine(nn.Module):
 
 
 class Exponential(nn.Module):
-    """Multiply units by exponentials of parameters."""
+    """A network that multiplies units by exponentials of parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def each_pair(part: int, of: int = 3) -> pytest.MarkDecorator:
-    """Nets with kinds of posteriors: laws that take different parts meet all of them together."""
+    """Return pairs of nets and kinds of posteriors. Laws with different parts together test all pairs."""
     return pytest.mark.parametrize(("name", "kind"), covering(NETS, KINDS, part=part, of=of))
 
 
@@ -161,7 +161,9 @@ def is_close(a: Params, b: Params, atol: float = 1e-10) -> bool:
 
 
 def dense(posterior: Posterior, names: list[str]) -> tuple[Tensor, Tensor]:
-    """The mean `[n]` and a root `[n, noise]` of the full covariance of a Gaussian, by sampling at unit noise."""
+    """Return the mean `[n]` and a root `[n, noise]` of the full covariance of a Gaussian, computed by sampling at unit
+    noise.
+    """
     noise = posterior.draw(1, generator(0))
     size = sum(tensor.numel() for tensor in noise.values())
     columns = torch.eye(size + 1, size, dtype=torch.float64).split([t.numel() for t in noise.values()], 1)

@@ -24,7 +24,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 @cache
 def sirens() -> tuple[nn.Module, rg.Symmetry, Params, Tensor]:
-    """Small sine networks, and what they compute at the points of a grid."""
+    """Return small sine networks, and their outputs at the points of a grid."""
     module = Siren(2, 8, 1, depth=1, omega=3.0, generator=generator())
     chance = generator(1)
     networks = {

@@ -1,8 +1,10 @@
-"""A second device made of CPU memory, so that tensors which meet on two devices are found where there is only one.
+"""A second device made of CPU memory, which detects tensors of two devices in one operation, even on a machine without
+a GPU.
 
-Tensors that were brought to the device carry a mark, and so does everything that is computed from them. What CUDA
-refuses is refused: operands on two devices, but for numbers without axes and indices into a tensor of the device;
-arrays of numpy; random numbers from a generator of another device; matrix products of integers. It sees one thread.
+Tensors that are moved to the device carry a mark, and so do all tensors that are computed from them. The device refuses
+everything that CUDA refuses: operands on two devices (except scalars and indices into a tensor of the device), numpy
+arrays, random numbers from a generator of another device, and matrix products of integers. The device reports one
+thread.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,14 +32,15 @@ COPYING = (Tensor.copy_, Tensor.cpu, Tensor.to, Tensor.type_as, torch._has_compa
 
 
 class TwoDevicesError(RuntimeError):
-    """Operands on two devices."""
+    """An error that is raised for operands on two devices."""
 
 
 class PretendDevice(TorchFunctionMode):
-    """While it is entered, `tensor.to(DEVICE)` marks a copy, and operators refuse to mix marked with other tensors.
+    """A context in which `tensor.to(DEVICE)` marks a copy, and operators refuse to combine marked with unmarked
+    tensors.
 
-    `left` has the numbers of values of the tensors that were brought back to the CPU, and `waits` counts how often the
-    CPU waited for values, those that decide a branch or a shape among them.
+    `left` contains the numbers of entries of the tensors that were moved back to the CPU. `waits` counts how often the
+    CPU waited for values, including values that decide a branch or a shape.
     """
 
     def __init__(self) -> None:
@@ -57,7 +60,7 @@ class PretendDevice(TorchFunctionMode):
         self._one_thread.stop()
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is on the device."""
+        """Return whether a tensor is on the device."""
         return _unwrapped(tensor) in self._marked
 
     def adopt(self, module: nn.Module) -> None:
@@ -66,7 +69,7 @@ class PretendDevice(TorchFunctionMode):
             self._mark(tensor)
 
     def bring(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of tensors on the device."""
+        """Return copies of tensors on the device."""
         return {name: self._mark(tensor.clone()) for name, tensor in params.items()}
 
     def __torch_function__(
@@ -117,7 +120,7 @@ class PretendDevice(TorchFunctionMode):
     def _target(
         self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any], operands: list[Tensor], *, is_marked: bool
     ) -> bool:
-        """Whether the result is on the device; a device that was asked for becomes the CPU."""
+        """Return whether the result is on the device. A requested device is replaced by the CPU."""
         if func is Tensor.cpu:
             return False
         if func is Tensor.to:
@@ -157,7 +160,9 @@ class PretendDevice(TorchFunctionMode):
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors of nested tuples, lists and dictionaries; torch's own function for this takes half of the time."""
+    """Return the tensors in nested tuples, lists and dictionaries. Torch's own function would take half of the time of
+    the tests.
+    """
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -172,7 +177,7 @@ def _is_device(value: object) -> bool:
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:
-    """What `torch.func.vmap` and its like have wrapped."""
+    """Return the tensor that `torch.func.vmap` and similar functions have wrapped."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor

@@ -1,4 +1,4 @@
-"""A progress that remembers what it was told."""
+"""A progress display that records all calls."""
 
 from dataclasses import dataclass, field
 

@@ -1,7 +1,8 @@
-"""One small module or more for every operator that has a rule.
+"""At least one small module for every operator that has a rule.
 
-A case is a function `(m, h, g) -> result` between layers: `h` and `g` are two hidden tensors of the same shape, and
-`m.p(*shape)` is a parameter of that shape. `CASES` says for each where it stands and what may act on the units of `h`.
+A case is a function `(m, h, g) -> result` between layers. `h` and `g` are two hidden tensors of the same shape, and
+`m.p(*shape)` is a parameter of a given shape. For each case, `CASES` states the shape of the hidden tensors, and the
+groups that may act on the units of `h`.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,9 @@ UNITS = {"rows": 6, "tokens": 6, "line": 8, "image": 8, "volume": 4}
 
 
 class Case(NamedTuple):
-    """An operator in its place, and the kinds of groups on the units before it ("frozen" where there is none)."""
+    """An operator with the shape of its input, and the kinds of groups on the units before it ("frozen" without a
+    group).
+    """
 
     where: str
     expected: str
@@ -53,7 +56,7 @@ class Between(nn.Module):
             self(self.inputs)
 
     def p(self, *shape: int, tag: str = "") -> Tensor:
-        """A parameter of a shape, the same one at each call; another one for another tag."""
+        """Return a parameter of a shape. Calls with the same tag return the same parameter."""
         key = "_".join(map(str, ("p", *shape))) + tag
         if key not in self.held:
             fan_in = max(1, int(torch.Size(shape[1:]).numel()))
@@ -81,13 +84,13 @@ def add(where: str, expected: str, /, **operators: Operator) -> None:
 
 
 def one(names: str, where: str, expected: str) -> None:
-    """Operators of one tensor."""
+    """Return cases for operators of one tensor."""
     for name in names.split():
         add(where, expected, **{name: partial(_unary, getattr(ops, name))})
 
 
 def _but_four(h: Tensor) -> Tensor:
-    """The four largest of six units, the others masked."""
+    """Mask all but the four largest of six units."""
     chosen = torch.zeros_like(h).scatter(-1, h.topk(4, -1).indices, 1)
     return h.masked_fill(~chosen.bool(), -torch.inf)
 
@@ -762,7 +765,9 @@ def _state(h: Tensor, size: int = 4, count: int = 1) -> Tensor:
 
 
 def _projected(m: Between, ways: int) -> list[Tensor]:
-    """Weights of an LSTM of four units, projected to three, with biases for one way and without for two."""
+    """Return weights of an LSTM of four units, projected to three, with biases for one direction and without biases for
+    two.
+    """
     weights = [m.p(16, 6), m.p(16, 3), *([m.p(16), m.p(16, tag="b")] if ways == 1 else []), m.p(3, 4)]
     return [*weights, *(w.flip(0) for w in weights)] if ways == 2 else weights
 
@@ -881,7 +886,7 @@ BAGS = torch.tensor([[0, 1], [1, 2], [3, 0], [1, 1], [2, 2]])
 
 
 def _to(h: Tensor, rows: Tensor = ROWS_TO) -> Tensor:
-    """Positions of whole rows, as `scatter` takes them."""
+    """Return positions of whole rows, in the form that `scatter` accepts."""
     return rows.view(-1, 1).expand(-1, h.shape[1])
 
 
@@ -1038,7 +1043,7 @@ add(
 
 
 def _turned(h: Tensor) -> Tensor:
-    """A grid that a fixed matrix turns."""
+    """Rotate a grid by a fixed matrix."""
     space = h.ndim - 2
     matrix = 0.7 * torch.eye(space, space + 1, dtype=h.dtype).roll(1, 0)
     return fn.affine_grid(matrix.expand(len(h), -1, -1), list(h.shape), align_corners=False)

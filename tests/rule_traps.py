@@ -1,6 +1,7 @@
-"""Modules made to mislead the rules: bases that are not the same index, positions used as numbers, zeros, ties.
+"""Modules that are designed to mislead the rules: equal-looking bases, positions used as numbers, zeros, and ties.
 
-`ROWS` are functions of the module and of rows, `TOKENS` of rows of tokens. What discovery finds in them is true.
+`ROWS` are functions of the module and of rows, and `TOKENS` are functions of rows of tokens. The groups that discovery
+finds in these modules must be correct.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ Forward = Callable[[Any, Tensor], Any]
 
 
 class Seen:
-    """A module, and the names by which something asked for its parts."""
+    """A module that records the names by which its parts are accessed."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.names = module, set[str]()
@@ -26,9 +27,10 @@ class Seen:
 
 
 class Trap(nn.Module):
-    """Parameters of many shapes, of which a forward pass written in a function takes some; the others are dropped.
+    """Parameters of many shapes. A forward pass, written as a function, uses some of them, and all other parameters are
+    removed.
 
-    Tracing takes time for each of them.
+    Tracing takes time for each parameter.
     """
 
     def __init__(self, forward: Forward, inputs: Tensor) -> None:
@@ -275,7 +277,7 @@ def set_crossed(m: Any, x: Tensor) -> Any:
 
 
 def left(m: Any, x: Tensor, count: int, fill: float) -> Tensor:
-    """Scores of which all but the largest are masked."""
+    """Return scores of which all but the largest are masked."""
     h = m.router(x)
     chosen = torch.zeros_like(h).scatter(-1, h.topk(count, -1).indices, 1)
     return h.masked_fill(~chosen.bool(), fill)
@@ -1050,7 +1052,7 @@ def scattered_from_units(m: Any, x: Tensor) -> Any:
 
 
 def windows_of_units(m: Any, x: Tensor) -> Any:
-    """Windows of units beside the units that they begin with."""
+    """Combine windows of units with the first units of the windows."""
     h = m.fc1(x).relu()
     return m.head(h * h.unfold(-1, 2, 1)[..., 0].sum(-1, keepdim=True) + m.gain)
 
@@ -1062,36 +1064,38 @@ def overlapping_windows(m: Any, x: Tensor) -> Any:
 
 
 def blocks_and_units(m: Any, x: Tensor) -> Any:
-    """The same units as blocks without overlap, and one by one."""
+    """Read the same units as blocks without overlap, and one by one."""
     h = m.fc1(x).relu()
     return m.head(h * h.unfold(-1, 2, 2).sum(-1).repeat_interleave(2, -1))
 
 
 def filtered_units(m: Any, x: Tensor) -> Any:
-    """Units filtered over their own axis."""
+    """Filter units along their own axis."""
     h = m.fc1(x).tanh()
     return m.head(torch.fft.irfft(torch.fft.rfft(h) * m.gain[:5], n=8))
 
 
 def magnitudes_of_frequencies(m: Any, x: Tensor) -> Any:
-    """Spectra over rows: absolute values keep the order of the units, and not the signs of two of them in a product."""
+    """Compute spectra over rows. Absolute values preserve the order of units, but not the signs of two units in a
+    product.
+    """
     spectrum = torch.fft.fft(m.fc1(x), dim=0)
     return m.head(spectrum.abs() + (spectrum * spectrum.roll(1, -1)).abs())
 
 
 def mixed_frequencies(m: Any, x: Tensor) -> Any:
-    """Real parts of a transform of both axes, as in FNet."""
+    """Compute real parts of a transform of two axes, as in FNet."""
     h = m.fc1(x)
     return m.head(fn.layer_norm(h + torch.fft.fftn(h, dim=(-2, -1)).real, (8,)))
 
 
 def frequencies_of_phases(m: Any, x: Tensor) -> Any:
-    """Angles do not know positive scales, but signs."""
+    """Compute angles, which do not depend on positive scales, but on signs."""
     return m.head(torch.fft.fft(m.fc1(x).tanh() * m.gain, dim=0).angle())
 
 
 def zeros_beside_part(m: Any, x: Tensor) -> Tensor:
-    """Zeros are read as state at first, and pieces of another layout afterwards."""
+    """Use zeros first as a state, and later as parts of another layout."""
     h = m.fc2(torch.cat([x[:, :3], x.new_zeros(6, 5)], 1)).tanh()
     result: Tensor = m.head(m.fc2(torch.cat([x[:, :3], h[:, :5]], 1)).tanh())
     return result
@@ -1132,7 +1136,7 @@ def zeros_divided_into(m: Any, x: Tensor) -> Tensor:
 
 
 def zeros_twice(m: Any, x: Tensor) -> Tensor:
-    """One constant is read by two layers whose states are mixed in different ways."""
+    """Use one constant in two layers whose states are mixed in different ways."""
     start = torch.cat([x[:, :4], x.new_zeros(6, 4)], 1)
     a, b = m.fc2(start).tanh(), torch.nn.functional.linear(start, m.w88).relu()
     return m.head(torch.cat([a[:, :4], b[:, 4:]], 1) + m.fc2(torch.cat([x[:, :4], a[:, 4:]], 1)))
@@ -1143,7 +1147,7 @@ def _rows_to(x: Tensor, rows: tuple[int, ...] = (0, 2, 1, 0, 2, 0)) -> Tensor:
 
 
 def scatter_product(m: Any, x: Tensor) -> Any:
-    """Three, one and two factors: no scale and no sign is the same for all."""
+    """Multiply three, one and two factors, such that no common scale and no common sign exists."""
     h = m.fc1(x).relu() + 0.1
     return m.head(torch.ones(3, 8, dtype=x.dtype).scatter_reduce(0, _rows_to(x), h, "prod"))
 
@@ -1164,7 +1168,7 @@ def scatter_mean_with_number(m: Any, x: Tensor) -> Any:
 
 
 def scatter_rows_by_unit(m: Any, x: Tensor) -> Any:
-    """Each unit goes to other rows."""
+    """Scatter each unit to different rows."""
     index = torch.arange(48).view(6, 8) % 3
     return m.head(x.new_zeros(3, 8).scatter_add(0, index, m.fc1(x).relu()))
 
@@ -1175,7 +1179,7 @@ def scatter_multiplied(m: Any, x: Tensor) -> Any:
 
 
 def scatter_by_values(m: Any, x: Tensor) -> Any:
-    """Where rows go depends on the units."""
+    """Scatter rows to positions that depend on the units."""
     h = m.fc1(x)
     index = (h > 0.3).long().sum(1, keepdim=True).clamp(max=2).expand(-1, 8)
     return m.head(x.new_zeros(3, 8).scatter_add(0, index, h.relu()))
@@ -1221,7 +1225,7 @@ def bag_of_chosen_units(m: Any, x: Tensor) -> Any:
 
 
 def city_blocks(m: Any, x: Tensor) -> Any:
-    """Signs keep the sum of magnitudes, rotations do not."""
+    """Compute sums of magnitudes, which signs preserve and rotations do not."""
     return torch.cdist(m.fc1(x), m.w88, p=1.0) @ m.o.T
 
 
@@ -1252,7 +1256,7 @@ def distances_of_pairs(m: Any, x: Tensor) -> Any:
 
 
 def normed_as_a_whole(m: Any, x: Tensor) -> Any:
-    """Scales of single rows change the norm of all."""
+    """Compute one norm of all rows, which scales of single rows change."""
     weight = torch._weight_norm(m.w88, m.scalar, -1)
     return m.head(fn.linear(m.fc1(x).relu(), weight).relu())
 
@@ -1279,7 +1283,7 @@ def solved(m: Any, x: Tensor) -> Any:
 
 
 def middle_of_dead_units(m: Any, x: Tensor) -> Any:
-    """Equal entries: their order decides."""
+    """Compute the median of equal entries, whose order decides."""
     return m.emb[m.fc1(x).relu().median(1).indices] @ m.table
 
 
@@ -1288,7 +1292,7 @@ def rank_of_dead_units(m: Any, x: Tensor) -> Any:
 
 
 def lower_middle(m: Any, x: Tensor) -> Any:
-    """Of an even number the lower one is taken: no sign passes."""
+    """Compute the median of an even number of entries, which is the lower one, so signs do not pass."""
     return m.head(m.fc1(x).median(0).values.tanh() + m.fc1(x).tanh().mode(0).values)
 
 

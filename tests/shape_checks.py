@@ -1,4 +1,4 @@
-"""The type checker of the tests: argument types and tensors' shapes of the library proper, checked as it runs."""
+"""The type checker of the tests: argument types and tensor shapes of the library are checked at run time."""
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
@@ -9,11 +9,12 @@ MODULES = (
     "regauge.canonical",
     "regauge.relaxed",
 )
-"""Modules whose annotations are checked; others take elements whose sizes are not known yet, or refuse bad input."""
+"""Modules whose annotations are checked. Other modules accept elements with unknown sizes, or refuse bad input
+themselves."""
 
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 
 def install() -> None:
-    """Check annotations in modules that are imported from now on."""
+    """Check annotations in all modules that are imported later."""
     install_import_hook(list(MODULES), "shape_checks.check")

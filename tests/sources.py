@@ -17,13 +17,15 @@ FILES = {path.relative_to(SOURCE): path.read_text(encoding="utf-8") for path in 
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """The syntax tree of a file, read when a test wants it: most workers need only those of packages."""
+    """Return the syntax tree of a file, which is read on first use, because most workers need only the trees of
+    packages.
+    """
     return ast.parse(FILES[path])
 
 
 @cache
 def nodes() -> dict[Path, tuple[ast.AST, ...]]:
-    """All nodes of the syntax trees of all files. While they are made, no collection of garbage looks through them."""
+    """Return all nodes of the syntax trees of all files. Garbage collection is disabled while they are created."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -34,13 +36,15 @@ def nodes() -> dict[Path, tuple[ast.AST, ...]]:
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a file."""
+    """Return the dotted name of a file."""
     parts = ("regauge", *path.with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def public_names() -> Iterator[str]:
-    """Names that packages list in a stub or `__all__`; what a package and one within it list counts once."""
+    """Yield the names that packages list in a stub or `__all__`. A name in a package and in a subpackage counts
+    once.
+    """
     listed: dict[str, set[str]] = {}
     for path in sorted((path for path in FILES if path.name == "__init__.py"), key=lambda path: len(path.parts)):
         package = module_of(path)
@@ -60,4 +64,4 @@ def public_names() -> Iterator[str]:
 
 
 PUBLIC = set(public_names())
-"""All public names, among them functions that have the names of their files, such as `regauge.discovery.discover`."""
+"""All public names, including functions that have the names of their files, such as `regauge.discovery.discover`."""

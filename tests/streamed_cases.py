@@ -1,4 +1,4 @@
-"""Pairs of networks in files, which are matched there and in memory."""
+"""Pairs of networks in files, which are matched from the disk and in memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,14 @@ class Pair:
         return make_plan(self.symmetry, [dtypes, dtypes], memory=memory, balances=balances)
 
     def smaller(self) -> Plan:
-        """The first plan that does not have everything in memory."""
+        """The first plan that does not hold everything in memory."""
         return self.plan(self.plan(UNLIMITED).peak - 1)
 
 
 def pair_of(name: str, folder: Path, noise: float = 0.02, dtype: torch.dtype = torch.float64) -> Pair:
-    """A network and a copy of it, moved by a hidden element and with noise; unrelated ones for infinite noise."""
+    """Return a network and a noisy copy that a hidden element has transformed. With infinite noise, the networks are
+    unrelated.
+    """
     case, generator = BY_NAME[name], torch.Generator().manual_seed(1)
     torch.manual_seed(0)
     module = case.module().eval()

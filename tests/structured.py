@@ -1,4 +1,4 @@
-"""Networks with buffers that no training changes: masks, permutations, tables, indices."""
+"""Networks with buffers that training does not change: masks, permutations, tables, and indices."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ class Masked(nn.Linear):
 
 
 class Chosen(Masked):
-    """The same with a mask that chooses."""
+    """A layer like `Masked`, with a mask that selects entries."""
 
     def masked(self) -> Tensor:
         return self.weight.masked_fill(~self.mask, 0.0)
@@ -39,7 +39,7 @@ def made(
     activation: Callable[[], nn.Module] = nn.ReLU,
     dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
-    """A masked autoencoder of four variables, whose output k depends on inputs before k alone."""
+    """Return a masked autoencoder of four variables, whose output k depends only on inputs before k."""
     inputs = torch.arange(4)
     masks = (degrees[:, None] >= inputs, degrees[:, None] >= degrees, inputs[:, None] > degrees)
     layers = [layer(mask.to(dtype)) for mask in masks]
@@ -47,7 +47,7 @@ def made(
 
 
 class Coupling(nn.Module):
-    """A coupling of RealNVP behind a permutation of the variables."""
+    """A coupling layer of RealNVP after a permutation of the variables."""
 
     order: Tensor
 
@@ -63,7 +63,7 @@ class Coupling(nn.Module):
 
 
 class Triangular(nn.Module):
-    """The invertible linear map of Glow, by triangular factors."""
+    """The invertible linear map of Glow, given by triangular factors."""
 
     order: Tensor
     lower: Tensor
@@ -106,7 +106,7 @@ class Positions(nn.Module):
 
 
 class Indexed(nn.Module):
-    """Outputs that an index reorders, and fixed frequencies of what comes in."""
+    """Outputs that an index reorders, and fixed frequencies of the inputs."""
 
     index: Tensor
     frequencies: Tensor
@@ -142,14 +142,14 @@ class Recurrent(nn.Module):
 
 
 def pruned() -> nn.Module:
-    """A network with an unstructured mask and a mask of whole units."""
+    """Return a network with an unstructured mask and a mask of whole units."""
     some = (torch.rand((8, 4), generator=torch.Generator().manual_seed(0)) < 0.6).float()
     units = (torch.arange(8) % 3 > 0).float().unsqueeze(1).expand(8, 8).clone()
     return nn.Sequential(Masked(some), nn.ReLU(), Masked(units), nn.ReLU(), nn.Linear(8, 2))
 
 
 def masked_convolutions() -> nn.Module:
-    """PixelCNN: masks over positions, and batch normalization with statistics."""
+    """Return a PixelCNN with masks over positions, and batch normalization with statistics."""
     return nn.Sequential(Convolution(1, 6), nn.BatchNorm2d(6), nn.ReLU(), Convolution(6, 6), nn.ReLU(), nn.Flatten())
 
 
@@ -167,7 +167,7 @@ class Convolution(nn.Conv2d):
 
 
 class Causal(nn.Module):
-    """Attention with a mask of minus infinity, and a unit mask behind a cast."""
+    """Attention with a mask of minus infinity, and a mask of units after a cast."""
 
     mask: Tensor
     units: Tensor
@@ -241,4 +241,4 @@ STRUCTURED: dict[str, Case] = {
         lambda chance: torch.randn((3, 1, 6, 6), generator=chance, dtype=torch.float64),
     ),
 }
-"""Networks and their inputs."""
+"""Networks with their inputs."""

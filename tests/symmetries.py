@@ -1,4 +1,4 @@
-"""Symmetries of every kind, written by hand, with networks on them."""
+"""Explicitly written symmetries of every kind, with networks."""
 
 import itertools
 from collections.abc import Iterator
@@ -49,7 +49,9 @@ def drawn(symmetry: Symmetry, seed: int, dtype: torch.dtype = torch.float64) -> 
 
 
 def closeness(symmetry: Symmetry, a: Params, moved: Params, b: Params) -> float:
-    """The objective, written out: of the networks as they are, or of balanced ones where they can be balanced."""
+    """Return the objective by its definition, for the stored networks, or for balanced networks if balancing is
+    possible.
+    """
     if has_balance(symmetry):
         left, right = (found.element for found in balance_alike([a, b], symmetry))
         a, moved, b = symmetry.act(left, a), symmetry.act(left, moved), symmetry.act(right, b)
@@ -61,7 +63,7 @@ def closeness(symmetry: Symmetry, a: Params, moved: Params, b: Params) -> float:
 
 
 def experts(count: int, units: int, features: int, signs: int = 0) -> Symmetry:
-    """Experts that can be reordered, with hidden units of their own."""
+    """Return a symmetry of experts that can be permuted, each with separate hidden units."""
     exponents = (1,) * signs
     base = Group("e", count, tuple(Placement(n, 0) for n in ("w1", "w2", "router")), is_base=True)
     inner = Group("i", units, (Placement("w1", 1, sign=exponents), Placement("w2", 2, sign=exponents)), signs=signs)
@@ -71,7 +73,9 @@ def experts(count: int, units: int, features: int, signs: int = 0) -> Symmetry:
 
 
 def normalized_groups(count: int, channels: int, features: int) -> Symmetry:
-    """Group normalization followed by an odd function: a permutation and a sign of whole groups, and channels."""
+    """Return the symmetry of a group normalization followed by an odd function: a permutation and a sign of whole
+    groups, and channels.
+    """
     block = {"stride": channels, "repeats": ((channels, 1),)}
     base = Group(
         "g",
@@ -92,7 +96,7 @@ def normalized_groups(count: int, channels: int, features: int) -> Symmetry:
 
 
 def three_levels() -> Symmetry:
-    """Blocks of blocks of units."""
+    """Return a symmetry with blocks of blocks of units."""
     outer = Group("e", 2, (Placement("w", 0), Placement("z", 0)), is_base=True)
     middle = Group("s", 2, (Placement("w", 1),), is_base=True, within=("e",))
     inner = Group("x", 2, (Placement("w", 2),), within=("e", "s"))
@@ -100,7 +104,9 @@ def three_levels() -> Symmetry:
 
 
 def attention(heads: int, dim: int, features: int) -> Symmetry:
-    """Heads that can be reordered, each with a rotation of queries against keys and of values."""
+    """Return a symmetry of heads that can be permuted, each with a rotation of queries and keys and a rotation of
+    values.
+    """
     block = {"stride": dim, "repeats": ((dim, 1),)}
     places = tuple(Placement(n, int(n == "o"), **block) for n in ("q", "k", "v", "o"))  # type: ignore[arg-type]
     base = Group("heads", heads, places, is_base=True)
@@ -117,7 +123,9 @@ def attention(heads: int, dim: int, features: int) -> Symmetry:
 
 
 def rotary(heads: int, pairs: int, features: int) -> Symmetry:
-    """Heads that can be reordered, each with an angle for each pair of coordinates of its queries and keys."""
+    """Return a symmetry of heads that can be permuted, each with an angle for each pair of coordinates of queries and
+    keys.
+    """
     width = 2 * heads * pairs
     block = {"stride": 2 * pairs, "repeats": ((2 * pairs, 1),)}
     base = Group("heads", heads, tuple(Placement(n, 0, **block) for n in ("q", "k", "v")), is_base=True)  # type: ignore[arg-type]
@@ -131,7 +139,9 @@ def rotary(heads: int, pairs: int, features: int) -> Symmetry:
 
 
 def grouped_convolution(count: int, before: int, after: int, features: int) -> Symmetry:
-    """Two inner groups on one tensor, within one permutation of blocks: each pair of blocks is not exact."""
+    """Return a symmetry with two inner groups on one tensor, within one permutation of blocks. The assignment of blocks
+    is not exact.
+    """
     own, out = {"stride": before, "repeats": ((before, 1),)}, {"stride": after, "repeats": ((after, 1),)}
     base = Group(
         "g",
@@ -147,14 +157,14 @@ def grouped_convolution(count: int, before: int, after: int, features: int) -> S
 
 
 def recurrent(units: int) -> Symmetry:
-    """One group on both axes of a tensor, so that the objective is quadratic in it."""
+    """Return a symmetry with one group on both axes of a tensor, so the objective is quadratic in the group."""
     return Symmetry.from_axes({"ih": ("h", None), "hh": ("h", "h"), "out": (None, "h")}).bind(
         {"ih": torch.zeros(units, 5), "hh": torch.zeros(units, units), "out": torch.zeros(2, units)}
     )
 
 
 def stream(width: int, hidden: int, blocks: int) -> Symmetry:
-    """A residual stream, anchored weakly at its ends, with blocks that read and write it."""
+    """Return a symmetry of a residual stream with weak anchors at its ends, and with blocks that read and write it."""
     axes: dict[str, tuple[str | None, ...]] = {"in": ("s", None), "out": (None, "s")}
     sizes: dict[str, tuple[int, ...]] = {"in": (width, 3), "out": (3, width)}
     for k in range(blocks):
@@ -164,7 +174,7 @@ def stream(width: int, hidden: int, blocks: int) -> Symmetry:
 
 
 def gated_branch(units: int, width: int) -> Symmetry:
-    """A branch whose outputs are multiplied by a number, which is a parameter without axes."""
+    """Return a symmetry of a branch whose outputs are multiplied by a parameter without axes."""
     hidden = Group("h", units, (Placement("up", 0), Placement("down", 1)))
     writes = Placement("down", 0, repeats=((width, 1),), scale=(-1,))
     gate = Group("gate", 1, (Placement("gate", 0, scale=(1,)), writes), is_permuted=False, scales=1)
@@ -186,11 +196,12 @@ BY_HAND = {
     "gated branch": gated_branch(7, 5),
 }
 WIDE = mlp_symmetry(4, 9, 7, 3, kind="linear")
-"""Layers of more units than inputs and outputs: weights fix no matrix for them, so that they are only rotated."""
+"""Layers with more units than inputs and outputs. Weights determine no matrix for such layers, so they are only
+rotated."""
 
 
 def every_element(symmetry: Symmetry) -> Iterator[Element]:
-    """All permutations and signs of a small symmetry."""
+    """Return all permutations and signs of a small symmetry."""
     sizes = {group.name: group.size for group in symmetry.groups}
     choices: list[list[tuple[str, Value]]] = []
     for group in symmetry.groups:
@@ -212,7 +223,7 @@ def every_element(symmetry: Symmetry) -> Iterator[Element]:
 
 
 def one_kind(kind: str, n: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
-    """Two layers and a flattened axis, written by hand."""
+    """Return an explicit symmetry of two layers and a flattened axis."""
     axes = {"w1": ("h", None), "b1": ("h",), "w2": (None, "h"), "wide": ("h^-1", "h*3"), "free": (None,)}
     shapes = {"w1": (n, 5), "b1": (n,), "w2": (4, n), "wide": (n, 3 * n), "free": (7,)}
     omegas = {"h": 2.5} if kind == "dihedral" else None
@@ -220,7 +231,9 @@ def one_kind(kind: str, n: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]
 
 
 def gated_units(n: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
-    """Two scales, two signs and an order on the same units, as a gated unit before a normalization has."""
+    """Return a symmetry with two scales, two signs and a permutation of the same units, as for a gated unit before a
+    norm.
+    """
     place = [
         rg.Placement("gate", 0, scale=(1, 0), sign=(1, 0)),
         rg.Placement("value", 0, scale=(0, 1), sign=(0, 1)),
@@ -234,7 +247,7 @@ def gated_units(n: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
 
 
 def linear_heads(heads: int, size: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
-    """Heads, one invertible matrix per head, and ordered hidden units inside each head."""
+    """Return a symmetry of heads, with one invertible matrix per head, and permuted hidden units inside each head."""
     block = {"stride": size, "repeats": ((size, 1),)}
     inner = {"stride": 1, "repeats": ((heads, size),)}
     base = rg.Group(
@@ -265,7 +278,7 @@ def linear_heads(heads: int, size: int) -> tuple[rg.Symmetry, dict[str, tuple[in
 
 
 def twice_nested(a: int, b: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]]]:
-    """Groups of groups of units on one axis: S_3 within S_b within S_a."""
+    """Return a symmetry with groups of groups of units on one axis: S_3 within S_b within S_a."""
     outer = rg.Group("outer", a, (rg.Placement("w", 0, stride=3 * b, repeats=((b, 3), (3, 1))),), is_base=True)
     middle = rg.Group(
         "middle",
@@ -286,7 +299,7 @@ def twice_nested(a: int, b: int) -> tuple[rg.Symmetry, dict[str, tuple[int, ...]
 
 
 def cases(n: int, m: int) -> list[tuple[rg.Symmetry, dict[str, tuple[int, ...]]]]:
-    """Every kind of symmetry with the sizes drawn."""
+    """Return every kind of symmetry, with the given sizes."""
     branch = gated_branch(n, m)
     several = [gated_units(n), linear_heads(n, m), twice_nested(n, m), (branch, dict(branch.shapes))]
     return [*(one_kind(kind, n) for kind in KINDS), *several]
@@ -308,12 +321,12 @@ def close(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], tolerance: flo
 
 
 def without_shifts(symmetry: Symmetry) -> Symmetry:
-    """The subgroup of permutations, signs and scales."""
+    """Return the subgroup of permutations, signs and scales."""
     return _smaller(symmetry, "shifts", parity=(), shift=())
 
 
 def permutations_only(symmetry: Symmetry) -> Symmetry:
-    """The subgroup of permutations, where no group acts by matrices."""
+    """Return the subgroup of permutations, for groups that do not act by matrices."""
     return _smaller(symmetry, "shifts", "signs", "scales", parity=(), shift=(), sign=(), scale=())
 
 

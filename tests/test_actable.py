@@ -1,4 +1,6 @@
-"""What `discover` returns can act: it is tried at the end, and what fails is frozen, with the reason."""
+"""Every symmetry that `discover` returns can act. At its end, discovery tries each group, and freezes a group that
+fails, with the reason.
+"""
 
 import sys
 from collections.abc import Callable
@@ -32,7 +34,7 @@ def the_same_twice(groups: tuple[Group, ...]) -> tuple[Group, ...]:
 
 
 def half_of_each(groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    """Two matrices on pairs that overlap by one."""
+    """Apply two matrices to pairs that overlap by one entry."""
     one = Group("one", 2, (Placement("0.weight", 1),), is_permuted=False, matrix="orthogonal")
     return (*groups, one, replace(one, name="other", placements=(Placement("0.weight", 1, start=1),)))
 
@@ -96,7 +98,9 @@ def test_a_large_model_on_the_meta_device_is_tried_in_small_pieces(monkeypatch: 
 
 @pytest.mark.parametrize("heads", [(4, 2), (4, 4), (8, 4)])
 def test_differential_attention_can_act(heads: tuple[int, int]) -> None:
-    """Its heads are taken in two halves: of the angles per half and per frequency only one kind can be kept."""
+    """Heads are divided into two halves. Of the angles per half and the angles per frequency, only one kind can be a
+    group.
+    """
     from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
     torch.manual_seed(0)

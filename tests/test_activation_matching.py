@@ -1,4 +1,4 @@
-"""Matching by activations: planted elements are found, for every kind of group, in one pass over any batches."""
+"""Activation matching recovers hidden elements, for every kind of group, in one pass over any batches."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def double(value: Any) -> Any:
 
 
 def again(value: Any, seed: int) -> Any:
-    """Another input of the same kind."""
+    """Return another input of the same kind."""
     if not isinstance(value, Tensor):
         return value
     if value.is_floating_point():
@@ -66,7 +66,7 @@ def problem(name: str, batches: int = 5) -> tuple[rg.Task, rg.Symmetry, rg.Param
 
 
 def mlp(seed: int, width: int = 9) -> tuple[rg.Task, rg.Symmetry, rg.Params, rg.Params]:
-    """Two unrelated networks on ten batches."""
+    """Return two unrelated networks on ten batches."""
     module = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     x = torch.randn(40, 4, generator=generator(seed), dtype=torch.float64)
     symmetry = rg.discover(module, (x[:4],), verify=False)

@@ -1,4 +1,4 @@
-"""Intermediate values move as their placements say, for every element; none is reported wrongly."""
+"""Intermediate values transform as their placements state, for every element, and no placement is reported wrongly."""
 
 import dataclasses
 from typing import Any
@@ -22,9 +22,9 @@ NAMES = (
 )
 BY_NAME = {case.name: case for case in CASES}
 ROUNDS = 1e-4
-"""Relative error of models that compute in float32 inside (normalizations of language models)."""
+"""The relative error of models that compute internally in float32 (norms of language models)."""
 EXACT = 1e-8
-"""Of all others, in float64."""
+"""The relative error of all other models, in float64."""
 
 
 def generator(seed: int) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Kinds of adapters next to LoRA: merged as the formulas of their papers say, and as peft 0.21.2 merged them."""
+"""Kinds of adapters other than LoRA: merged by the formulas of their papers, and with the results of peft 0.21.2."""
 
 import json
 import math
@@ -28,7 +28,7 @@ Formula = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 def rotation(q: Tensor, terms: int | None = None) -> Tensor:
-    """Cayley's transform of an antisymmetric matrix of three angles, or the first terms of its series."""
+    """Return Cayley's transform of an antisymmetric matrix of three angles, or the first terms of its series."""
     a, b, c = q.tolist()
     matrix = torch.tensor([[0, a, b], [-a, 0, c], [-b, -c, 0]], dtype=torch.float64)
     one = torch.eye(3, dtype=torch.float64)
@@ -51,7 +51,7 @@ def reflections(u: Tensor) -> Tensor:
 
 
 def apart(u: Tensor) -> Tensor:
-    """The second column without the direction of the first one."""
+    """Return the second column, made orthogonal to the first column."""
     first = u[:, 0] / u[:, 0].norm()
     return torch.stack([first, u[:, 1] - (first @ u[:, 1]) * first], 1)
 
@@ -64,12 +64,12 @@ def scattered(p: Mapping[str, Tensor]) -> Tensor:
 
 
 def near(q: Tensor) -> Tensor:
-    """Angles whose matrix has at most the norm 0.4."""
+    """Return angles whose matrix has at most norm 0.4."""
     return q * min(1.0, 0.4 / math.sqrt(2 * float(q.square().sum())))
 
 
 def circulant(kernel: Tensor) -> Tensor:
-    """Blocks of two rows, each the other turned, over the number of columns."""
+    """Return blocks of two rows, each with the second row rotated, divided by the number of columns."""
     rows = []
     for own in kernel:
         rows.append(torch.cat([torch.stack([x, y]) for x, y in own]))
@@ -78,14 +78,14 @@ def circulant(kernel: Tensor) -> Tensor:
 
 
 def bounded(p: Mapping[str, Tensor]) -> Tensor:
-    """Outer products of unit vectors, of the length of the base's columns."""
+    """Return outer products of unit vectors, with the lengths of the base's columns."""
     pairs = zip(p["delora_A"], p["delora_B"].T, strict=True)
     units = [torch.outer(b / b.norm(), a / a.norm()) for a, b in pairs]
     return float(p["delora_lambda"]) / 2 * (units[0] + units[1]) * p["delora_w_norm"]
 
 
 def waves(spectrum: Tensor) -> Tensor:
-    """A sum of waves over the matrix, at places that a seed draws."""
+    """Return a sum of waves over the matrix, at positions that a seed determines."""
     found = torch.zeros(4, 6, dtype=torch.float64)
     rows, columns = torch.arange(4.0).double()[:, None], torch.arange(6.0).double()
     places = torch.randperm(24, generator=torch.Generator().manual_seed(11))[:5].tolist()
@@ -95,7 +95,7 @@ def waves(spectrum: Tensor) -> Tensor:
 
 
 def by_blocks(block: Tensor) -> Tensor:
-    """The change of every block of two rows and columns."""
+    """Return the change of every block of two rows and columns."""
     found = WEIGHT.clone()
     for row in range(0, 4, 2):
         for column in range(0, 6, 2):
@@ -105,7 +105,7 @@ def by_blocks(block: Tensor) -> Tensor:
 
 
 def turns(theta: Tensor, alpha: Tensor, variant: int, group: int) -> Tensor:
-    """The matrix that turns pairs of outputs, half a group apart."""
+    """Return the matrix that rotates pairs of outputs, half a group apart."""
     found, half = torch.zeros(4, 4, dtype=torch.float64), group // 2
     for start in range(0, 4, group):
         for k in range(half):
@@ -137,7 +137,7 @@ def road(variant: int, group: int, count: int, row: tuple[float, ...], bias: tup
 
 
 def by_parts(p: Mapping[str, Tensor]) -> Tensor:
-    """A change whose blocks of two rows and three columns have factors of their own."""
+    """Return a change whose blocks of two rows and three columns have separate factors."""
     found = torch.zeros(4, 6, dtype=torch.float64)
     for row in range(2):
         for column in range(2):
@@ -147,7 +147,7 @@ def by_parts(p: Mapping[str, Tensor]) -> Tensor:
 
 
 def from_bank(p: Mapping[str, Tensor]) -> Tensor:
-    """Factors whose pairs of entries are means of two vectors, by the weights of the two largest logits."""
+    """Return factors whose pairs of entries are means of two vectors, weighted by the two largest logits."""
 
     def mean(logits: Tensor) -> Tensor:
         first, second = sorted(range(5), key=lambda k: -float(logits[k]))[:2]
@@ -161,7 +161,7 @@ def from_bank(p: Mapping[str, Tensor]) -> Tensor:
 
 
 def of_full_rank(p: Mapping[str, Tensor]) -> Tensor:
-    """A sum of products of random factors, each scaled along its rank and its columns."""
+    """Return a sum of products of random factors, each scaled along its rank and its columns."""
     found = torch.zeros(6, 4, dtype=torch.float64)
     for k in range(2):
         b, a = p["base_model.randlora_B"][:, k], p["base_model.randlora_A"][:, 0]
@@ -184,13 +184,15 @@ def with_entries(p: Mapping[str, Tensor]) -> Tensor:
 
 
 def largest(count: int) -> Tensor:
-    """The sum of the products of the largest singular vectors, by the eigenvectors of the Gram matrix."""
+    """Return the sum of the products of the largest singular vectors, computed by the eigenvectors of the Gram
+    matrix.
+    """
     vectors = torch.linalg.eigh(WEIGHT @ WEIGHT.T).eigenvectors[:, -count:]
     return vectors @ vectors.T @ WEIGHT
 
 
 def tweaked(p: Mapping[str, Tensor]) -> Tensor:
-    """Every column of the base through a network with one hidden layer that is added up with its input."""
+    """Return the base with every column changed by a network with one hidden layer and a skip connection."""
     columns = []
     for column in WEIGHT.T:
         first = (p["peanut_A.weight"] @ column).relu()
@@ -206,7 +208,7 @@ def drawn(spectrum: Tensor) -> Tensor:
 
 
 def haar(entries: Tensor) -> Tensor:
-    """Sums and differences of neighbors, where the upper right quarter has differences of rows."""
+    """Return sums and differences of neighbors, where the upper right quarter contains differences of rows."""
     found = torch.zeros(4, 6, dtype=torch.float64)
     for i in range(4):
         for j in range(6):
@@ -217,7 +219,7 @@ def haar(entries: Tensor) -> Tensor:
 
 
 def in_principal_space(p: Mapping[str, Tensor]) -> Tensor:
-    """A rotation of two singular directions, with the signs that float32 gives them."""
+    """Return a rotation of two singular directions, with the signs that float32 gives them."""
     u, s, v = (one.double() for one in torch.linalg.svd(BASE["lin.weight"], full_matrices=False))
     q = float(p["psoft_R.weight"])
     cosine, sine = (1 - q * q) / (1 + q * q), 2 * q / (1 + q * q)
@@ -245,7 +247,7 @@ def product(p: Mapping[str, Tensor], letter: str) -> Tensor:
 
 
 def replaced(p: Mapping[str, Tensor]) -> Tensor:
-    """The base by unit columns and V, with other lengths and four entries next to these."""
+    """Return the base from unit columns and V, with other lengths and four additional entries."""
     v = p["base_model.frod_V.lin"]
     columns = WEIGHT @ torch.linalg.pinv(v, rtol=1e-9).T
     lengths = columns.norm(dim=0)
@@ -258,9 +260,9 @@ def replaced(p: Mapping[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """An adapter: its tensors in order, its settings, the formula, and row 1 of the matrix as peft made it.
+    """An adapter: its tensors in order, its settings, the formula, and row 1 of the matrix as peft computed it.
 
-    `judges/peft.py` compares kinds without a row here.
+    `judges/peft.py` compares the kinds that have no row here.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -604,11 +606,11 @@ PLACES = {
     "supertuning_indices": 24,
     "base_model.frod_s_indices.lin": 6,
 }
-"""Tensors of whole numbers, and what these are below."""
+"""Tensors of integers, and their meanings."""
 
 
 def tensors_of(case: Case) -> dict[str, Tensor]:
-    """Tensors of an adapter, by their last names."""
+    """Return the tensors of an adapter, by their last names."""
     made = {}
     # In the order of their whole names, in which the modules stand before what they share.
     for k, (name, shape) in enumerate(case.shapes.items()):
@@ -625,7 +627,7 @@ def tensors_of(case: Case) -> dict[str, Tensor]:
 
 
 def write(place: Path, tensors: Mapping[str, Tensor], kind: str, module: str = "lin", **config: Any) -> str:
-    """Write the base and an adapter; returns the name of their sum."""
+    """Write the base and an adapter, and return the name of their sum."""
     folder = place / "adapter"
     folder.mkdir()
     whole = {n if n.startswith("base_model.") else f"{PREFIX}{module}.{n}": t for n, t in tensors.items()}
@@ -658,7 +660,7 @@ def test_every_kind_is_here() -> None:
 
 
 def test_kernels_are_matrices_of_their_rows(tmp_path: Path) -> None:
-    """A convolution in two groups: (IA)3 scales outputs, or the inputs of each group."""
+    """In a convolution in two groups, (IA)3 scales the outputs, or the inputs of each group."""
     kernel = torch.sin(torch.arange(4 * 3 * 2.0)).reshape(4, 3, 2)
     scales = torch.arange(1.0, 7)
     for kind, config, values, expected in (
@@ -757,7 +759,9 @@ def test_what_is_no_adapter_of_the_base_is_refused(
 
 
 def test_vectors_of_tinylora_belong_to_the_modules_whose_seeds_gave_the_projections(tmp_path: Path) -> None:
-    """Nothing stores the numbers of the modules: the projections drawn from the seed and the number tell these."""
+    """No file contains the numbers of the modules. The projections, which the seed and the number determine, identify
+    them.
+    """
     projections = [torch.normal(0, 2**-0.5, (3, 2, 2), generator=torch.Generator().manual_seed(5 + k)) for k in (0, 1)]
     factors = {"tinylora_A": torch.ones(2, 6), "tinylora_B": torch.ones(4, 2)}
     vectors = [torch.tensor([1.0, 2, 3]), torch.tensor([3.0, -1, 1])]
@@ -775,7 +779,9 @@ def test_vectors_of_tinylora_belong_to_the_modules_whose_seeds_gave_the_projecti
 
 
 def test_a_bias_follows_the_weight_before_the_adapter(tmp_path: Path) -> None:
-    """GLoRA's `b + W C` takes the weight of the network that it is added to, also of one with an adapter before it."""
+    """GLoRA's `b + W C` uses the weight of the network to which it is added, even if an earlier adapter changed this
+    network.
+    """
     case = CASES["GLORA"]
     first = write(tmp_path, {"glora_A.X": torch.ones(1), "glora_C.X": torch.zeros(6, 1)}, "GLORA")
     (tmp_path / "second").mkdir()

@@ -1,4 +1,6 @@
-"""Low-rank adapters: added to their base as the formulas say, and aligned in the gauge of their factors."""
+"""Low-rank adapters: merged into their base by their formulas, and aligned with respect to the matrices between their
+factors.
+"""
 
 import json
 import re
@@ -60,7 +62,7 @@ def _product(tensors: dict[str, Tensor], module: str) -> Tensor:
 
 
 def _rescaled(weight: Tensor, magnitude: Tensor, axis: int) -> Tensor:
-    """Every output of `weight`, along `axis`, with this norm."""
+    """Return `weight` with every output along `axis` scaled to a given norm."""
     moved = weight.double().movedim(axis, 0)
     norms = moved.flatten(1).norm(dim=1)
     return (moved * (magnitude.double() / norms).reshape(-1, *[1] * (moved.ndim - 1))).movedim(0, axis)
@@ -68,7 +70,7 @@ def _rescaled(weight: Tensor, magnitude: Tensor, axis: int) -> Tensor:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes an adapter's folder."""
+    """Write an adapter's folder."""
 
     def make(name: str, tensors: dict[str, Tensor], **config: Any) -> Path:
         folder = tmp_path / name
@@ -360,12 +362,14 @@ SIDES = {"fc1": (8, 6), "square": (8, 8)}
 
 
 def _named(pattern: dict[str, Any], module: str, otherwise: Any) -> Any:
-    """A setting of a module as PEFT finds it."""
+    """Return a setting of a module as PEFT finds it."""
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", module)), otherwise)
 
 
 def _changes(folder: Path) -> dict[str, Tensor]:
-    """What an adapter changes of each module, by its configuration; ranks must be those that it names."""
+    """Return the change that an adapter makes in each module, by its configuration. Ranks must equal the named
+    ranks.
+    """
     config, tensors, found = json.loads((folder / "adapter_config.json").read_text()), load(folder), {}
     for module in SIDES:
         down, up = (tensors[f"{PREFIX}model.{module}.lora_{factor}.weight"].double() for factor in "AB")
@@ -384,7 +388,7 @@ def _changes(folder: Path) -> dict[str, Tensor]:
 def test_adapters_of_different_ranks_are_aligned(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    """Each keeps its function, under the larger rank, which its configuration names."""
+    """Each adapter keeps its function under the larger rank, which its configuration names."""
     monkeypatch.chdir(tmp_path)
     pair = PAIRS[name]
     for folder, ranks, config, seed in zip("ab", pair.ranks, pair.configs, (1, 2), strict=True):
@@ -406,7 +410,7 @@ def test_adapters_of_different_ranks_are_aligned(
 def test_an_adapter_is_found_in_one_of_a_larger_rank(
     write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The mean of an adapter and itself, under a larger rank and moved, is that adapter."""
+    """The mean of an adapter and a transformed copy with larger rank is the adapter."""
     monkeypatch.chdir(tmp_path)
     generator, small, large = torch.Generator().manual_seed(4), dict[str, Tensor](), dict[str, Tensor]()
     for module, (out, inner) in SIDES.items():
@@ -431,7 +435,7 @@ def test_an_adapter_is_found_in_one_of_a_larger_rank(
 
 @pytest.mark.parametrize("name", ["mixtral", "vit", "llava", "modernbert"])
 def test_adapters_have_the_names_of_modules(write: Callable[..., Path], tmp_path: Path, name: str) -> None:
-    """Files of these families have other names than the modules that adapters are trained on."""
+    """Files of these families use other names than the modules on which adapters are trained."""
     pytest.importorskip("transformers")
     from folder_cases import CASES
 

@@ -1,4 +1,6 @@
-"""Modules made to mislead discovery: what it finds in them is true, or it says clearly why it cannot look."""
+"""Modules that are designed to mislead discovery: the result is correct, or an error states why discovery is
+impossible.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -320,7 +322,7 @@ MUST_FIND = {
     **{name: {"S8"} for name in ("_checkpointed", "_custom_function", "_dropped", "_vmapped", "_fourier_of_inputs")},
     **{name: {"S8"} for name in ("_dictionary", "_hidden_is_output", "_unused", "_python_number")},
 }
-"""Permuted groups without which a module would be found too rigid."""
+"""Permuted groups that discovery must find in a module."""
 
 
 @pytest.mark.parametrize("forward", WRITTEN, ids=lambda f: f.__name__.strip("_"))
@@ -381,7 +383,7 @@ def pruned() -> nn.Module:
 
 
 def _run_once(module: nn.Module) -> nn.Module:
-    """torch cannot copy a weight that a hook computes while that weight has a history."""
+    """Run the module once, because torch cannot copy a weight with a gradient history that a hook computes."""
     with torch.no_grad():
         module(torch.randn(2, 5))
     return module
@@ -417,7 +419,7 @@ def duplicate_units() -> nn.Module:
 
 
 def all_alike() -> nn.Module:
-    """Constant weights: equal numbers must not be taken for structure."""
+    """Return constant weights: equal numbers must not be interpreted as structure."""
     module = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     with torch.no_grad():
         for parameter in module.parameters():
@@ -589,7 +591,7 @@ def test_a_wrong_symmetry_is_called_wrong() -> None:
 
 
 class Branching(nn.Module):
-    """Python decides by a value."""
+    """A module in which Python branches on a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -603,7 +605,7 @@ class Branching(nn.Module):
 
 
 class Counting(nn.Module):
-    """A shape that depends on values."""
+    """A module with a shape that depends on values."""
 
     def __init__(self) -> None:
         super().__init__()

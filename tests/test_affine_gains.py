@@ -1,4 +1,4 @@
-"""Gains written as `1 + weight`: scales and signs act on the sum, and the sum is what folds into the layers behind."""
+"""Gains of the form `1 + weight`: scales and signs act on the sum, and the sum is folded into the following layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +31,7 @@ FACTORS = ("sign", "scale")
 
 
 class Norm(nn.Module):
-    """Normalize by the mean square, and multiply by a parameter plus a number, written in some way."""
+    """Normalize by the mean square, and multiply by a parameter plus a number, written in several ways."""
 
     def __init__(self, gain: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Norm(nn.Module):
 
 
 def plus_one(gain: Callable[[Tensor], Tensor] = lambda w: 1.0 + w) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
-    """A small network behind such a norm."""
+    """Return a small network after such a norm."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 6), Norm(gain), nn.Linear(6, 4), nn.GELU(), nn.Linear(4, 2)).double()
     x = torch.randn(5, 3, dtype=torch.float64)
@@ -50,7 +50,7 @@ def plus_one(gain: Callable[[Tensor], Tensor] = lambda w: 1.0 + w) -> tuple[nn.M
 
 
 def gemma(kind: str = "", **settings: object) -> tuple[nn.Module, Tensor, Params]:
-    """A small language model with gains of this form, away from its initialization."""
+    """Return a small language model with gains of the form `1 + weight`, far from its initialization."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "head_dim": 4}
     sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
@@ -64,7 +64,7 @@ def gemma(kind: str = "", **settings: object) -> tuple[nn.Module, Tensor, Params
 
 
 def logits(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """The outputs of a language model whose norms stay in double precision."""
+    """Return the outputs of a language model whose norms compute in double precision."""
     with InDouble(), torch.no_grad():
         found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False).logits
     return found
@@ -186,7 +186,7 @@ def test_balancing_reaches_one_point_of_the_orbit() -> None:
     torch.manual_seed(0)
 
     class Gated(nn.Module):
-        """A gain before a ReLU, whose signs cannot follow, so that it stays out of the chart."""
+        """A gain before a ReLU. Its sign cannot change, so it is not in the chart."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -287,7 +287,9 @@ class Modulated(nn.Module):
 
 
 def adaptive(m: Any, x: Tensor, code: Tensor) -> Tensor:
-    """A block of a diffusion transformer: shifts, factors plus one and gates for two branches, all from one layer."""
+    """Return a block of a diffusion transformer: one layer computes shifts, factors plus one and gates for two
+    branches.
+    """
     x = m.a(x)
     shift, scale, gate, shift_2, scale_2, gate_2 = m.code(functional.silu(code)).chunk(6, -1)
     x = x + gate * m.b(functional.gelu(m.c(functional.layer_norm(x, (4,)) * (1 + scale) + shift)))
@@ -296,7 +298,7 @@ def adaptive(m: Any, x: Tensor, code: Tensor) -> Tensor:
 
 
 def pixels(m: Any, x: Tensor, code: Tensor) -> Tensor:
-    """Channels of a picture, scaled and shifted."""
+    """Return channels of an image, scaled and shifted."""
     scale, shift = m.code(code)[:, :, None, None].chunk(2, 1)
     h = m.conv(x[:, :, None, None].expand(-1, -1, 3, 3) + 1) * (1 + scale) + shift
     out: Tensor = m.o(h.relu().mean((2, 3)))
@@ -304,21 +306,21 @@ def pixels(m: Any, x: Tensor, code: Tensor) -> Tensor:
 
 
 def frequencies(m: Any, x: Tensor, code: Tensor) -> Tensor:
-    """A layer of sines whose frequencies and phases depend on a code."""
+    """Return a layer of sines whose frequencies and phases depend on a code."""
     h = m.code(code)
     out: Tensor = m.o(torch.sin((h[..., :4] * 15.0 + 30.0) * m.a(x) + h[..., 4:]))
     return out
 
 
 def transformed(m: Any, x: Tensor, code: Tensor) -> Tensor:
-    """Coordinates times a matrix that a layer computes, plus the identity, as in PointNet."""
+    """Return coordinates times a matrix that a layer computes, plus the identity, as in PointNet."""
     t = m.code(m.h(code).relu()).unflatten(-1, (3, 3)) + torch.eye(3, dtype=x.dtype)
     out: Tensor = m.o(m.a((x[:, None] @ t)[:, 0]).relu())
     return out
 
 
 def mixed(m: Any, x: Tensor, code: Tensor) -> Tensor:
-    """Features times such a matrix, which is flat when the identity is added."""
+    """Return features times a computed matrix, to which the identity is added in flattened form."""
     t = m.code(code.tanh()) + torch.eye(4, dtype=x.dtype).flatten()
     out: Tensor = m.o(torch.einsum("bi,bij->bj", m.a(x).relu(), t.view(-1, 4, 4)))
     return out
@@ -364,7 +366,8 @@ LAYERED: dict[str, Layered] = {
         {"code.weight[0]": 1, "code.bias[0]": 1, "a.weight[0]": -1, "a.bias[0]": -1},
     ),
 }
-"""Networks with factors that are one plus the outputs of a layer, what is added, and exponents of one family."""
+"""Networks with factors of the form one plus the outputs of a layer, the added number, and the exponents of one
+family."""
 
 EXPONENTIALS: dict[str, tuple[Callable[[], Modulated], dict[str, Any], dict[str, int]]] = {
     "a learned temperature": (
@@ -409,7 +412,7 @@ EXPONENTIALS: dict[str, tuple[Callable[[], Modulated], dict[str, Any], dict[str,
         {"a.weight[0]": 1, "a.bias[0]": 1, "s[0]": -2},
     ),
 }
-"""Networks with exponentials of parameters, rates of the exponents, and exponents of one family."""
+"""Networks with exponentials of parameters, the rates of the exponents, and the exponents of one family."""
 LAYERED |= EXPONENTIALS
 
 UNLAYERED: dict[str, Callable[[], Modulated]] = {
@@ -477,7 +480,7 @@ UNLAYERED: dict[str, Callable[[], Modulated]] = {
         lambda m, x, c: m.o(((1 + m.code(c)) + m.a(x)).relu()), code=nn.Linear(3, 4)
     ),
 }
-"""Networks in which a number beside a layer does not make a gain of it."""
+"""Networks in which a number next to a layer does not make a gain of the layer."""
 
 
 def modulated(make: Callable[[], Modulated]) -> tuple[Modulated, tuple[Tensor, Tensor], rg.Symmetry, Params]:
@@ -557,7 +560,7 @@ def test_the_laws_hold_for_biases_with_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["plus one", *LAYERED])
 def test_nets_change_networks_as_elements_move_them(name: str) -> None:
-    """Signs and scales act on changes of sums. Changes of parameters behind an exponential stay the same."""
+    """Signs and scales act on changes of sums. Changes of parameters inside an exponential stay the same."""
     _, _, symmetry, params = plus_one() if name == "plus one" else modulated(LAYERED[name][0])
     for layer in ws.LAYERS.values():
         net = ws.Metanet(symmetry, layer=layer(), head=ws.Equivariant(scale=0.3), width=8, depth=1,

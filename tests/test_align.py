@@ -1,4 +1,4 @@
-"""Alignment: exact where it can be, never worse than the identity, the same every time, strict about its input."""
+"""Alignment is exact where it can be, never worse than the identity, deterministic, and strict about its input."""
 
 import itertools
 
@@ -64,7 +64,7 @@ def test_one_hidden_layer_recovers_what_was_planted(kind: str, n: int, seed: int
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(kind=st.sampled_from(KINDS[:7]), n=st.integers(1, 20), seed=st.integers(0, 10**6))
 def test_moving_the_second_network_first_changes_nothing(kind: str, n: int, seed: int) -> None:
-    """align(a, g b) is align(a, b) where the optimum is unique."""
+    """If the optimum is unique, align(a, g b) equals align(a, b)."""
     symmetry = mlp_symmetry(3, n, 4, kind=kind)
     a, b = drawn(symmetry, seed), drawn(symmetry, seed + 1)
     moved = symmetry.act(symmetry.random(generator(seed), PARTS.get(kind, ("permutation", "sign"))), b)
@@ -137,7 +137,7 @@ def test_a_step_of_a_nested_family_does_not_lose_what_is_reached() -> None:
 
 
 def test_residual_streams_need_the_barycenter() -> None:
-    """A planted permutation under noise of the weights' own size, in a stream that is anchored weakly."""
+    """A hidden permutation is recovered under noise as large as the weights, in a weakly anchored stream."""
     symmetry = stream(48, 64, 6)
     recovered = {"barycenter": 0, "identity": 0}
     for seed in range(4):
@@ -170,7 +170,7 @@ def test_restarts_of_a_symmetry_without_groups() -> None:
 
 
 def test_a_start_that_ends_below_the_identity_falls_back_to_it() -> None:
-    """Rotations in a chain without anchors, of networks that are close already: the barycenter knows nothing."""
+    """The networks are already close, and a chain without anchors rotates. The barycenter contains no information."""
     symmetry = mlp_symmetry(1, 12, 12, 12, 1, kind="orthogonal")
     a, noise = drawn(symmetry, 23), drawn(symmetry, 24)
     result = rg.align(a, {key: t + 0.1 * noise[key] for key, t in a.items()}, symmetry)
@@ -184,7 +184,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 @pytest.mark.parametrize("name", every_other(BY_NAME, part=0))
 def test_every_architecture(name: str) -> None:
-    """Planted elements are found, other networks come closer, and the objective is what it says."""
+    """Hidden elements are recovered, other networks come closer, and the reported objective is correct."""
     case = BY_NAME[name]
     torch.manual_seed(0)
     symmetry = symmetry_of(case)
@@ -208,7 +208,7 @@ def test_every_architecture(name: str) -> None:
 
 
 def _perturbed(state: Params, g: torch.Generator) -> Params:
-    """Weights, biases and gains all away from their initial values; tied names stay tied."""
+    """Return weights, biases and gains far from their initial values. Tied names stay tied."""
     seen: dict[int, Tensor] = {}
     for tensor in state.values():
         if tensor.is_floating_point() and tensor.data_ptr() not in seen:
@@ -320,7 +320,7 @@ def test_the_report_says_what_to_do() -> None:
 
 
 def rotated_and_permuted() -> Symmetry:
-    """A chain of a rotated layer and a permuted one."""
+    """Return a chain of a rotated layer and a permuted layer."""
     axes: dict[str, tuple[str | None, ...]] = {"in": ("h1", None), "between": ("h2", "h1"), "out": (None, "h2")}
     bound = Symmetry.from_axes(axes, kinds={"h1": "orthogonal", "h2": "signed"})
     return bound.bind({"in": torch.zeros(6, 4), "between": torch.zeros(9, 6), "out": torch.zeros(3, 9)})
@@ -338,7 +338,9 @@ def test_large_tensors_in_float64_do_not_hide_what_small_ones_in_float32_say() -
 
 @pytest.mark.parametrize("name", ["stream", "recurrent", "signed", "dihedral", "rotated and permuted"])
 def test_costs_that_are_corrected_stay_true(name: str) -> None:
-    """After many steps the corrected cost of a family is what a new one would be, for one pair and for several."""
+    """After many steps, the updated cost of a family equals a newly computed cost, for one pair and for several
+    pairs.
+    """
     symmetry = BY_HAND.get(name) or rotated_and_permuted()
     for pairs in (1, 3):
         drawings = ([drawn(symmetry, seed + k) for k in range(pairs)] for seed in (0, 10))

@@ -1,4 +1,6 @@
-"""Many networks in one universe: cycle consistent, never worse than where they were, exact where it can be checked."""
+"""Many networks in common coordinates: cycle consistent, never worse than before, and exact where exactness can be
+checked.
+"""
 
 import itertools
 
@@ -24,7 +26,7 @@ ISOMETRIES = ("permutation", "sign", "shift", "linear")
 
 
 def closeness(symmetry: Symmetry, moved: tuple[Params, ...], networks: list[Params]) -> float:
-    """The objective pair by pair, written out."""
+    """Return the objective by its definition, pair by pair."""
     total = 0.0
     for (x, p), (y, q) in itertools.combinations(zip(moved, networks, strict=True), 2):
         for name in symmetry.sites:
@@ -39,7 +41,7 @@ def orbit(symmetry: Symmetry, network: Params, seed: int, kind: str) -> Params:
 
 
 def is_close(x: Element, y: Element) -> bool:
-    """Equality, up to rounding for what is no integer."""
+    """Return whether values are equal, up to rounding for values that are not integers."""
     fields = ("perm", "sign", "shift", "scale", "matrix")
     for name in x:
         for left, right in ((getattr(x[name], f), getattr(y[name], f)) for f in fields):
@@ -144,7 +146,9 @@ def test_restarts_reach_the_best_of_all_elements_of_three_networks(symmetry: Sym
 
 
 def test_the_mean_of_copies_beats_the_noise_of_each() -> None:
-    """Three noisy copies under a weak anchor: matching to the mean of the others knows more than any pair."""
+    """For three noisy copies with a weak anchor, matching to the mean of the others uses more information than any
+    pair.
+    """
     symmetry = mlp_symmetry(3, 20, 3)
     first = drawn(symmetry, 0)
     networks = []
@@ -190,7 +194,7 @@ def test_one_network_stays_and_buffers_move_along() -> None:
 
 
 def test_scales_are_those_of_the_first_network() -> None:
-    """The outcome does not depend on how the other networks are scaled."""
+    """The result does not depend on the scales of the other networks."""
     symmetry = mlp_symmetry(4, 6, 5, 3, kind="scaled")
     networks = [drawn(symmetry, seed) for seed in range(3)]
     scaled = [networks[0], *(symmetry.act(symmetry.random(generator(k), ("scale",)), networks[k]) for k in (1, 2))]

@@ -1,4 +1,4 @@
-"""Networks behind folded gains are aligned through the rotations of their streams, with heads and hidden units."""
+"""Networks after folded gains are aligned by rotations of their streams, together with heads and hidden units."""
 
 import pytest
 import torch
@@ -9,7 +9,8 @@ from regauge.alignment.methods.weight_matching import random_isometry
 from regauge.core.params import Params
 
 EXACT = 1e-7
-"""Procrustes pulls rotations to the identity by 1e-9 of the cost, which small singular values enlarge."""
+"""The tolerance. Procrustes moves rotations towards the identity by 1e-9 of the cost, which small singular values
+enlarge."""
 
 
 def prepared(case: Case) -> tuple[torch.nn.Module, rg.discovery.Folded, rg.Symmetry]:
@@ -19,7 +20,7 @@ def prepared(case: Case) -> tuple[torch.nn.Module, rg.discovery.Folded, rg.Symme
 
 
 def noisy(found: rg.discovery.Folded, share: float, seed: int) -> Params:
-    """The folded network with noise on everything that is not a gain."""
+    """Return the folded network with noise on everything except gains."""
     chance = generator(seed)
     return {
         name: t if name in found.ones else t + share * t.std() * torch.randn(t.shape, generator=chance, dtype=t.dtype)
@@ -28,7 +29,7 @@ def noisy(found: rg.discovery.Folded, share: float, seed: int) -> Params:
 
 
 def distance(a: Params, b: Params) -> float:
-    """Relative to the norm of the first."""
+    """Return the distance relative to the norm of the first network."""
     squares = [sum(float(t.square().sum()) for t in ts) for ts in ([a[k] - b[k] for k in a], a.values())]
     return float((squares[0] / squares[1]) ** 0.5)
 
@@ -76,7 +77,7 @@ def test_what_is_aligned_and_merged_loads_into_the_original_architecture(name: s
 
 
 def test_signs_of_rotary_pairs_are_matched_for_all_query_heads_of_a_key() -> None:
-    """With gains on queries and keys a pair has a sign alone, which acts on several query heads at once."""
+    """With gains on queries and keys, a rotary pair has only a sign, which acts on several query heads at once."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     sizes = {

@@ -1,4 +1,6 @@
-"""Independent networks that were aligned are nobody's descendants; relatives stay found, and provenance is read."""
+"""Independent networks that were aligned are never called descendants; relatives are still recognized, and provenance
+is read.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -43,11 +45,11 @@ VERDICTS: Sequence[tuple[str, tuple[str, ...]]] = (
     ("averaged with its fine-tune", ("descended",)),
     ("averaged with a stranger", ("descended",)),
 )
-"""What the second network of a pair is, and which verdicts are right."""
+"""The kind of the second network of a pair, and the correct verdicts."""
 
 
 class Population:
-    """Small networks on digits, from a start of their own each, and what is made of them."""
+    """Small networks on digits with separate initializations, and networks derived from them."""
 
     def __init__(self) -> None:
         self.module = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 10))
@@ -80,7 +82,7 @@ class Population:
         return rg.align(a, b, self.symmetry, method=method, task=task, generator=generator(0)).params
 
     def made(self, kind: str, one: int) -> Params:
-        """The second network of a pair, by what was done."""
+        """Return the second network of a pair, by the way in which it is made."""
         a, b, c = (self.networks[(one + k) % len(SEEDS)] for k in range(3))
         made: dict[str, Callable[[], Params]] = {
             "as trained": lambda: b,
@@ -105,7 +107,7 @@ class Population:
         return made[kind]()
 
     def partly(self, a: Params, b: Params) -> Params:
-        """B with one of both hidden layers in A's order."""
+        """Return B with one of two hidden layers in A's order."""
         found = rg.align(a, b, self.symmetry)
         last = found.symmetry.groups[-1].name
         return found.symmetry.act(found.element.replace(last, found.symmetry.identity()[last]), b)
@@ -138,7 +140,7 @@ def test_verdicts(population: Population, kind: str, allowed: tuple[str, ...]) -
 
 
 def test_order_alone_accuses_nobody(population: Population) -> None:
-    """An aligned stranger is beyond any chance in its order, and the sentence says what that may mean."""
+    """The order of an aligned stranger is beyond chance, and the sentence states what this may mean."""
     found = rg.compare(population.networks[0], population.made("two aligned, averaged", 0), population.symmetry)
     assert found.z_score is not None
     assert found.z_score > 6
@@ -236,7 +238,7 @@ def test_averages_of_points_are_found_and_ancestors_are_not(weights: tuple[float
 
 
 def test_a_population_has_what_it_needs(population: Population) -> None:
-    """The networks have learned, so that strangers are hard negatives."""
+    """The networks have learned their task, so that strangers are hard negatives."""
     accuracy: Tensor = torch.stack(
         [
             (functional_call(population.module, one, (population.inputs,)).argmax(1) == population.targets)

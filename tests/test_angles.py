@@ -1,4 +1,4 @@
-"""The angle of rotary pairs: found however it is written, only where it is free, and recovered by alignment."""
+"""The angle of rotary pairs is found in every notation, only where it is free, and alignment recovers it."""
 
 import math
 from collections.abc import Callable
@@ -23,21 +23,21 @@ def angles(tokens: int, pairs: int) -> Tensor:
 
 
 def halves(x: Tensor) -> Tensor:
-    """`x cos + rotate_half(x) sin`."""
+    """Compute `x cos + rotate_half(x) sin`."""
     half = x.shape[-1] // 2
     turn = torch.cat([angles(x.shape[-2], half)] * 2, -1)
     return x * turn.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * turn.sin()
 
 
 def neighbors(x: Tensor) -> Tensor:
-    """The same of even and odd entries, by slices with a step."""
+    """Rotate pairs of even and odd entries, by slices with a step."""
     turn = angles(x.shape[-2], x.shape[-1] // 2).repeat_interleave(2, -1)
     turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
     return x * turn.cos() + turned * turn.sin()
 
 
 def unbound(x: Tensor) -> Tensor:
-    """The same by taking pairs apart."""
+    """Rotate pairs of even and odd entries, by separating the pairs."""
     turn = angles(x.shape[-2], x.shape[-1] // 2)
     real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
     parts = real * turn.cos() - imaginary * turn.sin(), imaginary * turn.cos() + real * turn.sin()
@@ -45,36 +45,36 @@ def unbound(x: Tensor) -> Tensor:
 
 
 def numbers(x: Tensor) -> Tensor:
-    """The same by complex numbers."""
+    """Rotate pairs by complex multiplication."""
     turn = angles(x.shape[-2], x.shape[-1] // 2)
     unit = torch.polar(torch.ones_like(turn), turn)
     return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * unit).flatten(-2)
 
 
 def partial(x: Tensor) -> Tensor:
-    """Only the first half of the entries is turned."""
+    """Rotate only the first half of the entries."""
     half = x.shape[-1] // 2
     return torch.cat([halves(x[..., :half]), x[..., half:]], -1)
 
 
 def empty_rest(x: Tensor) -> Tensor:
-    """The same with a rest of no entries at all, as Phi-3 writes it."""
+    """Rotate all entries, and append a rest without entries, as in Phi-3."""
     return torch.cat([halves(x[..., : x.shape[-1]]), x[..., x.shape[-1] :]], -1)
 
 
 def decaying(x: Tensor) -> Tensor:
-    """Turned, and smaller with the position: still a multiplication by complex numbers."""
+    """Rotate and shrink with the position, which is still a complex multiplication."""
     return halves(x) * torch.exp(-0.1 * torch.arange(x.shape[-2])).unsqueeze(-1)
 
 
 def two_frequencies(x: Tensor) -> Tensor:
-    """The two entries of a pair have frequencies of their own."""
+    """Rotate the two entries of a pair with different frequencies."""
     turn, half = angles(x.shape[-2], x.shape[-1]), x.shape[-1] // 2
     return x * turn.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * turn.sin()
 
 
 def mirrored(x: Tensor) -> Tensor:
-    """Reflections instead of rotations: both sides are turned back, and their products stay."""
+    """Reflect instead of rotating: angles of queries and keys have opposite signs, and their products do not change."""
     half = x.shape[-1] // 2
     turn = torch.cat([angles(x.shape[-2], half)] * 2, -1)
     first, second = x[..., :half], x[..., half:]
@@ -82,12 +82,12 @@ def mirrored(x: Tensor) -> Tensor:
 
 
 def gained(x: Tensor) -> Tensor:
-    """A fixed gain for every entry behind the turn: the plane is no longer round."""
+    """Multiply the rotated entries by fixed gains, which destroys the symmetry of the plane."""
     return halves(x) * torch.linspace(1, 2, x.shape[-1])
 
 
 class Attention(nn.Module):
-    """Attention with positions of any kind; keys and values may be shared by several queries."""
+    """Attention with positions of any kind. Several queries may share keys and values."""
 
     def __init__(self, position: Callable[[Tensor], Tensor], heads: int = 2, shared: int = 1, size: int = 4) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def test_a_head_may_be_a_single_pair() -> None:
 
 def test_heads_may_be_an_axis_of_their_own() -> None:
     class Separate(nn.Module):
-        """Projections `[head, entry, in]`."""
+        """Projections with shape `[head, entry, in]`."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -157,12 +157,12 @@ def test_turns_that_do_not_commute_have_no_angle(position: Callable[[Tensor], Te
 
 
 def test_one_position_cannot_tell_turns_from_gains() -> None:
-    """With a single token all operators are the identity, for this shape; with two they are not."""
+    """With a single token, all operators are the identity for this shape. With two tokens, they are not."""
     assert not turned(found(Attention(two_frequencies), tokens=2, verify=False))
 
 
 def test_an_angle_by_hand_is_refused_by_the_check() -> None:
-    """The law of the angles holds for these positions alone: the same groups with other positions fail."""
+    """The law of the angles holds only for these positions: the same groups fail with other positions."""
     symmetry = found(Attention(halves))
     inputs = (torch.randn(2, 5, 6, generator=generator(1)),)
     check = symmetry.verify(Attention(two_frequencies), inputs, generator=generator(2))
@@ -171,7 +171,7 @@ def test_an_angle_by_hand_is_refused_by_the_check() -> None:
 
 def test_tables_and_constants_without_values_are_as_good_as_any() -> None:
     class Table(nn.Module):
-        """Frequencies that are kept in a buffer, as transformers does."""
+        """Frequencies in a buffer, as in transformers."""
 
         frequencies: Tensor
 
@@ -194,7 +194,9 @@ def test_tables_and_constants_without_values_are_as_good_as_any() -> None:
 
 
 def test_with_the_angles_discovery_is_complete() -> None:
-    """Groups and translations span all directions that change nothing; without the angles, each angle is missing."""
+    """Groups and translations span all directions that do not change the function. Without the angles, each angle is
+    missing.
+    """
     module, inputs = Attention(halves).double(), (torch.randn(3, 5, 6, generator=generator(0)).double(),)
     symmetry = rg.discover(module, inputs)
     (group,) = turned(symmetry)

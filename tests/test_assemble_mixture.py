@@ -1,4 +1,4 @@
-"""Mixtures of dense networks: equal experts compute the dense network, and routers are what their names say."""
+"""Mixtures of dense networks: with equal experts, they compute the dense network, and routers follow their names."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ PROMPTS = (("the doctor says no", "one two"), ("dragon flies home again the", "d
 
 
 def write(folder: Path, kind: str, seed: int, **own: Any) -> Any:
-    """A dense network in float64, with a tokenizer of words."""
+    """Write a dense network in float64, with a tokenizer of words."""
     config, model, settings = (DENSE | SHARING)[kind]
     torch.manual_seed(seed)
     made = getattr(transformers, model)(getattr(transformers, config)(**SIZES | settings | own)).double().eval()
@@ -176,7 +176,7 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", SHARING)
 def test_a_shared_expert_adds_its_share_of_every_token(tmp_path: Path, kind: str) -> None:
-    """Without its last matrix it adds nothing; whole it adds what its gate lets through."""
+    """Without its last matrix, the shared expert adds nothing. With it, the expert adds its output times its gate."""
     base = write(tmp_path / "base", kind, 1)
     write(tmp_path / "other", kind, 2)
     ways: Any = {"router": "random", "generator": torch.Generator().manual_seed(0)}

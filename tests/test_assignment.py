@@ -1,4 +1,4 @@
-"""Assignment: exact for every size and start, stable, and strict about what it is given."""
+"""Assignment is exact for every size and start, stable, and strict about its input."""
 
 import itertools
 from threading import get_ident
@@ -41,7 +41,7 @@ def test_equals_brute_force(n: int, seed: int) -> None:
 
 
 def single(profit: np.ndarray, potentials: torch.Tensor | None = None) -> tuple[np.ndarray, torch.Tensor | None]:
-    """One problem as a batch of one."""
+    """Return one problem as a batch of one problem."""
     solved = assign_many(torch.from_numpy(profit).unsqueeze(0), potentials)
     return solved.columns[0].numpy(), solved.potentials
 

@@ -1,4 +1,4 @@
-"""Tables of scale pairs of other tools: those that hold, and what is wrong with those that do not."""
+"""Tables of scale pairs of other tools: pairs that preserve the function, and the faults of all other pairs."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_a_norm_behind_attention_is_no_norm_before_the_mlp(
 
 
 def test_files_may_have_other_names_than_the_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """A norm whose gain is one more than its weight, and what a row leaves out, under names of the files."""
+    """A norm has a gain of one plus its weight. Missing parameters of a row are named as in the files."""
     llava = DENSE["llava"]
     text = llava.settings["text_config"] | {"model_type": "gemma2", "num_hidden_layers": 1}
     case = replace(llava, settings=llava.settings | {"text_config": text})
@@ -89,7 +89,7 @@ GROUPED = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Llama"])
 def test_what_a_layer_reads_is_not_guessed_from_lengths(family: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sixteen channels of values, 32 that the next layer reads, and 16 that it makes."""
+    """There are sixteen channels of values, 32 channels that the next layer reads, and 16 channels that it computes."""
     found = audited(causal(family, **GROUPED), [VALUES, HIDDEN], capsys)
     assert [row["verdict"] for row in found] == ["skipped", "holds"]
     assert (
@@ -121,7 +121,7 @@ def test_the_last_rows_of_fused_layers_are_scaled(capsys: pytest.CaptureFixture[
 
 
 def test_layers_that_keep_their_inputs_first_are_read_by_the_symmetry(capsys: pytest.CaptureFixture[str]) -> None:
-    """The weights of GPT-2 are [inputs, outputs], and as many of each here."""
+    """GPT-2 stores weights as [inputs, outputs], and in this test the two numbers are equal."""
     table = [{"smooth_layer": "c_attn", "balance_layers": ["attn.c_proj"]}]
     found = audited(replace(DENSE["gpt2"], settings={**DENSE["gpt2"].settings, "n_layer": 1}), table, capsys)
     assert [row["verdict"] for row in found] == ["holds"]

@@ -1,4 +1,4 @@
-"""Random changes of images: what they are, and that trainings see them."""
+"""Random changes of images: their values, and their use in training."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def crops(image: Tensor, shift: int, *, mirrors: bool) -> list[Tensor]:
-    """All that one image `[channels, height, width]` may become."""
+    """Return all images that one image `[channels, height, width]` may become."""
     _, height, width = image.shape
     padded = pad(image, [shift] * 4)
     found = [

@@ -1,4 +1,6 @@
-"""Autoencoders: one latent vector for an orbit, decoded networks that compute the same, what is saved and refused."""
+"""Autoencoders: one latent vector for each orbit, decoded networks with the same function, saved files, and
+refusals.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +28,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def cnn() -> nn.Module:
-    """Convolutions with batch normalization, a flatten and a classifier."""
+    """Return convolutions with batch normalization, a flatten and a classifier."""
     layers = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3), nn.Tanh()
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 3))
 
@@ -46,7 +48,7 @@ TINY = learn.AutoencoderConfig(
 
 @cache
 def members(family: str) -> tuple[nn.Module, rg.Symmetry, Params, Tensor]:
-    """An architecture, random networks of it in float64, and inputs."""
+    """Return an architecture, random networks of it in float64, and inputs."""
     make, shape = FAMILIES[family]
     with torch.random.fork_rng():
         torch.manual_seed(0)

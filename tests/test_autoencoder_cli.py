@@ -1,4 +1,4 @@
-"""`regauge learn autoencoder` and what uses it: encode, decode, nearest, a map by latent vectors."""
+"""`regauge learn autoencoder` and its users: encode, decode, nearest, and a map by latent vectors."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ SMALL = ["--width", "8", "--depth", "1", "--latent", "3", "--decoder-widths", "8
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of small sine networks, a checkpoint of one of them, and an autoencoder."""
+    """Return a folder with a store of small sine networks, a checkpoint of one network, and an autoencoder."""
     folder = tmp_path_factory.mktemp("autoencoder")
     module = Siren(2, 4, 1, depth=1, omega=3.0, generator=torch.Generator().manual_seed(0))
     chance = torch.Generator().manual_seed(1)

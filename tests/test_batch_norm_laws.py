@@ -1,4 +1,6 @@
-"""Networks with batch normalization: what is aligned evaluates as before, with statistics as stored or anew."""
+"""Networks with batch normalization: aligned networks have their original losses, with stored or recomputed
+statistics.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +21,7 @@ from regauge.report.line_figures import path_figure
 from regauge.zoo.populations.pairs import Barriers
 
 ERROR = 1e-10
-"""Largest relative change of outputs in float64."""
+"""The largest relative change of outputs in float64."""
 
 
 class Skip(nn.Module):
@@ -56,7 +58,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {"plain": plain, "residual": resid
 
 @cache
 def setting(name: str) -> tuple[nn.Module, rg.Symmetry, Params, Params, Tensor]:
-    """A module with two networks whose statistics are those of their own activations, and the images."""
+    """Return a module, two networks with the statistics of their own activations, and the images."""
     module = MODULES[name]().double().eval()
     images = torch.randn((24, 1, 6, 6), generator=generator(0), dtype=torch.float64)
     symmetry = rg.discover(module, (images[:2],), verify=False)
@@ -72,7 +74,7 @@ def setting(name: str) -> tuple[nn.Module, rg.Symmetry, Params, Params, Tensor]:
 
 
 def both_ways(name: str, params: Params) -> tuple[Tensor, Tensor]:
-    """The outputs with statistics as stored, and with statistics computed anew."""
+    """Return the outputs with stored statistics and with recomputed statistics."""
     module, *_, images = setting(name)
     anew = rg.connect.reset_batchnorm(params, module, [images[:12]])
     stored, computed = (torch.func.functional_call(module, one, (images,)).detach() for one in (params, anew))
@@ -91,7 +93,7 @@ def task_of(name: str) -> rg.Task:
 
 
 def with_scales(method: Any, scales: str) -> Any:
-    """The method with a treatment of scales where it has that setting, itself or in the method that it begins with."""
+    """Return the method with a treatment of scales, if the method or its initial method has this setting."""
     settings = {"scales": scales} if hasattr(method, "scales") else {}
     inner = {n: with_scales(v, scales) for n, v in vars(method).items() if isinstance(v, rg.alignment.Method)}
     several = {
@@ -120,7 +122,9 @@ def test_an_aligned_network_evaluates_as_before(label: str, name: str, scales: s
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_law_sees_what_moves_statistics_against_activations(name: str) -> None:
-    """A scale of filters that gamma takes back changes what is computed anew, and nothing as stored."""
+    """If a scale of filters is undone by gamma, recomputed statistics change the outputs, and stored statistics do
+    not.
+    """
     _, symmetry, _, b, _ = setting(name)
     stored, anew = changes(name, b, symmetry.act(symmetry.random(generator(3), ("scale",)), b))
     assert stored <= ERROR < 1e-2 < anew
@@ -140,7 +144,7 @@ def test_copies_with_moved_statistics_are_found(name: str, method: rg.alignment.
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("decay", [0.8, 0.99])
 def test_a_network_that_was_trained_on_keeps_its_statistics(name: str, decay: float) -> None:
-    """Its filters are shorter and its statistics follow them, so it is no copy whose statistics were moved."""
+    """The filters are shorter, and the statistics follow them. The network is no copy with transformed statistics."""
     module, symmetry, a, _, images = setting(name)
     shorter = {n: decay * t if t.ndim == 4 else t for n, t in a.items()}
     near = {
@@ -153,7 +157,9 @@ def test_a_network_that_was_trained_on_keeps_its_statistics(name: str, decay: fl
 
 @pytest.mark.parametrize("name", MODULES)
 def test_there_is_one_barrier(name: str) -> None:
-    """Of a line, in the matrix of a population and in a picture, with every network prepared alike."""
+    """A line, the matrix of a population and a picture give the same barrier, because every network is prepared in the
+    same way.
+    """
     module, _, a, b, images = setting(name)
     task = replace(task_of(name), prepare=lambda params: rg.connect.reset_batchnorm(params, module, [images[:12]]))
     curve = rg.line(a, b, task, points=5)

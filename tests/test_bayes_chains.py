@@ -20,7 +20,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def chain(params: Params, seed: int, draws: int = 200, size: float = 0.02) -> Params:
-    """Independent draws near one network."""
+    """Return independent draws near one network."""
     chance = generator(seed)
     return {
         name: one + size * torch.randn(draws, *one.shape, generator=chance, dtype=one.dtype)
@@ -35,7 +35,7 @@ def case(name: str) -> tuple[torch.nn.Module, Tensor, Symmetry, Params]:
 
 
 def scatter(draws: Params, symmetry: Symmetry, seed: int) -> Params:
-    """Every draw moved by an element of its own."""
+    """Return the draws, each transformed by a separate element."""
     count = len(next(iter(draws.values())))
     return symmetry.act(symmetry.random(generator(seed), batch=(count,)), draws)
 

@@ -1,4 +1,4 @@
-"""Posteriors of other libraries, read from objects in their layouts; `posteriors` itself is used where installed."""
+"""Posteriors of other libraries, read from objects in their layouts. `posteriors` itself is used if it is installed."""
 
 import ast
 import importlib.util
@@ -215,7 +215,7 @@ def test_a_chain_of_posteriors_on_our_networks(posteriors: ModuleType) -> None:
 
 
 def ivon(module: nn.Module, *groups: list[Tensor]) -> SimpleNamespace:
-    """An optimizer in the layout of IVON: flat Hessians in the order of the parameters of each group."""
+    """Return an optimizer in the layout of IVON: flat Hessians in the order of the parameters of each group."""
     made = []
     for k, parameters in enumerate(groups):
         count = sum(parameter.numel() for parameter in parameters)
@@ -348,7 +348,7 @@ def spectrum(size: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def laplace(module: nn.Module, precision: Any, parameters: list[Tensor] | None = None) -> SimpleNamespace:
-    """A fitted approximation in the layout of laplace-torch."""
+    """Return a fitted approximation in the layout of laplace-torch."""
     chosen = list(module.parameters()) if parameters is None else parameters
     flat = torch.cat([parameter.detach().flatten() for parameter in chosen])
     return SimpleNamespace(model=module, params=chosen, mean=flat, posterior_precision=precision)

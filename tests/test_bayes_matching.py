@@ -1,4 +1,4 @@
-"""Posteriors aligned as distributions: every kind keeps its laws, and many come together."""
+"""Posteriors aligned as distributions: every kind obeys its laws, and many posteriors can be aligned."""
 
 import itertools
 
@@ -76,7 +76,9 @@ def test_posteriors_of_two_kinds_are_matched_by_their_moments() -> None:
 
 
 def two_modes() -> tuple[Symmetry, GaussianPosterior, GaussianPosterior]:
-    """Figure A13: two Gaussians over the plane, mirror images in y = x, with means on that line."""
+    """Return the Gaussians of figure A13: two Gaussians over the plane, mirror images in y = x, with means on this
+    line.
+    """
     symmetry = Symmetry.from_axes({"w": ("h",)})
     mean = {"w": torch.tensor([1.0, 1.0], dtype=torch.float64)}
     a = GaussianPosterior(mean, {"w": torch.tensor([0.2, 1.0], dtype=torch.float64)})
@@ -85,7 +87,7 @@ def two_modes() -> tuple[Symmetry, GaussianPosterior, GaussianPosterior]:
 
 
 def test_the_toy_is_recovered_by_distributions_and_not_by_means() -> None:
-    """What the paper prints as the divergence, a distance of means, stays where it is; the divergence does not."""
+    """The paper's printed divergence, a distance of means, stays constant. The actual divergence does not."""
     symmetry, a, b = two_modes()
     means = align_posteriors(a, b, symmetry, method=GaussianMatching(cost="mean"))
     assert means.element["h"].perm is not None
@@ -99,7 +101,9 @@ def test_the_toy_is_recovered_by_distributions_and_not_by_means() -> None:
 
 
 def test_the_divergence_and_the_distance_can_disagree() -> None:
-    """A small standard deviation makes the first posterior insist on one mean; the distance weighs both alike."""
+    """A small standard deviation makes the mean of the first posterior important for the divergence. The distance
+    weighs both posteriors equally.
+    """
     symmetry, _, _ = two_modes()
     equal = {"w": torch.tensor([0.5, 0.5]).double()}
     a = GaussianPosterior({"w": torch.tensor([1.0, 5.0]).double()}, {"w": torch.tensor([0.1, 10.0]).double()})
@@ -204,7 +208,7 @@ def test_members_become_the_gaussian_of_their_mean_and_deviation() -> None:
 
 
 def test_signs_and_scales_of_filter_response_normalization_are_used() -> None:
-    """A copy with other signs and scales is recovered where these are part of the match, and not without them."""
+    """A copy with other signs and scales is recovered if the match includes signs and scales, and only then."""
     module = resnet20(norm="filter", blocks=1).double()
     symmetry = rg.discover(module, (torch.randn(2, 3, 8, 8, dtype=torch.float64),))
     streams = sorted(group.signs for group in symmetry.groups)
@@ -236,7 +240,7 @@ def test_signs_and_scales_of_filter_response_normalization_are_used() -> None:
 
 
 def test_the_scale_of_a_filter_is_found_where_nothing_is_added_to_its_power() -> None:
-    """Exact for eps = 0 only: with 1e-6 it changes the function, and is not reported."""
+    """The scale is exact only for eps = 0. With 1e-6, it changes the function, and is not reported."""
     _, _, exact = network("filter response")
     assert [group.scales for group in exact.groups] == [2, 2]
 

@@ -1,4 +1,4 @@
-"""Posteriors as values: sampling, moments and moving obey the same laws in every kind."""
+"""Posteriors as values: sampling, moments and transformations obey the same laws for every kind."""
 
 import itertools
 import math

@@ -28,7 +28,7 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 def data_of(name: str) -> Batches:
-    """Six examples of two classes, in batches of four and two."""
+    """Return six examples of two classes, in batches of four and two."""
     _, inputs, _ = network(name)
     targets = torch.tensor([0, 1, 1, 0, 1, 0])
     return [(inputs[:4], targets[:4]), (inputs[4:], targets[4:])]
@@ -40,7 +40,7 @@ def of_values(log_likelihoods: Tensor) -> Predictive:
 
 
 def of_probabilities(probabilities: Tensor, targets: Tensor) -> Predictive:
-    """Written out: averages of `[samples, examples, classes]`."""
+    """Return averages of `[samples, examples, classes]`, computed by their definition."""
     averages = {
         "probabilities": probabilities.mean(0),
         "entropy": torch.special.entr(probabilities).sum(-1).mean(0),
@@ -180,7 +180,7 @@ def test_axes_of_one_example_are_summed() -> None:
 
 
 def test_the_error_says_how_far_the_truth_is() -> None:
-    """Of 400 estimates about 95% lie within 1.96 errors; samples are drawn from the exact distribution."""
+    """About 95% of 400 estimates lie within 1.96 errors. Samples are drawn from the exact distribution."""
     samples, examples, repeats = 64, 30, 400
     centers, spreads = normal(0, examples), 0.2 + 0.5 * normal(1, examples).abs()
     # One normal number for a sample, shared by all examples as parameters are; log-normal likelihoods have known means.
@@ -284,7 +284,7 @@ def test_a_likelihood_can_be_written() -> None:
 
 
 def permuted_pair() -> tuple[nn.Module, GaussianPosterior, GaussianPosterior, Symmetry, Element, Batches]:
-    """A network that classifies, and a copy with other units, noisily the same; the element brings it back."""
+    """Return a classifier, and a noisy copy with permuted units. An element undoes the permutation."""
     module, _, symmetry = network("tanh")
     q_a = KINDS["gaussian"]("tanh", 1)
     assert isinstance(q_a, GaussianPosterior)
@@ -330,7 +330,9 @@ def test_moved_noise_leaves_the_aligned_end_where_it_was() -> None:
 
 
 def test_common_noise_makes_the_barrier_more_precise_than_its_ends() -> None:
-    """Over repetitions the error of the barrier is its spread, and far below that of independent losses."""
+    """Over repetitions, the reported error of the barrier equals its spread, and is far below the error of independent
+    losses.
+    """
     module, q_a, _, _, _, data = permuted_pair()
     q_b = q_a._replace(mean={n: t + 0.3 * normal(90 + k, *t.shape) for k, (n, t) in enumerate(q_a.mean.items())})
     curves = [

@@ -1,4 +1,4 @@
-"""Transport between posteriors: distances and geodesics against closed forms, mixtures sample by sample."""
+"""Transport between posteriors: distances and geodesics compared with closed forms, and mixtures sample by sample."""
 
 import itertools
 from dataclasses import replace
@@ -34,7 +34,7 @@ from regauge.core.element import PARTS
 
 GAUSSIAN = [kind for kind in KINDS if kind != "particles"]
 STRAIGHT = [kind for kind in GAUSSIAN if kind != "low rank"]
-"""Kinds whose paths are geodesics; the other keeps two parts apart."""
+"""Kinds whose paths are geodesics. The remaining kind does not mix its two components."""
 ONE_COPY = ("permutation", "sign", "shift")
 
 
@@ -49,7 +49,7 @@ def covariance(posterior: Posterior, name: str) -> tuple[Tensor, Tensor]:
 
 
 def closed_form(a: Posterior, b: Posterior, name: str) -> tuple[float, float]:
-    """The first line of equation 16, its two parts."""
+    """Return the two terms of the first line of equation 16."""
     (mean_a, cov_a), (mean_b, cov_b) = covariance(a, name), covariance(b, name)
     root = symmetric_root(cov_a)
     spread = (cov_a + cov_b - 2 * symmetric_root(root @ cov_b @ root)).trace()
@@ -107,7 +107,7 @@ def test_the_second_line_of_equation_16_is_wrong_and_equation_17_is_right() -> N
 @pytest.mark.parametrize("t", [0.0, 0.3, 0.5, 1.0])
 @pytest.mark.parametrize("kind", ["gaussian", "kronecker"])
 def test_points_of_geodesics_have_the_covariance_of_equation_7(kind: str, t: float) -> None:
-    """With the indices that its right side lacks: 0 and 1 for its 1 and 2."""
+    """The equation is corrected: its right side lacks indices, and the indices 0 and 1 replace 1 and 2."""
     a, b = KINDS[kind]("tanh", 1), KINDS[kind]("tanh", 50)
     (mean_a, cov_a), (mean_b, cov_b) = covariance(a, "tanh"), covariance(b, "tanh")
     mean, cov = covariance(geodesic(a, b).at(t), "tanh")

@@ -1,4 +1,4 @@
-"""Mean-field variational inference: conjugate posteriors are recovered, and over-pruning is seen."""
+"""Mean-field variational inference recovers conjugate posteriors, and over-pruning is detected."""
 
 import math
 from dataclasses import replace
@@ -29,7 +29,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def regression() -> tuple[Tensor, Tensor]:
-    """Correlated inputs, so that the posterior's correlations matter."""
+    """Return correlated inputs, for which correlations of the posterior matter."""
     g = generator(1)
     mixing = torch.tensor([[1.0, 0.6, 0.0], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]], dtype=torch.float64)
     inputs = torch.randn(EXAMPLES, 3, generator=g, dtype=torch.float64) @ mixing
@@ -38,7 +38,7 @@ def regression() -> tuple[Tensor, Tensor]:
 
 
 def optimum(inputs: Tensor, targets: Tensor, prior_precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of the exact posterior, and the standard deviations of its best diagonal approximation."""
+    """Return the mean of the exact posterior, and the standard deviations of its best diagonal approximation."""
     precision = inputs.T @ inputs / NOISE**2 + torch.diag(prior_precision)
     return torch.linalg.solve(precision, inputs.T @ targets / NOISE**2).flatten(), precision.diagonal().rsqrt()
 
@@ -183,7 +183,9 @@ def test_refusals_of_training() -> None:
 
 
 def pruned(module: nn.Module, readers: dict[str, tuple[int, ...]]) -> GaussianPosterior:
-    """Means of 1 and standard deviations of 0.1, but weights that read certain units say nothing: 0.1 and 0.1."""
+    """Return means of 1 and standard deviations of 0.1. Weights that read certain units have mean 0.1 and carry no
+    information.
+    """
     mean = {name: torch.ones_like(tensor) for name, tensor in module.state_dict().items()}
     for name, units in readers.items():
         for unit in units:

@@ -1,4 +1,6 @@
-"""A gauge that is chosen by default never loses more by rounding than the network as it is: by loss, and by weights."""
+"""The default gauge never causes a larger rounding error than the unchanged network, measured by loss and by
+weights.
+"""
 
 import json
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ SCHEMES = (RoundToNearest(4), RoundToNearest(3, 4))
 
 
 def cnn() -> nn.Module:
-    """A convolutional network with batch normalization."""
+    """Return a convolutional network with batch normalization."""
     layers: list[nn.Module] = []
     for inner, outer in ((3, 8), (8, 6)):
         layers += [nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU()]
@@ -35,7 +37,9 @@ def cnn() -> nn.Module:
 
 @cache
 def prepared(name: str) -> tuple[Params, rg.Symmetry, rg.Task]:
-    """A network in float64 whose scales are unbalanced, and a task whose targets are mostly its own answers."""
+    """Return a network in float64 with unbalanced scales, and a task whose targets are mostly the network's own
+    answers.
+    """
     torch.manual_seed(0)
     if name == "Llama":
         module, params = network(TRANSFORMERS["Llama"])
@@ -56,7 +60,7 @@ def prepared(name: str) -> tuple[Params, rg.Symmetry, rg.Task]:
 
 
 def at(params: Params, task: rg.Task, dtype: torch.dtype) -> tuple[Params, rg.Task]:
-    """A network and its task in some precision."""
+    """Return a network and its task in some precision."""
     cast = {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in params.items()}
     batches = [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in task.batches]
     return cast, replace(task, module=task.module.to(dtype), batches=batches)
@@ -120,12 +124,14 @@ def test_the_default_is_the_best_and_its_numbers_stand_in_one_line() -> None:
 
 @dataclass(frozen=True)
 class Spread(GaugeMethod):
-    """Units are scaled at random by many octaves, which rounds badly, and the method says that it is better."""
+    """A method that scales units randomly by many octaves, which increases rounding errors, and claims an
+    improvement.
+    """
 
     label = "spread"
 
     def choose(self, problem: GaugeProblem) -> Chosen:
-        """Factors of all units."""
+        """Return factors of all units."""
         element = problem.symmetry.random(generator(4), parts=["scale"])
         for _ in range(3):
             element = problem.symmetry.compose(element, element)

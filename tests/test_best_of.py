@@ -1,4 +1,4 @@
-"""The best of several methods has the lowest loss at the midpoint, whatever their own objectives say."""
+"""The best of several methods has the lowest loss at the midpoint, for any objectives of the methods."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from regauge.alignment import Method, Problem, Results
 
 @dataclass(frozen=True)
 class Fixed(Method):
-    """Returns one element and calls it as good as it is told."""
+    """A method that returns one element with a given objective."""
 
     element: rg.Element
     objective: float
@@ -22,7 +22,7 @@ class Fixed(Method):
 
 
 def setting() -> tuple[rg.Params, rg.Params, rg.Symmetry, rg.Element, rg.Task]:
-    """A network, an orbit copy, the element that brings the copy back, and the task of computing what A computes."""
+    """Return a network, an orbit copy, the element that undoes the copy, and the task of computing A's outputs."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)).double()
     inputs = torch.randn(32, 4, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Every kind of broken file that was thought of: each gets one sentence, at once, and nothing is left behind."""
+"""Every known kind of broken file gives one sentence immediately, and no files are left behind."""
 
 import json
 import os
@@ -28,7 +28,7 @@ PARAMS = {"up": torch.ones(4, 3), "down": torch.ones(2, 4)}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with two networks in files, one in a folder, and their symmetry."""
+    """Return a working directory with two networks in files, one network in a folder, and their symmetry."""
     monkeypatch.chdir(tmp_path)
     for name in "ab":
         save(PARAMS, tmp_path / f"{name}.safetensors")
@@ -208,7 +208,7 @@ def test_changed_symmetries(
 
 @pytest.fixture(params=["pipe", "socket", "device"])
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], None]:
-    """Puts something that is no file in the place of another one."""
+    """Put something that is not a regular file in the place of a file."""
 
     def put(name: str) -> None:
         (tmp_path / name).unlink(missing_ok=True)
@@ -447,7 +447,7 @@ def test_too_little_memory_is_told(
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.4, 0.8, 1.6])
 def test_an_interrupt_has_no_traceback(seconds: float, folder: Path) -> None:
-    """Also while modules are imported and options are parsed; what Python does before any module is its own."""
+    """The test also interrupts while modules are imported and options are parsed. Python's own startup is excluded."""
     code = "import regauge.__main__ as program; print('begun', flush=True); program.main()"
     environment = {name: value for name, value in os.environ.items() if name != "REGAUGE_DEBUG"}
     child = subprocess.Popen(
@@ -463,7 +463,9 @@ def test_an_interrupt_has_no_traceback(seconds: float, folder: Path) -> None:
 
 
 def test_an_interrupt_that_python_would_ignore_ends_the_command() -> None:
-    """It may come as an object is deleted, or in a callback of imports: Python prints what is raised and goes on."""
+    """The interrupt may come while an object is deleted, or in an import callback, where Python prints exceptions and
+    continues.
+    """
     code = """if True:
         import regauge.__main__ as program
         from regauge.cli import main as commands

@@ -1,4 +1,4 @@
-"""A symmetry written by hand needs no sizes: its elements are made when they meet parameters."""
+"""An explicitly written symmetry needs no sizes: its elements are created when they act on parameters."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Callbacks: every training tells its steps, losses and rates, and trains as it does without being watched."""
+"""Callbacks: every training reports its steps, losses and rates, and gives the same result without a callback."""
 
 import inspect
 from collections.abc import Callable
@@ -81,7 +81,7 @@ TRAININGS: dict[str, Callable[..., Any]] = {
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether results hold the same numbers; histories differ in seconds."""
+    """Return whether results contain the same numbers. Histories differ in seconds."""
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     if isinstance(one, dict):

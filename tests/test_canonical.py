@@ -1,4 +1,4 @@
-"""Canonical forms: one for each orbit, of the same function; and the manifold on which they lie."""
+"""Canonical forms: one network for each orbit, with the same function, and the manifold of these networks."""
 
 import copy
 import math
@@ -40,7 +40,7 @@ ALL_FIXED = {
         {"ih": ("h", None), "hh": ("h", "h"), "out": (None, "h")}, kinds={"h": "scaled"}
     ).bind({"ih": torch.zeros(6, 3), "hh": torch.zeros(6, 6), "out": torch.zeros(2, 6)}),
 }
-"""Symmetries written by hand, of which nothing is left."""
+"""Explicit symmetries that the canonical form fixes completely."""
 
 FOUND = [
     "mlp_relu",
@@ -66,7 +66,7 @@ FOUND = [
 
 
 def largest_difference(a: Params, b: Params) -> float:
-    """Relative to the size of each tensor."""
+    """Return the largest difference, relative to the size of each tensor."""
     assert a.keys() == b.keys()
     differences = [0.0]
     for name, tensor in a.items():
@@ -78,7 +78,7 @@ def largest_difference(a: Params, b: Params) -> float:
 
 
 class Normalized(nn.Module):
-    """Batch normalization before a rectifier, twice, with a shortcut."""
+    """Batch normalization before a ReLU, twice, with a shortcut."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ MODELS = {**{case.name: case for case in CASES if case.name in FOUND}, "normaliz
 
 
 def discovered(case: Case) -> tuple[nn.Module, Symmetry, Params]:
-    """A model in float64, moved away from its initial values."""
+    """Return a model in float64, far from its initial values."""
     torch.manual_seed(0)
     module = copy.deepcopy(case.module()).double().eval()
     inputs = tuple(x.double() if x.is_floating_point() else x for x in case.inputs())
@@ -279,7 +279,7 @@ def test_dead_units_keep_the_function_and_constant_ones_get_their_bias_or_reader
 
 
 class AttentionBeforeRelu(nn.Module):
-    """Units whose incoming weights the values' matrix mixes, and whose biases are zero at the start."""
+    """Units whose incoming weights are mixed by the matrix of values, and whose biases are initially zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -311,7 +311,7 @@ def test_units_whose_incoming_weights_are_mixed_and_biases_zero_have_one_form_to
 
 
 def test_biases_that_are_zero_in_a_representative_fix_no_scale() -> None:
-    """A linear layer before another, whose units batch normalization frees: their weights are known last."""
+    """Batch normalization frees the units of the second of two linear layers, so their weights are known last."""
     torch.manual_seed(0)
     layers = (nn.Linear(6, 3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     module = nn.Sequential(*layers).double().eval()
@@ -591,7 +591,9 @@ def model():
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model and three checkpoints, the last on the orbit of the first."""
+    """Return a working directory with a model and three checkpoints, of which the last lies on the orbit of the
+    first.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mynets.py").write_text(FACTORY)
     shapes = {"0.weight": (8, 4), "0.bias": (8,), "2.weight": (3, 8), "2.bias": (3,)}
