@@ -31,13 +31,14 @@ def run_apart(
     """Run a command in the current folder. The command saves its state after every step, and draws no pictures.
 
     Args:
-        arguments: Of the command.
-        then: What meets the changes of the folder's files.
-        at: The first change that is met, counted from one.
-        most_bytes: A longer file cannot be written, as on a full disk.
+        arguments: The arguments of the command.
+        then: The event at a change of the folder's files.
+        at: The number of the first change with the event, counted from one.
+        most_bytes: The largest size in bytes of a file that can be written, as on a full disk.
 
     Returns:
-        The exit code, or less the number of the signal that ended the process; its errors; how many changes there were.
+        The exit code (minus the number of the signal that ended the process), its error output, and the number of
+        changes.
     """
     with tempfile.NamedTemporaryFile() as errors:
         changes = CONTEXT.Value("l", 0)

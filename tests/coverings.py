@@ -16,24 +16,24 @@ def covering(
     of: int = 3,
     own: Collection[tuple[str, ...]] = (),
 ) -> list[Any]:
-    """The product of two or three settings as cases, all but a part of which are marked as thorough.
+    """Return the product of two or three settings as cases. All cases outside of one part are marked as thorough.
 
-    Pairs of the first two settings lie on diagonals of their table, which are dealt out to the parts in turn: every
-    pair is in one part, so that laws over the same settings that take different parts meet every pair together. With
-    each pair goes one value of the third setting, in turn along the diagonals. In every part each value of a setting
-    meets every value of the third one.
+    The diagonals of the table of the first two settings are assigned to the parts in turn. Therefore every pair is in
+    one part, and laws over the same settings that take different parts together test every pair. Each pair is combined
+    with one value of the third setting, in turn along the diagonals. In every part, each value of a setting is combined
+    with every value of the third setting.
 
     Args:
         first: Names of the values of one setting.
-        second: The same of another one.
-        third: The same of a third one, if there is one.
+        second: Names of the values of a second setting.
+        third: Names of the values of a third setting, if there is a third setting.
         part: The part that runs in CI, from 0.
         of: Number of parts.
-        own: Cases that take a path of their own through the code, which run in CI whatever the part.
+        own: Cases with a separate path through the code, which run in CI for any part.
 
     Raises:
-        ValueError: The part would miss a value, or a pair of one with a value of the third setting; or one of `own` is
-            no case.
+        ValueError: The part would miss a value, or a pair of a value with a value of the third setting. Also raised if
+            an entry of `own` is not a case.
     """
     rows, columns = list(first), list(second)
     depths: list[tuple[str, ...]] = [()] if third is None else [(name,) for name in third]

@@ -35,11 +35,12 @@ class Kind:
     """A kind of document.
 
     Attributes:
-        read: Puts a document into a folder, and reads it.
-        right: A document that is right, made in a folder.
-        named: What an error says of where the document is; nothing where it is read without a file.
-        is_refused: Whether a damaged one is ever refused: some are ignored with a note.
-        use: What is done with what was read.
+        read: A function that puts a document into a folder, and reads the document.
+        right: A function that returns a valid document, made in a folder.
+        named: The part of an error message that names the document's place; empty if the document is not read from a
+            file.
+        is_refused: Whether damaged documents are ever refused. Some kinds are ignored with a note.
+        use: A function that uses the result of reading.
     """
 
     read: Callable[[Path, Any], object]

@@ -27,8 +27,8 @@ class RandomNet(nn.Module):
     """A network generated from a seed.
 
     Args:
-        seed: Decides everything.
-        length: How many operators.
+        seed: The seed of all random choices.
+        length: The number of operators.
     """
 
     def __init__(self, seed: int, length: int = 9) -> None:

@@ -29,21 +29,21 @@ from regauge.nets.transformer import GPT, Llama, ViT
 
 @dataclass(frozen=True)
 class Case:
-    """A model, inputs for it, and what discovery must find.
+    """A model, its inputs, and the groups that discovery must find.
 
     Attributes:
-        name: Unique.
-        module: Makes the model.
-        inputs: Makes the positional inputs.
+        name: The unique name.
+        module: A function that returns the model.
+        inputs: A function that returns the positional inputs.
         expected: Permuted groups and matrix groups, in the notation of this file.
         scales: Families of positive scales, over all groups.
         signs: Families of signs.
         shifts: Families of half-period shifts.
-        kwargs: Makes the keyword inputs.
-        outputs: Which outputs count.
-        irrelevant: Ends of the names of parameters that provably cannot influence the outputs, so that leaving
-            out their placements is no error: the softmax does not see the bias of a key projection.
-        is_slow: Whether it runs only with the slow tests.
+        kwargs: A function that returns the keyword inputs.
+        outputs: The outputs that must be preserved.
+        irrelevant: Ends of the names of parameters that provably cannot influence the outputs, so their placements may
+            be missing. For example, the softmax does not depend on the bias of a key projection.
+        is_slow: Whether the case runs only with the slow tests.
     """
 
     name: str

@@ -19,10 +19,10 @@ from regauge.nets.transformer import GPT, Llama
 
 @dataclass(frozen=True)
 class NullSpaceCase:
-    """A network, inputs for it, and the table's family of architectures that it belongs to.
+    """A network, its inputs, and its family of architectures in the table.
 
     Attributes:
-        limit: What discovery is known not to find there, and the number of dimensions.
+        limit: The part of the null space that discovery is known not to find, and its number of dimensions.
     """
 
     family: str

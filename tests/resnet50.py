@@ -33,7 +33,8 @@ class Bottleneck(nn.Module):
 def resnet50(
     classes: int = 1000, *, width: int = 64, in_channels: int = 3, blocks: tuple[int, ...] = (3, 4, 6, 3)
 ) -> ResNet:
-    """ResNet50 for images of 224 pixels: bottlenecks of `width`, 2 `width`, ... channels, stride in the 3 x 3.
+    """ResNet50 for images of 224 pixels: bottlenecks with `width`, 2 `width`, ... channels, where the 3 x 3 convolution
+    has the stride.
 
     References:
         He et al. (2016), table 1.

@@ -30,11 +30,11 @@ class Case(NamedTuple):
 
 
 class Between(nn.Module):
-    """Two layers of the same shape, an operator, and a linear layer on whatever comes out.
+    """Two layers of the same shape, an operator, and a linear layer that reads the result.
 
     Args:
-        operator: What is between the layers.
-        where: Shape of the hidden tensors: a key of `INPUTS`.
+        operator: The operator between the layers.
+        where: The shape of the hidden tensors, a key of `INPUTS`.
     """
 
     def __init__(self, operator: Operator, where: str) -> None:

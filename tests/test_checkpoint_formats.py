@@ -1,4 +1,4 @@
-"""Formats of checkpoints: a table, to which a row or an entry point adds one."""
+"""Formats of checkpoints are a table, to which a row or an entry point adds a format."""
 
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -17,7 +17,7 @@ SYMMETRY = rg.Symmetry.from_axes({"fc1.weight": ("h", None), "fc2.weight": (None
 TOY = rg.checkpoints.FileFormat(
     (".toy",), opener=f"{__name__}:open_toy", writer=f"{__name__}:encode_toy", names=("model.toy",)
 )
-"""Lines of text: a name, the shape and the values of a tensor, in float64."""
+"""A format of text lines: the name, the shape and the values of a tensor, in float64."""
 
 
 def open_toy(file: Path, entry: str | None) -> rg.checkpoints.OpenedFile:
@@ -37,7 +37,7 @@ def encode_toy(shard: Shard, pieces: Pieces) -> Iterator[bytes]:
 
 @pytest.fixture(params=["entry point", "row"])
 def toy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A further format: from another package, or in the table."""
+    """Register an additional format, as another package or as a row of the table."""
     if request.param == "row":
         monkeypatch.setitem(file_formats.FORMATS, "toy", TOY)
     else:

@@ -1,4 +1,6 @@
-"""Checkpoints: the bits that were written are read again, and every way a file can be wrong has its sentence."""
+"""Checkpoints: reading returns exactly the written bits, and every way in which a file can be wrong has an error
+message.
+"""
 
 import json
 from pathlib import Path

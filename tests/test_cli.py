@@ -1,4 +1,4 @@
-"""The command line: what it writes, and one sentence for every mistake."""
+"""The command line: its outputs, and one sentence for every mistake."""
 
 import io
 import json
@@ -82,7 +82,7 @@ def fails():
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with models, data and two checkpoints."""
+    """Return a working directory with models, data and two checkpoints."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mynets.py").write_text(MODELS)
     for name, seed in (("a", 0), ("b", 1)):

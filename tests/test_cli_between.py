@@ -1,4 +1,4 @@
-"""`regauge line --path`, `regauge plane` and `regauge repair`: what they write, and one sentence for every mistake."""
+"""`regauge line --path`, `regauge plane` and `regauge repair`: their outputs, and one sentence for every mistake."""
 
 import csv
 import json
@@ -60,7 +60,7 @@ def branching():
 
 
 def module(*, is_normed: bool = False) -> nn.Sequential:
-    """The model of that name, in Python."""
+    """Return the model of a given name, in Python."""
     middle = [nn.BatchNorm1d(6), nn.ReLU()] if is_normed else [nn.ReLU(), nn.Linear(6, 6), nn.ReLU()]
     return nn.Sequential(nn.Linear(4, 6), *middle, nn.Linear(6, 3)).eval()
 
@@ -72,7 +72,7 @@ def inputs() -> torch.Tensor:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with models, data and checkpoints: a, b, c of `model`, na and nb of `normed`."""
+    """Return a working directory with models, data and checkpoints: a, b, c of `model`, na and nb of `normed`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(MODELS)
     for seed, name in enumerate(["a", "b", "c", "na", "nb"]):
@@ -222,7 +222,7 @@ def test_planes_of_networks_with_batch_normalization(folder: Path, capsys: pytes
 def test_statistics_come_from_the_data_for_them_at_the_ends_too(
     folder: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A network with statistics from other data is no worse at an end than beside it."""
+    """A network whose statistics come from other data is not worse at an endpoint than next to the endpoint."""
     third = {
         name: tensor + 1 if tensor.is_floating_point() else tensor for name, tensor in load("na.safetensors").items()
     }
@@ -408,7 +408,7 @@ def test_an_interrupted_picture_leaves_the_old_one(folder: Path, monkeypatch: py
 
 
 def test_the_command_and_the_function_measure_the_same_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The ends are treated as the middle is, and what they are as stored is told."""
+    """The endpoints are prepared like the middle, and their losses as stored are reported."""
     main(["line", *files("na", "nb"), *NORMED, "--statistics", "nets.py:others", "--points", "5", "--json"])
     report = json.loads(capsys.readouterr().out)
     runner = module(is_normed=True)
@@ -445,7 +445,9 @@ def test_an_aligned_network_has_the_ends_and_the_barrier_of_its_copy(
 def test_a_merge_card_measures_on_data_that_chose_nothing(
     folder: Path, is_tested: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command and the function alike; statistics come from the data that choose, and the card names both."""
+    """The command and the function use the same data. Statistics come from the data for choices, and the card names
+    both sets of data.
+    """
     more = ["--test", "nets.py:others"] if is_tested else []
     main(["merge", *files("na", "nb"), *NORMED, "--input-shape", "2x4", "-o", "merged.safetensors", *more])
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The commands on populations: they go on where they stopped, and say in one sentence what is wrong."""
+"""The commands on populations continue interrupted work, and report errors in one sentence."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`regauge zoo align`, `compare` and `map`, and the pictures that they draw."""
+"""`regauge zoo align`, `compare` and `map`, with their pictures."""
 
 import csv
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MLP = Architecture("MLP 30-5-2", "regauge.nets.mlp:mlp", {"widths": [30, 5, 2]})
 
 @pytest.fixture
 def zoo(tmp_path: Path) -> str:
-    """Ten networks: permuted copies of two, of which the last of all is broken."""
+    """Return ten networks: permuted copies of two networks. The last network is broken."""
     symmetry = discover(MLP.module(), (torch.randn(2, 30),))
     store = Store.create(tmp_path / "zoo", MLP, symmetry)
     generator = torch.Generator().manual_seed(0)
@@ -41,7 +41,7 @@ def table(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def data(zoo: str, tmp_path: Path) -> str:
-    """Inputs, and as what the networks with even numbers classify them."""
+    """Return inputs, with the classes that the networks with even indices predict."""
     inputs = torch.randn(40, 30, generator=torch.Generator().manual_seed(1))
     network = {name: tensor[0] for name, tensor in Store.open(zoo).read([0]).items()}
     targets = torch.func.functional_call(MLP.module(), network, (inputs,)).argmax(-1)
@@ -108,7 +108,9 @@ def test_barriers_fall_where_pairs_are_copies(
 def test_a_comparison_goes_on_where_it_was_interrupted(
     align: str, zoo: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Block by block, the rest by another worker, and with the same matrix in the end."""
+    """The matrix is computed block by block, the remaining blocks by another worker, and the final matrix is the
+    same.
+    """
     command = ["zoo", "compare", zoo, "--data", data, "--align", align, "--points", "5", "-o"]
     main([*command, str(tmp_path / "whole.svg")])
     monkeypatch.setattr("regauge.zoo.populations.stored_pairs.BLOCK_SIDE", 4)

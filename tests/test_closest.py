@@ -1,4 +1,4 @@
-"""`closest` equals brute force for every kind, and says what it cannot do."""
+"""`closest` equals brute force for every kind of group, and names the kinds that it does not support."""
 
 import itertools
 import math
@@ -107,7 +107,9 @@ def test_many_dependent_families_ascend_and_report_what_they_reach() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_dihedral(seed: int) -> None:
-    """(w, b, v) -> (s w, s b + k pi / omega, s (-1)^k v) against all permutations, signs and shifts."""
+    """The action (w, b, v) -> (s w, s b + k pi / omega, s (-1)^k v) is compared with all permutations, signs and
+    shifts.
+    """
     n, step = 2, math.pi / 3
     wa, wb = drawn(n, 4, seed=seed), drawn(n, 4, seed=seed + 100)
     ba, bb = 2 * drawn(n, seed=seed + 200), 2 * drawn(n, seed=seed + 300)
@@ -229,7 +231,7 @@ def one_layer(n: int, kind: Kind) -> Symmetry:
 
 
 def elements(kind: Kind, n: int) -> Element:
-    """Everything that could be chosen for a layer of n units, as one batch."""
+    """Return all elements that could be chosen for a layer of n units, as one batch."""
     if kind in ("orthogonal", "linear"):
         angles = torch.linspace(0, 2 * math.pi, 1001, dtype=torch.float64)
         rotations = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).reshape(-1, 2, 2)

@@ -1,4 +1,4 @@
-"""The front door of the command line: names of commands, the version, help, and what is refused before torch loads."""
+"""The entry of the command line: names of commands, the version, help, and refusals before torch is imported."""
 
 import re
 import subprocess
@@ -106,7 +106,7 @@ def test_help_shows_six_options_and_all_of_them_in_groups(
 
 
 def test_help_names_pages_of_the_documentation_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    """An installed package has no folder of pages."""
+    """Every page that the help names exists. An installed package has no folder of pages."""
     text = " ".join(printed_help(capsys, *command, "--help-all") for command in _commands())
     pages = {*re.findall(r'page "(\w+)" of the documentation', text)}
     assert "docs/" not in text

@@ -1,4 +1,4 @@
-"""Common scales: one factor for all units, where no factor for each unit is possible."""
+"""Common scales: one factor for all units, if separate factors for the units are not possible."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ BATCH = {"rows": (6, 4), "tokens": (3, 5, 4), "image": (3, 2, 8, 8)}
 
 
 class Net(nn.Module):
-    """Parts and a forward function `(parts, x)`."""
+    """Submodules and a forward function `(parts, x)`."""
 
     def __init__(self, forward: Forward, **parts: Any) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 class Case(NamedTuple):
-    """A network on one kind of inputs, and the exponents of its common scales (up to sign) by parameter."""
+    """A network for one kind of inputs, and the exponents of its common scales (up to sign) by parameter."""
 
     make: Callable[[], Net]
     where: str
@@ -80,7 +80,7 @@ def branches(m: Any, x: Tensor) -> Tensor:
 
 
 def remember(m: Any, x: Tensor) -> Tensor:
-    """A memory that the delta rule writes, read after each of two tokens."""
+    """Compute a memory that the delta rule writes, and that is read after each of two tokens."""
     keys, values, memory, read = m.k(x), m.v(x), m.w.expand(len(x), -1, -1), []
     for t in range(2):
         error = (memory @ keys[:, t, :, None])[..., 0] - values[:, t]
@@ -97,7 +97,7 @@ def rezero(m: Any, x: Tensor) -> Tensor:
 
 
 def cooled(m: Any, x: Tensor) -> Tensor:
-    """Attention whose scores a learned temperature divides."""
+    """Compute attention whose scores are divided by a learned temperature."""
     q, k, v = m.q(x), m.k(x), m.v(x)
     return m.o(((q @ k.mT).relu().cumsum(-1) / m.t).softmax(-1) @ v.tanh())
 
@@ -282,7 +282,7 @@ def made(make: Callable[[], Net], where: str) -> tuple[Net, Tensor, rg.Symmetry]
 
 
 def moved(net: Net) -> dict[str, Tensor]:
-    """Parameters away from their initial values."""
+    """Return parameters far from their initial values."""
     generator = torch.Generator().manual_seed(2)
     state = net.state_dict()
     return {k: t + 0.3 * torch.randn(t.shape, generator=generator, dtype=t.dtype) for k, t in state.items()}
@@ -310,7 +310,9 @@ def test_common_scales_are_found_with_their_exponents(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_solved_equations_hold_and_leave_as_many_unknowns_free_as_they_have(seed: int) -> None:
-    """Unknowns that are zero in every solution are not free: some occur in several equations, some in one."""
+    """Unknowns that are zero in every solution are not free. Some unknowns occur in several equations, and some in
+    one.
+    """
     generator = torch.Generator().manual_seed(seed)
     count = 3 + seed % 5
     matrix = torch.randint(-1, 2, (count, 6), generator=generator)

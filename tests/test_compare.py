@@ -1,4 +1,4 @@
-"""Comparisons of two networks: copies, descendants, strangers; an exact test; errors."""
+"""Comparisons of two networks: copies, descendants, strangers, an exact test, and errors."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ COPIES = {
 
 
 def away(params: Params, share: float, seed: int) -> Params:
-    """A network moved away by a share of its size."""
+    """Return a network changed by a share of its size."""
     source = generator(seed)
     noise = {name: torch.randn(t.shape, generator=source, dtype=t.dtype) for name, t in params.items()}
     return {name: t + share * t.square().mean().sqrt() * noise[name] for name, t in params.items()}
@@ -97,7 +97,9 @@ def test_descendants_and_strangers() -> None:
 
 @pytest.mark.parametrize("kind", ["permutation", "scaled", "signed", "orthogonal"])
 def test_alignment_alone_makes_no_descendants(kind: str) -> None:
-    """Where inputs are few, alignment explains most of any network: with chance in view strangers stay strangers."""
+    """With few inputs, alignment explains most of any network. Because chance is subtracted, strangers are still
+    recognized.
+    """
     symmetry = mlp_symmetry(2, 60, 3, kind=kind)
     found = rg.compare(drawn(symmetry, 0), drawn(symmetry, 1), symmetry, draws=99)
     assert found.share_after is not None
@@ -126,7 +128,9 @@ def test_shares_are_squared_correlations_around_what_every_element_keeps() -> No
 
 
 def test_p_values_of_independent_networks_are_uniform() -> None:
-    """Also where units are far from normal, and where all networks share what their units have in common."""
+    """The p-values are also uniform if units are far from normal, or if the units of all networks have a common
+    component.
+    """
     symmetry = mlp_symmetry(3, 6, 5, 2)
     shared, source = drawn(symmetry, 0), generator(4)
     p_values = []
@@ -282,7 +286,7 @@ def text_symmetry() -> rg.Symmetry:
 
 
 def extended(params: Params) -> Params:
-    """The network with three tokens more."""
+    """Return the network with three additional tokens."""
     rows = torch.randn(3, 16, generator=generator(9))
     return {n: torch.cat([t, rows]) if n in ("embedding.weight", "head.weight") else t for n, t in params.items()}
 

@@ -1,4 +1,6 @@
-"""`regauge compare`: verdicts of checkpoints, read or streamed, pages, JSON, and one sentence for every mistake."""
+"""`regauge compare`: verdicts about checkpoints in memory or streamed, pages, JSON, and one sentence for every
+mistake.
+"""
 
 import json
 from collections.abc import Callable
@@ -48,7 +50,7 @@ def symmetry() -> rg.Symmetry:
 
 @pytest.fixture(scope="module")
 def networks(symmetry: rg.Symmetry) -> dict[str, Params]:
-    """A network, a descendant, both in other gauges, and a stranger."""
+    """Return a network and a descendant, both in other gauges, and a stranger."""
     a, noise = random_network(0), random_network(1)
     child = {name: tensor + 0.2 * noise[name] for name, tensor in a.items()}
     moved = [symmetry.act(symmetry.random(torch.Generator().manual_seed(k)), one) for k, one in enumerate((a, child))]
@@ -91,7 +93,7 @@ def test_every_relation_has_its_verdict(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def extended(params: Params) -> Params:
-    """A network with two tokens more."""
+    """Return a network with two additional tokens."""
     return {n: torch.cat([t, t[:2]]) if t.shape[0] == 12 else t for n, t in params.items()}
 
 

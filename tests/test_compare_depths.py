@@ -1,4 +1,4 @@
-"""Networks of which blocks were dropped or doubled are compared block by block, wherever that happened."""
+"""Networks with dropped or doubled blocks are compared block by block, at any position of the change."""
 
 from itertools import combinations
 
@@ -18,7 +18,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def chain() -> nn.Module:
-    """An MLP whose hidden layers are numbered with its ends."""
+    """Return an MLP whose hidden layers are numbered together with its first and last layers."""
     layers = [nn.Linear(6, 20), *(nn.Linear(20, 20) for _ in range(DEEP)), nn.Linear(20, 3)]
     return nn.Sequential(*(nn.Sequential(one, nn.Tanh()) for one in layers[:-1]), nn.Sequential(layers[-1]))
 
@@ -32,7 +32,7 @@ MODULES = {
 
 @pytest.fixture(scope="module", params=MODULES)
 def case(request: pytest.FixtureRequest) -> tuple[rg.Symmetry, list[rg.Params], str]:
-    """A symmetry, two independent networks, and the beginning of the names of blocks."""
+    """Return a symmetry, two independent networks, and the prefix of the names of blocks."""
     make, inputs = MODULES[request.param]
     module = make().double().eval()
     networks = []
@@ -48,7 +48,7 @@ def case(request: pytest.FixtureRequest) -> tuple[rg.Symmetry, list[rg.Params], 
 
 
 def rearranged(params: rg.Params, prefix: str, order: list[int]) -> rg.Params:
-    """A network whose blocks are those of another one in some order."""
+    """Return a network that has the blocks of another network in some order."""
     found = {n: t for n, t in params.items() if not n.startswith(prefix)} if prefix else {}
     for new, old in enumerate(order):
         start = f"{prefix}{old}."

@@ -1,4 +1,4 @@
-"""Many networks at once: families, trees, and what cannot be compared."""
+"""Many networks at once: families, trees, and networks that cannot be compared."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,7 @@ WIDE = mlp_symmetry(20, 40, 10, kind="scaled")
 
 
 def path_lengths(branches: list[Branch], names: list[str]) -> Tensor:
-    """Lengths of the paths between networks, by adding up branches."""
+    """Return the lengths of the paths between networks, as sums of branches."""
     nodes = list(dict.fromkeys([*names, *(node for one in branches for node in (one.parent, one.child))]))
     lengths = torch.full((len(nodes), len(nodes)), torch.inf, dtype=torch.float64).fill_diagonal_(0)
     for one in branches:
@@ -55,7 +55,7 @@ def test_distances_of_a_tree_give_that_tree(count: int) -> None:
 
 
 def walked(seed: int, parents: dict[int, int], *, drift: float = 0.0) -> Tensor:
-    """Points of a random walk along a tree; with a drift, all steps also have a part in one direction."""
+    """Return points of a random walk along a tree. With a drift, all steps have a component in one direction."""
     source = generator(seed)
     along, start = torch.linalg.qr(torch.randn(3000, 2, generator=source, dtype=torch.float64)).Q.T
     points = [20 * start + 5 * along]
@@ -71,7 +71,7 @@ def random_parents(seed: int, count: int = 20) -> dict[int, int]:
 
 
 def points_of(values: Tensor, names: list[str], pruned: Tensor | None = None) -> Points:
-    """Points with three tensors of four blocks each."""
+    """Return points with three tensors of four blocks each."""
     pieces = values.tensor_split(12, 1)
     cut = torch.zeros(len(names), len(names), dtype=torch.bool) if pruned is None else pruned
     rounding = 1e-5 * values.norm(dim=1)
@@ -115,7 +115,7 @@ def test_each_network_hangs_on_its_parent(kind: str, drift: float) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_exact_path_lengths_give_the_tree_exactly(seed: int) -> None:
-    """With exactly orthogonal steps, conductances of pairs that are no branch vanish."""
+    """With exactly orthogonal steps, the conductances of pairs without a branch are zero."""
     parents = random_parents(seed)
     lengths = torch.rand(19, generator=generator(seed), dtype=torch.float64) + 0.1
     values = torch.zeros(20, 20, dtype=torch.float64)
@@ -164,7 +164,9 @@ def test_copies_hang_on_one_network_and_say_so() -> None:
 
 
 def test_pruned_networks_hang_on_the_network_that_was_pruned() -> None:
-    """And a network that was trained further from the pruned one hangs on that, although norms shrink on the way."""
+    """A network that was trained further from the pruned network is placed below it, although norms decrease on the
+    way.
+    """
     values = walked(2, {1: 0, 2: 0, 3: 2})
     pruned = torch.where(values[0].abs() > values[0].abs().quantile(0.4), values[0], 0.0)
     other = torch.where(values[2].abs() > values[2].abs().quantile(0.4), values[2], 0.0)
@@ -188,9 +190,10 @@ def test_averages_hang_on_their_heaviest_parent_and_have_children() -> None:
 
 
 def grown(seed: int, *, drift: float = 0.0) -> tuple[Tensor, dict[int, int], list[Average], set[int]]:
-    """A random walk with pruned networks, averages and copies, from which networks are trained further.
+    """Return a random walk with pruned networks, averages and copies, from which further networks are trained.
 
-    The results are the points, the parents of all networks but averages, the averages, and the trained networks.
+    The results are the points, the parents of all networks except averages, the averages, and the networks that were
+    trained.
     """
     source = generator(seed)
     along, start = torch.linalg.qr(torch.randn(3000, 2, generator=source, dtype=torch.float64)).Q.T
@@ -223,7 +226,7 @@ def grown(seed: int, *, drift: float = 0.0) -> tuple[Tensor, dict[int, int], lis
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("drift", [0.0, 0.1])
 def test_children_of_pruned_networks_and_averages_hang_on_them(seed: int, drift: float) -> None:
-    """At any depth. No certain branch is wrong, also with a drift."""
+    """This holds at any depth, and with a drift. No certain branch is wrong."""
     values, parents, averages, trained = grown(seed, drift=drift)
     names = [f"n{k:02}" for k in range(len(values))]
     tree = grow_tree(points_of(values, names, _find_pruned(values)), averages)
@@ -236,7 +239,9 @@ def test_children_of_pruned_networks_and_averages_hang_on_them(seed: int, drift:
 
 
 def test_networks_between_two_others_are_not_children_of_their_average() -> None:
-    """A network on the way from one parent of an average to the other, and a common parent of both, are near it."""
+    """A network on the way from one parent of an average to the other parent, and a common parent of both, are close to
+    the average.
+    """
     values = walked(6, {1: 0, 2: 1, 3: 2, 4: 0, 5: 4})
     merges = [0.5 * (values[0] + values[3]), 0.5 * (values[1] + values[5])]
     names = [*(f"n{k:02}" for k in range(6)), "merge", "other"]
@@ -278,7 +283,7 @@ def test_no_branch_by_distances_alone_is_certain() -> None:
 
 
 def family() -> dict[str, rg.Params]:
-    """A base with two children, of which one was moved and has a child of its own; and a stranger."""
+    """Return a base with two children, one of which is transformed and has a child, and a stranger."""
     steps = [drawn(WIDE, seed) for seed in range(5)]
 
     def on(params: rg.Params, k: int, share: float) -> rg.Params:
@@ -309,12 +314,12 @@ def test_families_and_their_trees() -> None:
 
 
 def compared(networks: dict[str, rg.Params]) -> Lineage:
-    """The lineage of networks with the symmetry `WIDE`."""
+    """Return the lineage of networks with the symmetry `WIDE`."""
     return compare_many(list(networks), lambda a, b: rg.compare(networks[a], networks[b], WIDE, draws=9))
 
 
 def test_a_merge_names_its_parents_wherever_all_are_on_their_orbits() -> None:
-    """Distances where a network is stored would weigh its units by their scales."""
+    """Distances between stored networks would weight units by their scales."""
     shares, networks = (0.5, 0.3, 0.2), {"base": drawn(WIDE, 0)}
     for k in range(3):
         noise = drawn(WIDE, 10 + k)
@@ -343,9 +348,10 @@ def test_a_merge_names_its_parents_wherever_all_are_on_their_orbits() -> None:
 
 @pytest.mark.parametrize("larger", [(), ("n4", "n5")])
 def test_a_merge_names_its_parents_also_among_unrelated_networks(larger: tuple[str, ...]) -> None:
-    """Distances to unrelated networks, which are no distances of points, have no part in it.
+    """Distances to unrelated networks are not distances between points, and are not used.
 
-    Nor do networks with more tokens, whose distance from some others is only that of a part.
+    Networks with additional tokens are not used either, because some of their distances cover only a part of the
+    parameters.
     """
     source = generator(4)
     base, *steps = torch.randn(6, 600, generator=source, dtype=torch.float64)
@@ -376,7 +382,7 @@ def test_a_merge_names_its_parents_also_among_unrelated_networks(larger: tuple[s
 
 @pytest.mark.parametrize("shares", [{4: 0.5, 7: 0.5}, {2: 0.2, 4: 0.5, 7: 0.3}])
 def test_inexact_distances_add_no_parents(shares: dict[int, float]) -> None:
-    """Distances up to symmetry are wrong by a percent; a relative with a weight of that order is no parent."""
+    """Distances up to symmetry have errors of one percent. A relative with a weight of this size is not a parent."""
     right = 0
     for seed in range(12):
         source = generator(seed)
@@ -395,7 +401,7 @@ def test_inexact_distances_add_no_parents(shares: dict[int, float]) -> None:
 
 
 def test_moved_copies_change_no_inner_product() -> None:
-    """Points in one gauge do not depend on where the networks are on their orbits."""
+    """Points in one gauge do not depend on the positions of the networks on their orbits."""
     networks = {name: one for name, one in family().items() if name != "stranger"}
     names = [*networks]
     steps = {"base": 0.0, "first": 0.1, "second": 0.2, "grandchild": 0.3}
@@ -412,7 +418,7 @@ def test_moved_copies_change_no_inner_product() -> None:
 
 @pytest.mark.parametrize("format", [torch.bfloat16, torch.float16])
 def test_rounding_is_measured_in_common_coordinates(format: torch.dtype) -> None:
-    """Invertible matrices enlarge the rounding of a moved copy, which is nevertheless a copy."""
+    """Invertible matrices enlarge the rounding errors of a transformed copy, which is still recognized as a copy."""
     net = torch.nn.Sequential(torch.nn.Linear(40, 32), torch.nn.Linear(32, 40)).double()
     symmetry = rg.discover(net, (torch.zeros(2, 40, dtype=torch.float64),)).bind(net.state_dict())
     base = {n: torch.randn(t.shape, generator=generator(1), dtype=t.dtype) for n, t in net.state_dict().items()}
@@ -456,7 +462,7 @@ def test_siblings_of_a_missing_base_do_not_hang_on_a_copy_of_one_of_them() -> No
 
 
 def convolutions(*widths: int) -> rg.Params:
-    """A network of another architecture, with tensors of the same names."""
+    """Return a network of another architecture, whose tensors have the same names."""
     return {name: tensor.unsqueeze(-1) for name, tensor in drawn(mlp_symmetry(*widths), 0).items()}
 
 
@@ -519,7 +525,7 @@ def test_networks_with_more_outputs_join_a_family(capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("folder")
 def test_networks_with_fewer_units_join_a_family(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also two of the same shapes, which the symmetry does not have."""
+    """Two networks of equal shapes, which differ from the shapes of the symmetry, join too."""
     small = cut_symmetry(WIDE, {"h1": 24})
     units = torch.randperm(40, generator=generator(7))[:24].sort().values
     narrow = cut_params(family()["second"], WIDE, {"h1": units})

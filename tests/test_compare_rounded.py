@@ -1,4 +1,6 @@
-"""Copies that were moved by the whole group and rounded to a format are the same network; strangers are not."""
+"""Copies that were transformed by the whole group and rounded to another format are the same network; strangers are
+not.
+"""
 
 from pathlib import Path
 
@@ -16,7 +18,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def rounded(params: rg.Params, dtype: torch.dtype) -> rg.Params:
-    """A network in another format."""
+    """Return a network in another format."""
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in params.items()}
 
 
@@ -83,7 +85,7 @@ def test_noise_never_explains_what_is_no_copy() -> None:
 
 @pytest.fixture(scope="module")
 def streams() -> tuple[rg.Symmetry, list[rg.Params]]:
-    """Four independent transformers, with gains that differ, and their symmetry."""
+    """Return four independent transformers with different gains, and their symmetry."""
     module = Llama(24, width=16, layers=2, heads=2, kv_heads=1)
     networks = [initialize_transformer(module, torch.Generator().manual_seed(seed)) for seed in range(4)]
     chance = torch.Generator().manual_seed(9)

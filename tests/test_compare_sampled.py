@@ -1,4 +1,6 @@
-"""Large networks compared by a sample: where it decides, all values give the same verdict, and few of them are read."""
+"""Large networks are compared by a sample. If the sample decides, all values give the same verdict, and few values are
+read.
+"""
 
 import re
 from collections.abc import Callable
@@ -30,7 +32,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small networks are large ones here, with fewer units, layers and values."""
+    """Lower the limits such that small networks count as large, with fewer units, layers and values."""
     monkeypatch.setattr(_sampled, "LARGE", 0)
     monkeypatch.setattr(_sampled, "TELLING", 96)
     monkeypatch.setattr(_sample, "UNITS", 32)
@@ -40,7 +42,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def net(name: str) -> tuple[rg.Symmetry, Params, Params]:
-    """A symmetry and two strangers."""
+    """Return a symmetry and two strangers."""
     make = NETS[name]
     symmetry = rg.discover(make().eval(), (TOKENS,), verify=False)
     a, b = (network(make, seed) for seed in (0, 1))
@@ -48,20 +50,20 @@ def net(name: str) -> tuple[rg.Symmetry, Params, Params]:
 
 
 def network(make: Callable[[], nn.Module], seed: int) -> Params:
-    """A network away from its initialization."""
+    """Return a network far from its initialization."""
     torch.manual_seed(seed)
     state, chance = make().state_dict(), generator(seed)
     return {n: t + (t.std() if t.ndim > 1 else 0.1) * torch.randn(t.shape, generator=chance) for n, t in state.items()}
 
 
 def away(params: Params, share: float) -> Params:
-    """A network with noise of a share of the size of each matrix."""
+    """Return a network with noise, given as a share of the size of each matrix."""
     chance = generator(7)
     return {n: t + share * t.std() * torch.randn(t.shape, generator=chance) * (t.ndim > 1) for n, t in params.items()}
 
 
 def unrotated(symmetry: rg.Symmetry) -> rg.Element:
-    """An element that rotates no stream."""
+    """Return an element that does not rotate the stream."""
     return symmetry.random(generator(3), ("permutation", "sign", "scale", "linear"))
 
 
@@ -80,13 +82,15 @@ RELATIVES: dict[str, tuple[Callable[[rg.Symmetry, Params, Params], Params], bool
         False,
     ),
 }
-"""Second networks, and whether a sample must decide on them; on a stranger it decides where nothing is added."""
+"""Second networks, and whether a sample must decide about them. A sample decides about a stranger without added
+tensors."""
 IN_CI = covering(NETS, RELATIVES, part=1, of=2)
-"""Every relative with one of the nets, and both with some on which a sample decides and some on which it does not."""
+"""Every relative with one of the nets, and both nets with some relatives about which a sample decides and some about
+which it does not."""
 
 
 STRANGERS = [pytest.param(one, "stranger", marks=pytest.mark.thorough if one == "GPT" else ()) for one in NETS]
-"""For a GPT, a sample decides about no kind of stranger, and all values are compared. Another kind runs in CI."""
+"""For a GPT, a sample decides about no kind of stranger, and all values are compared. In CI, another kind runs."""
 
 
 @pytest.mark.parametrize(("net_name", "name"), [*IN_CI, *STRANGERS])

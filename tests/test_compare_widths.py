@@ -1,4 +1,4 @@
-"""Comparisons of networks of different widths: which units are compared, verdicts, chance, what is left out."""
+"""Comparisons of networks with different widths: compared units, verdicts, chance, and omitted parts."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ PRUNED = {
 
 
 def kept(symmetry: Symmetry, sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:
-    """Some units of each group, of each of its copies."""
+    """Return some units of each copy of each group."""
     source, units = generator(seed), {}
     for name, size in sizes.items():
         bases = [symmetry[base].size for base in symmetry[name].within]
@@ -44,7 +44,7 @@ def kept(symmetry: Symmetry, sizes: Mapping[str, int], seed: int) -> dict[str, T
 
 
 def moved(symmetry: Symmetry, params: Params, seed: int) -> Params:
-    """A network moved by a random element, with scales from 1/64 to 64."""
+    """Return a network transformed by a random element with scales from 1/64 to 64."""
     element = symmetry.random(generator(seed))
     for name, value in element.items():
         if value.scale is not None:
@@ -53,7 +53,7 @@ def moved(symmetry: Symmetry, params: Params, seed: int) -> Params:
 
 
 def away(params: Params, share: float, seed: int) -> Params:
-    """A network moved away by a share of its size."""
+    """Return a network changed by a share of its size."""
     source = generator(seed)
     noise = {name: torch.randn(t.shape, generator=source, dtype=t.dtype) for name, t in params.items()}
     return {name: t + share * t.square().mean().sqrt() * noise[name] for name, t in params.items()}
@@ -112,7 +112,7 @@ def test_descendants_of_fewer_units_and_strangers() -> None:
 
 
 def test_choosing_units_is_counted_as_chance() -> None:
-    """Of many units some match any network: strangers choose theirs from the whole network, too."""
+    """Some of many units match any network. Therefore strangers also choose their units from the whole network."""
     wide, few = mlp_symmetry(6, 120, 40), mlp_symmetry(6, 8, 40)
     for seed in range(2):
         found = rg.compare(drawn(wide, seed), drawn(few, 9), wide, draws=9)
@@ -195,7 +195,7 @@ def test_a_symmetry_of_other_widths_serves_two_networks_of_the_same() -> None:
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """A network, and what is left of it without units of one layer and of both."""
+    """Write a network, and the network without units of one layer and of both layers."""
     params = {name: tensor.float() for name, tensor in drawn(WIDE, 0).items()}
     paths = []
     for k, sizes in enumerate(({}, {"h1": 30}, FEWER)):

@@ -1,4 +1,4 @@
-"""An element compiled to one gather does what the action does; acting in place does it too."""
+"""An element that is compiled to one gather acts like the element, also in place."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Continuous descent: never worse, on the orbit, and better where rotations and scales are free."""
+"""Continuous descent is never worse, stays on the orbit, and improves if rotations and scales are free."""
 
 import importlib
 
@@ -15,7 +15,7 @@ from regauge.nets.transformer import GPT
 
 
 class Stream(nn.Module):
-    """A stream that only linear layers and a normalization without gain touch; inside, ReLU units."""
+    """A stream that only linear layers and a normalization without gain use, with ReLU units inside of its blocks."""
 
     def __init__(self, has_mean: bool) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def drawn(module: nn.Module, seed: int) -> Params:
 
 
 def taught(module: nn.Module, teacher: Params) -> rg.Task:
-    """Examples whose classes one network knows."""
+    """Return examples whose classes one network knows."""
     inputs = torch.randn(80, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     targets = torch.func.functional_call(module, teacher, (inputs,)).argmax(-1)
     return rg.Task(module, [(inputs[:40], targets[:40]), (inputs[40:], targets[40:])])
@@ -130,7 +130,7 @@ def test_only_the_continuous_part_moves() -> None:
 
 
 def test_scales_make_up_for_what_shrinks_halfway() -> None:
-    """Halfway between the matched networks activations are small, so that the loss is; scales alone repair it."""
+    """Halfway between the matched networks, activations are small, which raises the loss. Scales alone repair it."""
     module = nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 2)).double()
     symmetry = rg.discover(module, (torch.randn(4, 3).double(),))
     inputs = torch.randn(256, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -190,7 +190,9 @@ def test_what_it_needs() -> None:
 
 
 def test_gains_of_batch_normalization_are_descended_on() -> None:
-    """They have the only scales that keep running statistics, and representatives, whose gains are one, lose them."""
+    """These gains have the only scales that preserve running statistics. Representatives, whose gains are one, lose
+    these scales.
+    """
     module = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).double().eval()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 3, generator=generator, dtype=torch.float64)

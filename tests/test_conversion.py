@@ -1,4 +1,4 @@
-"""Tensors of modules in files: every entry is followed, and what is written can be read again."""
+"""Tensors of modules in files: every entry is tracked, and written files can be read again."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ SHAPES = ((4, 6), (8, 3), (2, 3, 4), (24,), (1, 6, 4), (6, 2, 2, 1))
 
 
 def rearrange(x: Tensor, y: Tensor, steps: list[int]) -> Tensor:
-    """Re-arrange two tensors of 24 entries in ways that libraries do, chosen by numbers."""
+    """Rearrange two tensors of 24 entries in ways that libraries use, chosen by numbers."""
     parts = [x, y]
     for step in steps:
         one = parts.pop(0)
@@ -48,7 +48,7 @@ def rearrange(x: Tensor, y: Tensor, steps: list[int]) -> Tensor:
 @given(st.lists(st.integers(0, 200), max_size=8))
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_entries_are_followed_through_any_rearrangement(steps: list[int]) -> None:
-    """Indices that are re-arranged themselves say the same as the boxes, in both directions and for any rows."""
+    """Rearranging the indices themselves gives the same result as the boxes, in both directions and for any rows."""
     values = {"x": torch.arange(24), "y": torch.arange(100, 124)}
     blanks = {name: Blank((24,), torch.int64) for name in values}
     expected = rearrange(values["x"], values["y"], steps).view(12, 4)
@@ -90,7 +90,7 @@ def test_parts_that_are_lost_are_refused() -> None:
 
 
 def test_large_tensors_take_no_memory() -> None:
-    """Stacking and fusing the experts of a model of full size makes one box each, without a value."""
+    """Stacking and fusing the experts of a model of full size makes one box for each tensor, without values."""
     blank = Blank((14336, 4096), torch.bfloat16)
     mode = Rearranging()
     with mode:

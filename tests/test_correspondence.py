@@ -1,4 +1,6 @@
-"""Correspondences of different widths: functions are kept where units are copies, and permutations are the limit."""
+"""Correspondences between different widths preserve functions if units are copies, and have permutations as their
+limit.
+"""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -20,7 +22,7 @@ def inner_product(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def split_units(params: Params, symmetry: Symmetry, copies: int, wide: Symmetry, seed: int) -> Params:
-    """Every unit of an MLP several times, outgoing weights divided among the copies, all in a random order."""
+    """Split every unit of an MLP into several copies that divide its outgoing weights, in a random order."""
     result = dict(params)
     for name, sites in symmetry.sites.items():
         tensor = params[name]
@@ -63,7 +65,9 @@ def test_equal_widths_of_one_layer_are_weight_matching(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["permutation", "signed"])
 def test_the_permutation_is_the_limit_of_soft_plans(kind: str) -> None:
-    """Two hidden layers under noise: less regularization comes closer to the permutation of weight matching."""
+    """With two hidden layers and noise, less regularization gives a plan closer to the permutation of weight
+    matching.
+    """
     symmetry = mlp_symmetry(8, 10, 9, 6, kind=kind)
     a, noise = drawn(symmetry, 0), drawn(symmetry, 1)
     planted = symmetry.random(generator(2), ("permutation", "sign"))
@@ -105,7 +109,7 @@ def test_copies_in_deep_networks(kind: str) -> None:
 
 
 class Dense(nn.Module):
-    """Convolutions with batch normalization whose outputs are concatenated, flattened and read by a linear layer."""
+    """Convolutions with batch normalization, whose outputs are concatenated, flattened and read by a linear layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -122,7 +126,7 @@ class Dense(nn.Module):
 
 
 class Upsampling(nn.Module):
-    """Transposed convolutions behind an embedding."""
+    """Transposed convolutions after an embedding."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -163,7 +167,7 @@ INPUTS: dict[Callable[[int], nn.Module], Callable[[], Tensor]] = {
 def test_a_wider_network_can_compute_what_a_narrow_one_does(
     build: Callable[[int], nn.Module], widths: tuple[int, int]
 ) -> None:
-    """Whatever A is: with a whole multiple of B's width every unit of A takes one unit of B."""
+    """For any A: if its width is an integer multiple of B's width, every unit of A corresponds to one unit of B."""
     inputs, states, symmetries, modules = INPUTS[build](), [], [], []
     for seed, width in enumerate(widths):
         module = build(width).double().eval()
@@ -213,12 +217,14 @@ def test_it_never_falls_and_reports_what_it_reaches(widths: str, kind: str, plan
 
 
 def test_the_objective_is_the_transport_cost() -> None:
-    """With the masses fixed, squared distances of all pairs of weights differ from it by a constant."""
+    """With fixed masses, the sum of squared distances of all pairs of weights differs from the objective by a
+    constant.
+    """
     symmetry_a, symmetry_b = mlp_symmetry(3, 4, 5, 2), mlp_symmetry(3, 6, 3, 2)
     a, b = drawn(symmetry_a, 0), drawn(symmetry_b, 1)
 
     def cost(masses: dict[str, Tensor]) -> float:
-        """B's weights are counted per unit of mass that they read."""
+        """Return the cost, where B's weights count per unit of mass that they read."""
         total = 0.0
         for name, (out, read) in {"0.weight": ("h1", None), "1.weight": ("h2", "h1"), "2.weight": (None, "h2")}.items():
             x, y = a[name], b[name]
@@ -254,7 +260,7 @@ def test_moving_the_second_network_first_changes_nothing(regularization: float) 
 
 
 def test_a_recurrent_layer_is_improved_until_nothing_gains() -> None:
-    """One group on both axes of a tensor: the objective is quadratic, and only what gains is taken."""
+    """One group acts on both axes of a tensor. The objective is quadratic, and only improvements are accepted."""
     symmetry = BY_HAND["recurrent"]
     for seed in range(3):
         a, b = drawn(symmetry, seed), drawn(symmetry, seed + 100)
@@ -264,7 +270,7 @@ def test_a_recurrent_layer_is_improved_until_nothing_gains() -> None:
 
 
 def test_pairs_in_order_are_the_start_where_it_would_be_lost() -> None:
-    """Networks that are close already, in a group that nothing anchors."""
+    """The networks are already close, and nothing anchors the group."""
     symmetry = mlp_symmetry(1, 12, 12, 12, 1, kind="signed")
     a, noise = drawn(symmetry, 4), drawn(symmetry, 5)
     b = {name: tensor + 0.5 * noise[name] for name, tensor in a.items()}
@@ -330,7 +336,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_readers_can_be_named() -> None:
-    """Weights written as (in, out): the axes read the other way around."""
+    """Weights are written as (in, out), with the axes in reverse order."""
     axes = {"w": (None, "h"), "b": ("h",), "v": ("h", None)}
     sized = {"w": torch.ones(3, 2), "b": torch.ones(2), "v": torch.ones(2, 4)}
     with pytest.raises(ValueError, match=r"readers \[\('w', 0\)\] are no axes on which a group acts"):

@@ -1,4 +1,4 @@
-"""Coverings: what runs in CI has every value of both settings, and the parts are the whole product."""
+"""Coverings: the part in CI has every value of both settings, and all parts together are the whole product."""
 
 from itertools import product
 from typing import Any

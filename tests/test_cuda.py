@@ -1,4 +1,6 @@
-"""What a pretended device cannot show: nets, trainings and methods on a real CUDA device, against the CPU."""
+"""Nets, trainings and methods on a real CUDA device, compared with the CPU, for properties that a pretended device
+cannot test.
+"""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Data sets: shapes, ranges, checksums, and the sentences about what is missing."""
+"""Data sets: shapes, ranges, checksums, and error messages about missing data."""
 
 import gzip
 import hashlib
@@ -36,7 +36,7 @@ from regauge.data.shapes import SHAPES_SHA256, shape
 
 
 def has_cifar10() -> bool:
-    """Whether CIFAR-10 is on this machine, in one of its two forms."""
+    """Return whether CIFAR-10 is on this machine, in one of its two forms."""
     return present(CIFAR10_FILE) is not None or any(
         all((place / name).is_file() for name in CIFAR10_SHA256) for place in folders("cifar10")
     )
@@ -65,7 +65,7 @@ def test_digits_are_split_alike_every_time_and_without_overlap() -> None:
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty cache, no folder of data, and no downloads."""
+    """Provide an empty cache, no data folder, and no downloads."""
     monkeypatch.delenv("REGAUGE_DATA", raising=False)
     monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("REGAUGE_OFFLINE", "1")
@@ -186,7 +186,7 @@ def test_cifar10_that_is_not_there_or_another(nowhere: Path, tmp_path: Path) -> 
 
 
 def archive(files: dict[str, bytes], path: Path) -> str:
-    """Write a gzipped archive with these files in a folder; return its SHA-256."""
+    """Write a gzipped archive with the given files to a folder, and return its SHA-256."""
     with tarfile.open(path, mode="w:gz") as made:
         for name, content in files.items():
             member = tarfile.TarInfo(f"folder/{name}")
@@ -196,7 +196,7 @@ def archive(files: dict[str, bytes], path: Path) -> str:
 
 
 def test_the_original_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An archive in the layout of the original: one byte for the class, then red, green and blue, row by row."""
+    """The archive has the layout of the original: one byte for the class, then red, green and blue, row by row."""
     names = [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin", "readme.html"]
     files = {
         name: b"".join(
@@ -219,7 +219,7 @@ def test_the_original_cifar10(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_the_original_cifar100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An archive in the layout of the original: of each image its superclass, its class, and red, green and blue."""
+    """The archive has the layout of the original: for each image its superclass, its class, and red, green and blue."""
 
     def image(superclass: int, label: int, red: int) -> bytes:
         return bytes([superclass, label]) + bytes([red]) * 1024 + bytes([9]) * 1024 + bytes(range(256)) * 4
@@ -303,12 +303,14 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.wfile.write(self.content[:: -1 if "wrong" in self.path else 1])
 
     def log_message(self, *_: object) -> None:
-        """Be quiet."""
+        """Print nothing."""
 
 
 @pytest.fixture
 def address(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server on this machine that sends the same bytes whatever is asked for, backwards if that is wrong."""
+    """Return the address of a server on this machine that sends the same bytes for any request, or reversed bytes if
+    they must be wrong.
+    """
     monkeypatch.delenv("REGAUGE_OFFLINE")
     Server.requests.clear()
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)

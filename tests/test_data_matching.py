@@ -1,4 +1,6 @@
-"""The default with a task keeps what is lower on examples that matching did not see, and says where nothing changed."""
+"""The default method with a task returns the result with the lowest loss on examples not used for matching, and reports
+if nothing changed.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +27,7 @@ def test_it_keeps_what_is_lower_on_kept_examples(seed: int) -> None:
 
 
 def test_every_method_is_kept_somewhere() -> None:
-    """So that the choice between them is a choice."""
+    """Each method is the best method in some case."""
     kept = set()
     for seed in range(16):
         _, symmetry, a, b, task = two_students(seed)

@@ -28,7 +28,9 @@ def near(params: Params, share: float, seed: int) -> Params:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Twenty strangers, a child and a moved copy of the third, a stranger of another architecture."""
+    """Return a folder with twenty strangers, a child and a transformed copy of the third stranger, and a network of
+    another architecture.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zoo").mkdir()
     for seed in range(20):

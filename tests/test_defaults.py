@@ -1,4 +1,4 @@
-"""Defaults as laws: what a command does unless told otherwise never makes its own objective worse."""
+"""Defaults as laws: with default options, a command never makes its own objective worse."""
 
 import json
 from collections.abc import Callable
@@ -18,11 +18,13 @@ from regauge.core.params import Params
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 EXACT = {torch.float32: 1e-5, torch.float16: 2e-2}
-"""Largest change of outputs by rounding what is written, as a share of their largest entry."""
+"""The largest change of outputs that rounding of the written network may cause, as a share of the largest output
+entry."""
 ACCUSED = ("identical", "same network in another gauge", "descended")
-"""Verdicts that say that networks have a common origin."""
+"""Verdicts that state a common origin of networks."""
 STORED = ("canonicalize", "canonicalize to a reference")
-"""These write what has running statistics in canonical scales, and say so: it evaluates as before as stored."""
+"""Commands that write running statistics in canonical scales, and report this. The written network computes the same
+function as stored."""
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +44,12 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "gauge always": ("gauge", "b.safetensors", "--method", "equalize", "--always"),
     "prune": ("prune", "b.safetensors"),
 }
-"""Commands that write what computes as b does."""
+"""Commands whose output computes the same function as b."""
 
 
 OWN = [("canonicalize", "normed"), ("prune", "masked"), ("gauge", "halved"), ("apply --inverse", "normed")]
-"""Running statistics as stored, units that masks tie, numbers of 16 bits, and statistics that move back."""
+"""Networks with stored running statistics, units tied by masks, 16-bit numbers, and statistics that are transformed
+back."""
 
 
 @pytest.mark.parametrize(("verb", "name"), covering(WRITTEN, MODULES, own=OWN))
@@ -64,7 +67,7 @@ def test_what_is_written_evaluates_as_what_was_given(
 
 
 def write(case: Case, verb: str) -> Params:
-    """What a command makes of b."""
+    """Write the output of a command for b."""
     if verb.startswith("apply") and not Path("element.safetensors").exists():
         main(["align", "a.safetensors", "b.safetensors", "-o", "element.safetensors", *case.options(data=False)])
     out = f"{verb.replace(' ', '-')}.safetensors"
@@ -80,7 +83,7 @@ def difference(case: Case, params: Params, given: Params) -> float:
 
 
 Law = Callable[[Case], tuple[float, float]]
-"""What the default reaches on an objective, and what it must not exceed."""
+"""The value of an objective that the default reaches, and the value that it must not exceed."""
 
 
 def distance_of_representatives(case: Case) -> tuple[float, float]:
@@ -103,7 +106,7 @@ def barrier_of_a_merge(case: Case) -> tuple[float, float]:
 
 
 def barrier_of_a_merge_with_data(case: Case) -> tuple[float, float]:
-    """Means over three pairs: on examples that chose nothing a single pair may go either way."""
+    """Return means over three pairs, because on unused examples a single pair may become better or worse."""
     judge, total = case.tasks()[1], {"with": 0.0, "without": 0.0}
     for pair in combinations("abc", 2):
         files = [f"{letter}.safetensors" for letter in pair]
@@ -141,7 +144,7 @@ def function_of_an_audited_pair(case: Case) -> tuple[float, float]:
 
 
 def verdicts_of_aligned_strangers(case: Case) -> tuple[float, float]:
-    """How many strangers that were aligned first are accused."""
+    """Return the number of aligned strangers for which the verdict states a common origin."""
     accused = 0
     for letter in "bc":
         out = f"stranger-{letter}.safetensors"
@@ -163,9 +166,9 @@ DEFAULTS: dict[str, Law] = {
     "audit: function of a pair": function_of_an_audited_pair,
     "compare: aligned strangers": verdicts_of_aligned_strangers,
 }
-"""Objectives of commands. The law above covers canonical and moved networks, whose outputs must stay the same."""
+"""Objectives of commands. Another law covers canonical and transformed networks, whose outputs must not change."""
 WITH_STATISTICS = [("merge: barrier", "normed"), ("repair: loss", "normed")]
-"""Commands that compute the statistics of batch normalization again."""
+"""Commands that recompute the statistics of batch normalization."""
 
 
 @pytest.mark.parametrize(("law", "name"), covering(DEFAULTS, MODULES, part=1, own=WITH_STATISTICS))

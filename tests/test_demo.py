@@ -1,4 +1,4 @@
-"""The demo, on narrow networks: what it writes is consistent, repeatable, and says what it should."""
+"""The demo with narrow networks: its outputs are consistent, repeatable and correct."""
 
 import json
 import re
@@ -82,7 +82,7 @@ def test_the_page_stands_alone(demo_folder: Path, results: dict[str, Any]) -> No
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages without figures, which take most of the time."""
+    """Make pages without figures, which take most of the time."""
     empty: dict[str, list[str]] = {"line": [], "permutations": [], "weights": []}
     monkeypatch.setattr("regauge.report.demo_page._figures", lambda *args: empty)
 
@@ -111,7 +111,7 @@ def test_text_in_results_is_escaped(demo_folder: Path, tmp_path: Path) -> None:
 @LIMITED
 @pytest.mark.parametrize("examples", [pytest.param(6), pytest.param(60, marks=pytest.mark.thorough)])
 def test_changed_results_are_shown_or_refused(examples: int, demo_folder: Path, tmp_path: Path) -> None:
-    """The results of one network, because figures take most of the time."""
+    """The test uses the results of one network, because figures take most of the time."""
 
     def right(folder: Path) -> Any:
         (folder / "pictures.safetensors").write_bytes((demo_folder / "pictures.safetensors").read_bytes())
@@ -179,7 +179,7 @@ def test_a_path_shows_files_chord_barrier_and_accuracy() -> None:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("key", ["mlp", pytest.param("cnn", marks=pytest.mark.thorough)])
 def test_alignment_removes_the_barrier(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one of the demo's architectures: training a convolutional one takes three quarters of a minute."""
+    """The test uses one architecture of the demo, because training a convolutional network takes 45 seconds."""
     monkeypatch.setattr(
         "regauge.zoo.demo.cases", lambda *args, **options: [c for c in cases(*args, **options) if c.key == key]
     )

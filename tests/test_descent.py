@@ -1,4 +1,6 @@
-"""Descent: the steps are those of torch's optimizers and schedulers, and the best parameters in time are returned."""
+"""Descent: the steps equal those of torch's optimizers and schedulers, and the best parameters within the time limit
+are returned.
+"""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,6 @@
-"""Methods that learn an element from a task: examples are kept to choose, and a longer run is never worse on them."""
+"""Methods that learn an element from a task reserve examples for selection, and a longer run is never worse on these
+examples.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -24,13 +26,13 @@ METHODS: dict[str, Callable[..., DescentMethod]] = {
     "continuous descent, midpoint": lambda **settings: rg.ContinuousDescent("midpoint", **settings),
     "continuous descent, random": rg.ContinuousDescent,
 }
-"""Every method that learns an element from a task, by what it descends on."""
+"""Every method that learns an element from a task, by the quantity on which it descends."""
 each_method = pytest.mark.parametrize("name", METHODS)
 PARTS = ("permutation", "sign")
 
 
 class Rectified(nn.Module):
-    """Units of all kinds that the methods choose for: ordered and rescaled ones."""
+    """A network with all kinds of units that the methods can change: permuted and rescaled units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +43,7 @@ class Rectified(nn.Module):
 
 
 def case(seed: int) -> tuple[Symmetry, Params, Params, rg.Task]:
-    """Two networks that learned the same classes with errors, in batches of which any can be split."""
+    """Return two networks that learned the same classes with errors, in batches that can all be split."""
     module = Rectified().double()
     symmetry = rg.discover(module, (torch.randn(4, 3).double(),), verify=False)
     chance = generator(seed)
@@ -55,7 +57,7 @@ def case(seed: int) -> tuple[Symmetry, Params, Params, rg.Task]:
 
 
 def on_line(task: rg.Task, a: Params, b: Params, method: DescentMethod) -> float:
-    """The mean loss at the points where a method judges elements."""
+    """Return the mean loss at the points where a method evaluates elements."""
     points = LINE_POINTS if getattr(method, "loss", "") == "random" else (0.5,)
     between = [{name: torch.lerp(a[name], b[name], t) for name in a} for t in points]
     return sum(task.evaluate(one)["loss"] for one in between) / len(between)
@@ -101,7 +103,7 @@ def test_the_objective_is_that_of_examples_from_which_nothing_is_learned(name: s
 
 @each_method
 def test_kept_examples_do_not_teach(name: str) -> None:
-    """Other labels of the kept examples change what is chosen, but nothing that is tried."""
+    """Other labels of the reserved examples change the selection, but not the tried elements."""
     symmetry, a, b, task = case(0)
     seen, kept = task.split(0.75)
     wrong = [(x, (y + 1) % 3) for x, y in kept.batches]
@@ -199,7 +201,9 @@ def test_pairs_are_as_they_are_alone(name: str) -> None:
 
 @each_method
 def test_without_targets_outputs_of_both_ends_teach(name: str) -> None:
-    """The same whatever stands in the place of targets; on the line the network computes what lies between."""
+    """The result does not depend on the values in place of targets. On the line, the network learns the interpolated
+    outputs.
+    """
     symmetry, a, b, task = case(1)
     method = METHODS[name](init=rg.WeightMatching(), steps=12, every=6)
     inputs = [x for x, _ in task.batches]
@@ -247,7 +251,7 @@ def test_data_are_needed(name: str) -> None:
 
 
 def test_learning_helps_on_examples_that_neither_taught_nor_chose() -> None:
-    """Forty examples are not learned by heart: what chose the element holds elsewhere."""
+    """Forty examples are not memorized: the selected element is also better on other examples."""
     module = nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 2)).double()
     symmetry = rg.discover(module, (torch.randn(4, 3).double(),), verify=False)
     gains = []

@@ -1,4 +1,6 @@
-"""Devices: networks stay where they are, and while a batch climbs nothing as large as a cost leaves its device."""
+"""Devices: networks stay on their devices, and nothing as large as a cost leaves the device while a batch is
+optimized.
+"""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +38,7 @@ SYMMETRIES = {
 
 
 class Transfers(TorchFunctionMode):
-    """Counts the entries of tensors that leave their device, outside of the assignment."""
+    """A counter of the entries of tensors that leave their device, outside of the assignment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class Transfers(TorchFunctionMode):
 
 
 def is_assigning() -> bool:
-    """Whether the module of assignments is among the callers."""
+    """Return whether the module of assignments is among the callers."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals["__name__"] == "regauge.core.assignment":
@@ -63,7 +65,7 @@ def is_assigning() -> bool:
 @pytest.mark.parametrize("pairs", [1, 3])
 @pytest.mark.parametrize("name", SYMMETRIES)
 def test_only_the_assignment_takes_costs_from_their_device(name: str, pairs: int) -> None:
-    """What else reaches the CPU is a few numbers for each unit: the values of elements, objectives."""
+    """Apart from costs, only a few numbers for each unit reach the CPU: the values of elements, and objectives."""
     symmetry: Symmetry = SYMMETRIES[name]
     a, b = far_pairs(symmetry, pairs)
     with Transfers() as transfers:
@@ -77,13 +79,13 @@ def test_only_the_assignment_takes_costs_from_their_device(name: str, pairs: int
 
 
 def far_pairs(symmetry: Symmetry, pairs: int) -> list[dict[str, Tensor]]:
-    """Random first and second networks, `[pair, ...]`."""
+    """Return random first and second networks, `[pair, ...]`."""
     drawings = [[drawn(symmetry, seed + k) for k in range(pairs)] for seed in (0, 10)]
     return compared([{n: torch.stack([p[n] for p in many]) for n in many[0]} for many in drawings], symmetry)
 
 
 def independent(name: str) -> Symmetry:
-    """A symmetry, or that of a transformer, most of whose groups depend on the stream alone."""
+    """Return a symmetry, or the symmetry of a transformer, most of whose groups depend only on the stream."""
     if name != "transformer":
         return SYMMETRIES[name]
     module = GPT(7, 5, width=8, layers=3, heads=2)
@@ -139,7 +141,7 @@ def test_the_next_cost_is_computed_while_the_last_is_searched(count: int, monkey
 
 @pytest.mark.parametrize("pairs", [1, 3])
 def test_a_search_waits_for_its_device_a_few_times(pairs: int) -> None:
-    """Once for the profits, and for a few numbers: whether they are finite, what is reached and what was."""
+    """The search waits once for the profits, and for a few numbers: finiteness, and the new and the old objective."""
     symmetry = mlp_symmetry(4, 64, 64, 64, 3, kind="permutation")  # larger than what is searched at once, without sums
     a, b = far_pairs(symmetry, pairs)
     with PretendDevice() as device:
@@ -159,7 +161,7 @@ def test_searches_share_the_cores_on_a_device_alone(monkeypatch: pytest.MonkeyPa
 
 
 class Attending(nn.Module):
-    """Convolutions, and queries and keys of four dimensions."""
+    """Convolutions, and queries and keys with four dimensions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Discovery on known architectures: the groups that a person would name, each sound, none short of a placement."""
+"""Discovery on known architectures finds the groups that a person would name, each correct and with all placements."""
 
 import math
 import random
@@ -17,7 +17,7 @@ from regauge.core.probe import PROBE_TOLERANCE, TOLERANCE_SINGLE, Probe, perturb
 from regauge.nets.siren import Siren
 
 MUTANTS = 40
-"""Left-out placements that are tried for one model."""
+"""The number of omitted placements that are tried for one model."""
 
 BY_NAME = {case.name: case for case in CASES}
 EVERY = [
@@ -27,7 +27,7 @@ EVERY = [
 
 @dataclass(frozen=True)
 class Found:
-    """A case, its module and what discovery found in it without checking itself."""
+    """A case, its module, and the result of discovery without its own check."""
 
     case: Case
     module: torch.nn.Module
@@ -87,7 +87,7 @@ def test_survives_its_text_form_and_explains_what_it_froze(found: Found) -> None
 
 
 def summary(symmetry: rg.Symmetry) -> tuple[Counter[str], dict[str, int]]:
-    """Groups by notation, and families in all."""
+    """Return groups in the notation of `models`, and the total numbers of families."""
     sizes = {group.name: group.size for group in symmetry.groups}
     named: Counter[str] = Counter()
     for group in symmetry.groups:
@@ -105,7 +105,7 @@ def summary(symmetry: rg.Symmetry) -> tuple[Counter[str], dict[str, int]]:
 
 
 def expected(case: Case) -> tuple[Counter[str], dict[str, int]]:
-    """What a case states, in the form of `summary`."""
+    """Return the groups that a case states, in the form of `summary`."""
     named: Counter[str] = Counter()
     for word in case.expected.split():
         match = re.fullmatch(r"(?:(\d+)\*)?(\S+)", word)
@@ -119,7 +119,7 @@ def _tolerance(case: Case) -> float:
 
 
 SINGLE = {"hf_llama", "hf_qwen3", "hf_mixtral", "hf_t5", "hf_mamba"}
-"""Models whose normalization computes in float32, whatever the dtype of the parameters."""
+"""Models whose normalization computes in float32, for any dtype of the parameters."""
 
 
 def _mutants(symmetry: rg.Symmetry) -> Iterator[tuple[str, str, int]]:
@@ -136,7 +136,7 @@ def _moves(group: rg.Group, placement: rg.Placement) -> bool:
 
 
 def _without(symmetry: rg.Symmetry, name: str, parameter: str, axis: int) -> rg.Symmetry:
-    """The group and its bases alone, the group without its placements on one axis."""
+    """Return only the group and its bases, where the group has no placements on one axis."""
     group = symmetry[name]
     kept = tuple(p for p in group.placements if (p.parameter, p.axis) != (parameter, axis))
     bases = tuple(symmetry[base] for base in group.within)
@@ -144,7 +144,7 @@ def _without(symmetry: rg.Symmetry, name: str, parameter: str, axis: int) -> rg.
 
 
 def _moving(symmetry: rg.Symmetry, name: str, generator: torch.Generator) -> rg.Element:
-    """A random value of one group that moves every unit, and the identity elsewhere."""
+    """Return a random value of one group that moves every unit, and the identity for all other groups."""
     value = symmetry.random(generator)[name]
     if value.perm is not None:
         value = replace(value, perm=symmetry.identity()[name].perm.roll(1, -1))
@@ -158,7 +158,7 @@ def _moving(symmetry: rg.Symmetry, name: str, generator: torch.Generator) -> rg.
 @pytest.mark.parametrize("width", [6, 16, 64])
 @pytest.mark.parametrize("depth", [4, 5, 6, 8])
 def test_deep_sines_are_compared_where_they_do_not_multiply_rounding_errors(width: int, depth: int) -> None:
-    """A layer of sines of frequency 30 whose weights are as large as those of others multiplies every error by 20."""
+    """A layer of sines of frequency 30 with weights of usual size multiplies every error by 20."""
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         module, inputs = Siren(3, width, 1, depth=depth, generator=generator), torch.zeros(2, 3)

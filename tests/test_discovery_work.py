@@ -1,4 +1,4 @@
-"""The work of discovery grows with the depth of a network as the network does: counted, not timed."""
+"""The work of discovery grows linearly with the depth of a network, measured by counts and not by time."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NETS: dict[str, Callable[[int], nn.Module]] = {
 
 @pytest.mark.parametrize("name", NETS)
 def test_work_grows_with_depth_and_not_faster(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer costs the same number of effects of operators in a deep network, and no further trial of an action."""
+    """In a deep network, each layer needs the same number of operator effects, and no further trial of an action."""
     counts: Counter[str] = Counter()
 
     def counted(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:

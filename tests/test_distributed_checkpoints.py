@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint are read and written as torch does, and nothing in their pickles runs."""
+"""Folders of torch.distributed.checkpoint are read and written as by torch, and no code in their pickles runs."""
 
 import os
 import pickle
@@ -20,7 +20,7 @@ from regauge.cli.main import main
 from regauge.core.params import Params
 
 FOLDERS = {"alone": None, "fully": "model", "mesh": None, "shards": None, "trained": None}
-"""Folders by name, and the dictionary that the network is in."""
+"""Folders by name, and the dictionary that contains the network."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copies(folders: Path, tmp_path: Path) -> Path:
-    """The same, to be changed."""
+    """Return copies of the folders that a test may change."""
     return Path(shutil.copytree(folders, tmp_path / "copies"))
 
 
@@ -97,7 +97,7 @@ def test_a_network_in_pieces_is_not_read_by_half(tmp_path: Path) -> None:
 def test_a_merge_of_folders_is_a_folder_that_torch_loads(
     name: str, form: dict[str, Any], folders: Path, tmp_path: Path
 ) -> None:
-    """The moved network is the same one, and so the mean is it; it comes out under the names of its source."""
+    """The transformed network is equivalent, so the mean is this network. The output has the names of its source."""
     params, known = net().state_dict(), symmetry()
     moved = known.act(known.random(torch.Generator().manual_seed(1)), params)
     save_alone({"model": moved}, tmp_path / "moved")
@@ -224,7 +224,7 @@ def _in_planner_data(folder: Path, content: bytes) -> None:
 
 
 def _in_a_chunk(folder: Path, content: bytes) -> None:
-    """The first chunk of a file, as long as before, with another pickle."""
+    """Return the first chunk of a file with another pickle and the original length."""
     stored = pickle.loads((folder / ".metadata").read_bytes()).storage_data
     info = next(one for one in stored.values() if one.relative_path == "__0_0.distcp" and one.offset == 0)
     whole = (folder / "__0_0.distcp").read_bytes()
@@ -277,7 +277,7 @@ def test_a_pickle_that_doubles_itself_takes_no_time(copies: Path) -> None:
 
 
 class ByName:
-    """A member of an enumeration as some versions of Python pickle it."""
+    """A member of an enumeration, pickled as in some versions of Python."""
 
     def __init__(self, *path: object) -> None:
         self.path = path

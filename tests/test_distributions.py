@@ -1,4 +1,4 @@
-"""Distributions: the wheel has every file of its package, and the archive of sources nothing of the other one."""
+"""Distributions: the wheel has every file of its package, and the source archive has no file of the other package."""
 
 import os
 import tarfile
@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"regauge": ROOT, "regauge_papers": ROOT / "papers"}
-"""The folder of the project of each package."""
+"""The project folder of each package."""
 BESIDE_CODE = {"py.typed", "__init__.pyi", "*.html.j2"}
-"""Files of a package that are no code: the mark of its types, stubs, and templates of pages."""
+"""Files of a package that are not code: the type marker, stubs, and page templates."""
 
 
 def _settings(project: Path) -> Any:
@@ -22,7 +22,7 @@ def _settings(project: Path) -> Any:
 
 
 def _files(package: str) -> set[str]:
-    """The paths of a package's files, as a wheel has them."""
+    """Return the paths of a package's files, as in a wheel."""
     source = PACKAGES[package] / "src"
     found = (path for path in (source / package).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {path.relative_to(source).as_posix() for path in found}
@@ -30,7 +30,7 @@ def _files(package: str) -> set[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_wheel_has_the_whole_package(package: str) -> None:
-    """Hatch takes all files of a package but those that git ignores."""
+    """Hatch includes all files of a package except files that git ignores."""
     assert _settings(PACKAGES[package])["wheel"] == {"packages": [f"src/{package}"]}
     ignored = [line.strip() for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()]
     names = [pattern.strip("/") for pattern in ignored if pattern and not pattern.startswith(("/", "#"))]
@@ -50,7 +50,7 @@ def test_types_stubs_and_templates_are_in_the_package() -> None:
 
 
 def test_the_archive_of_sources_has_folders_of_the_root_alone() -> None:
-    """A pattern without a slash before it would also take `papers/src`."""
+    """A pattern without a leading slash would also include `papers/src`."""
     included = _settings(ROOT)["sdist"]["include"]
     assert all(pattern.startswith("/") and (ROOT / pattern[1:]).exists() for pattern in included)
 

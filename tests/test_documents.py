@@ -1,8 +1,8 @@
-"""Every block of code of the README and the docs runs, page by page from top to bottom, in one folder.
+"""Every code block of the README and the docs runs, page by page from top to bottom, in one folder.
 
-Python blocks share one namespace; lines of `sh` blocks that begin with `regauge` run in this process. A `text` block
-directly behind one of them is what it prints, where `...` stands for anything. CONTRIBUTING.md says how blocks are
-marked that do not run.
+Python blocks share one namespace. Lines of `sh` blocks that begin with `regauge` run in this process. A `text` block
+directly after such a block is its expected output, where `...` matches anything. CONTRIBUTING.md explains how to mark
+blocks that do not run.
 """
 
 import ast
@@ -33,14 +33,14 @@ RECORDS = ROOT / "docs" / "records"
 Script = Callable[[str], Any]
 FENCE = re.compile(r"^```(.*)$")
 EXCERPT = re.compile(r"^<!-- (regauge reproduce --draw .*) -->$")
-"""Above a table that has only some columns of its record: the command that draws it."""
+"""The comment above a table with only some columns of its record: the command that makes the table."""
 DRAWN = 3
-"""Where the record stands in such a command."""
+"""The position of the record in such a command."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """The lines between two fences, with what is written behind the first one."""
+    """The lines between two fences, with the text after the first fence."""
 
     info: tuple[str, ...]
     text: str
@@ -53,7 +53,9 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The fenced blocks of a page; `is_behind` where at most an empty line stands between a block and the last one."""
+    """Yield the fenced blocks of a page. `is_behind` is true if at most one empty line separates a block from the
+    previous block.
+    """
     found, opened, end = [], None, -9
     lines = page.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
@@ -69,13 +71,13 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def commands_of(block: Block) -> list[list[str]]:
-    """The words of each command of a block, without comments; a backslash continues a line."""
+    """Return the words of each command of a block, without comments. A backslash continues a line."""
     lines = block.text.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 def excerpts_of(page: Path) -> list[tuple[list[str], list[str]]]:
-    """The words of each command in a comment that draws a table, and the lines of the table right below it."""
+    """Yield the words of each command in a comment that makes a table, and the lines of the table below the comment."""
     lines, found = page.read_text(encoding="utf-8").splitlines(), []
     for number, line in enumerate(lines, 1):
         if command := EXCERPT.match(line):
@@ -86,13 +88,13 @@ def excerpts_of(page: Path) -> list[tuple[list[str], list[str]]]:
 
 
 def require_parsed(words: list[str]) -> None:
-    """Assert that the command line knows a command and its options, and takes their values."""
+    """Assert that the command line accepts a command, its options and their values."""
     if words[0] == "regauge" and "..." not in words:
         parse(words[1 : words.index(">") if ">" in words else None])
 
 
 def require_names(tree: ast.AST) -> None:
-    """Assert that all public names that a piece of code reads from regauge exist."""
+    """Assert that all public names of regauge in a piece of code exist."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("regauge"):
             exec(ast.unparse(node), {})
@@ -105,7 +107,7 @@ def require_names(tree: ast.AST) -> None:
 
 
 def require_output(expected: str, printed: str, place: str) -> None:
-    """Assert that what was printed is what the page shows, with anything for `...`."""
+    """Assert that the printed output equals the output on the page, where `...` matches anything."""
     pattern = re.escape(expected.strip()).replace(re.escape("..."), ".*?")
     assert re.fullmatch(pattern, printed.strip(), re.DOTALL), (
         f"{place} prints\n{printed}\nbut the page says\n{expected}"
@@ -113,18 +115,18 @@ def require_output(expected: str, printed: str, place: str) -> None:
 
 
 def require_tables(lines: Iterable[str], page: str) -> None:
-    """Assert that a page has all tables in the lines, which empty lines divide."""
+    """Assert that a page contains all tables in the lines, which empty lines separate."""
     assert [table for table in "\n".join(lines).split("\n\n") if table not in page] == []
 
 
 def text_of(page: str) -> str:
-    """The text of a page in the folder of the documentation."""
+    """Return the text of a page in the documentation folder."""
     return (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """A function that imports a script by its folder and name."""
+    """Return a function that imports a script by its folder and name."""
 
     def load(place: str) -> Any:
         folder, _, name = place.partition("/")
@@ -136,7 +138,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 @cache
 def tables_of_records() -> set[str]:
-    """The tables of all records of experiments."""
+    """Return the tables of all records of experiments."""
     return {Table.from_json(json.loads(path.read_text("utf-8"))).markdown() for path in RECORDS.glob("*.json")}
 
 
@@ -234,7 +236,7 @@ def test_the_page_on_comparison_agrees_with_its_hard_negatives(script: Script) -
 
 
 def test_the_page_on_merges_of_fine_tunes_agrees_with_its_record(script: Script) -> None:
-    """And the rule, whose limits were checked on even seeds, holds on odd ones."""
+    """The rule, whose limits were checked on even seeds, also holds on odd seeds."""
     study = script("benchmarks/aligned_merges")
     page = text_of("measurements/aligned_merges.md")
     rows = study.read(RECORDS / "aligned-merges.jsonl")
@@ -246,7 +248,7 @@ def test_the_page_on_merges_of_fine_tunes_agrees_with_its_record(script: Script)
 
 
 def test_the_page_on_the_memory_of_learning_agrees_with_its_record(script: Script) -> None:
-    """And the announced memory bounds what was measured in every row."""
+    """The announced memory is an upper bound of the measured memory in every row."""
     record = RECORDS / "learning-memory.jsonl"
     assert script("benchmarks/learning_memory").table(record) in text_of("measurements/checkpoints.md")
     rows = [json.loads(line) for line in record.read_text("utf-8").splitlines()]
@@ -272,7 +274,9 @@ def test_the_page_on_alignment_agrees_with_the_record_of_batch_normalization(scr
 
 
 def test_the_page_of_headlines_is_drawn_from_the_records(script: Script) -> None:
-    """Each number of a paper has ours with n and what differs, or the reason why there is none."""
+    """Each number of a paper is next to our number with n and the differences, or next to the reason why there is
+    none.
+    """
     study = script("benchmarks/headlines")
     assert study.draw() == study.PAGE.read_text(encoding="utf-8")
     headlines = [one for several in study.PAPERS.values() for one in several]
@@ -336,7 +340,7 @@ def test_tables_agree_with_their_records(record: Path, tmp_path: Path, capsys: p
 
 
 def tables_of(page: Path) -> list[str]:
-    """The tables of a page that no comment draws."""
+    """Return the tables of a page that no comment makes."""
     text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text(encoding="utf-8"))
     drawn = {"\n".join(shown) for _, shown in excerpts_of(page)}
     return [one for one in re.findall(r"(?m)(?:^\|.*(?:\n|\Z))+", text) if one.strip() not in drawn]
@@ -350,7 +354,7 @@ PAPERS = (
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_table_of_a_paper_comes_from_a_record(name: str, script: Script) -> None:
-    """And so does the best number of each page: none stands in bold outside such a table."""
+    """The best number of each page also comes from a record: no number outside of such a table is bold."""
     defaults = script("benchmarks/defaults")
     known = tables_of_records() | {defaults.table(RECORDS / "defaults.jsonl", part) for part in defaults.PARTS}
     lines = (RECORDS / "physics-attention.jsonl").read_text("utf-8").splitlines()
@@ -389,7 +393,7 @@ def test_how_to_pages_have_one_task_and_fit_a_screen() -> None:
 
 
 def test_nothing_is_told_twice() -> None:
-    """A sentence of at least ten words stands on one page alone."""
+    """A sentence of at least ten words occurs on only one page."""
     places: dict[str, set[str]] = {}
     for page in (page for page in TEXTS if "measurements" not in page.parts):
         prose = re.sub(r"(?ms)^```.*?^```$|^!\[.*?$", "", page.read_text(encoding="utf-8"))
@@ -406,7 +410,7 @@ def test_the_readme_is_short() -> None:
 
 @pytest.mark.parametrize("path", ["README.md", "pyproject.toml", "CITATION.cff", "docs", "src"])
 def test_nothing_is_called_proved(path: str) -> None:
-    """A check in float64 is evidence, as the README says: no page, help text or message claims more."""
+    """A check in float64 is evidence, as the README states. No page, help text or message claims more."""
     claim = re.compile(r"\b(?:proof|prove[dsn]?|any PyTorch (?:model|network))\b", re.IGNORECASE)
     places = [ROOT / path] if (ROOT / path).is_file() else [*(ROOT / path).rglob("*.md"), *(ROOT / path).rglob("*.py")]
     found = [

@@ -1,4 +1,4 @@
-"""Regular expressions out of files: what `re` says, in a time that the pattern cannot blow up."""
+"""Regular expressions from files give the results of `re`, in a time that no pattern can make long."""
 
 import re
 

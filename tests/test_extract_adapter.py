@@ -1,4 +1,4 @@
-"""Adapters made of two networks: the closest change of a rank, and nothing else lost."""
+"""Adapters extracted from two networks: the closest change of a given rank, without other losses."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,9 @@ def llama(**own: Any) -> Any:
 
 
 def tune(model: Any, place: Path, name: str, rank: int | None = None, *, parts: str = "") -> None:
-    """Write a network whose tensors with this piece of a name differ, matrices in a rank where there is one."""
+    """Write a network whose tensors with a given piece of a name differ, where matrices differ by a low-rank change if
+    a rank is given.
+    """
     generator = torch.Generator().manual_seed(3)
     state = {}
     for key, tensor in model.state_dict().items():
@@ -154,7 +156,7 @@ def test_what_cannot_be_extracted_is_refused(place: Path) -> None:
 
 
 def test_the_law_of_a_planted_adapter(tmp_path: Path) -> None:
-    """An adapter that was merged into its base is found again, as the same change."""
+    """An adapter that was merged into its base is extracted as the same change."""
     model = llama()
     model.save_pretrained(tmp_path / "base")
     tune(model, tmp_path, "tuned", 2, parts="q_proj.weight")

@@ -1,4 +1,4 @@
-"""What can go wrong with files: damage is named before anything is written, and outputs are whole or not there."""
+"""Faults of files: damage is reported before anything is written, and outputs are complete or absent."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def _params(seed: int, width: int = 24, dtype: torch.dtype = torch.float32) -> P
 
 
 def _sharded(params: Params, folder: Path) -> Path:
-    """A checkpoint with one tensor in each file."""
+    """Write a checkpoint with one tensor in each file."""
     folder.mkdir()
     shards = []
     for k, (name, tensor) in enumerate(params.items()):
@@ -64,7 +64,7 @@ def _equal(left: Params, right: Params) -> bool:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    """Two sharded checkpoints and the symmetry of their network."""
+    """Return two sharded checkpoints and the symmetry of their network."""
     (tmp_path / "symmetry.json").write_text(SYMMETRY.bind(_params(0)).to_json())
     return _sharded(_params(0), tmp_path / "a"), _sharded(_params(1), tmp_path / "b")
 
@@ -298,7 +298,7 @@ def test_two_processes_do_not_write_one_output(tmp_path: Path) -> None:
 
 
 def _run(arguments: list[str], seconds: float | None = None) -> int:
-    """Run a command in a process of its own, killed after some time unless it is done; how it ended, 0 if well."""
+    """Run a command in a separate process, which is killed after some time. Return its exit code, 0 on success."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -321,7 +321,9 @@ def _run(arguments: list[str], seconds: float | None = None) -> int:
 def test_equal_runs_write_equal_bytes(
     command: str, step: int, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever one was interrupted, and whatever the seed of Python's hashes is; both save the same states."""
+    """The bytes do not depend on the point of an interruption or on the seed of Python's hashes. Both runs save the
+    same states.
+    """
     folder = pair[0].parent
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     code = [sys.executable, "-m", "regauge", *_arguments(command, pair, folder / "other")]

@@ -1,4 +1,4 @@
-"""No text leaves its picture, whatever the length of names."""
+"""No text extends beyond its picture, for names of any length."""
 
 from collections.abc import Callable
 
@@ -52,13 +52,13 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 
 def texts_of(figure: Figure) -> list[Text]:
-    """The texts that are seen."""
+    """Return the visible texts."""
     hidden = {text for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for text in unseen(axis)}
     return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text() and text not in hidden]
 
 
 def unseen(axis: Axis) -> set[Text]:
-    """Labels of ticks that are not drawn, as they lie outside the axis."""
+    """Return labels of ticks that are not drawn, because they lie outside of the axis."""
     low, high = sorted(axis.get_view_interval())
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     return {tick.label1 for tick in ticks if not low - 1e-9 <= tick.get_loc() <= high + 1e-9}

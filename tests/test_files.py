@@ -1,4 +1,4 @@
-"""Networks on the disk: aligned and merged in memory or streamed, with one result."""
+"""Networks on the disk are aligned and merged in memory or streamed, with the same result."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ def _equal(left: Params, right: Params) -> bool:
 
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
-    """Three checkpoints, the first of which says something in its header."""
+    """Return three checkpoints, the first of which has strings in its header."""
     return [
         save(_params(k), tmp_path / f"{letter}.safetensors", metadata={"author": letter})
         for k, letter in enumerate("abc")
@@ -156,7 +156,7 @@ def test_torch_files_are_read_as_a_whole(paths: list[Path], tmp_path: Path) -> N
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model that has running statistics, data, and two checkpoints."""
+    """Return a working directory with a model that has running statistics, data, and two checkpoints."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "normalized_nets.py").write_text(MODELS)
     for seed, name in enumerate("ab"):
@@ -314,7 +314,7 @@ def test_systems_that_do_not_tell_their_memory(monkeypatch: pytest.MonkeyPatch) 
 def test_what_could_not_be_taken_over_reaches_every_report(
     where: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here an inner matrix that is singular within rounding, in one of the networks."""
+    """In this test, an inner matrix of one network is singular up to rounding."""
     if where == "streamed":
         request.getfixturevalue("streamed")
     symmetry = rg.Symmetry.from_axes({"up": ("h", None), "down": (None, "h")}, kinds={"h": "linear"})

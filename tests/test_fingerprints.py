@@ -1,4 +1,4 @@
-"""Fingerprints: the same for a whole orbit, near for neighbors, others for other functions."""
+"""Fingerprints are equal for a whole orbit, close for similar networks, and different for other functions."""
 
 import json
 from pathlib import Path
@@ -75,7 +75,7 @@ def test_other_orders_of_inputs_and_outputs_are_other_networks(kind: str) -> Non
 
 
 def test_copies_are_found_among_many() -> None:
-    """With noise as bfloat16 has it, by the nearest of two hundred fingerprints."""
+    """With noise as large as the rounding of bfloat16, the nearest of two hundred fingerprints is the copy."""
     symmetry = mlp_symmetry(6, 12, 10, 3, kind="scaled")
     networks = [drawn(symmetry, seed) for seed in range(200)]
     known = rg.comparison.fingerprint(
@@ -117,7 +117,7 @@ def test_streamed_products_need_their_full_rank(tmp_path: Path) -> None:
 def test_copies_are_found_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each shard is measured once; networks with NaN are passed over."""
+    """Each shard is measured once. Networks with NaN are skipped."""
     architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [5, 7, 3]})
     symmetry = rg.discover(architecture.module(), (torch.zeros(2, 5),), verify=False)
     store = Store.create(tmp_path / "zoo", architecture, symmetry)

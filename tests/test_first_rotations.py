@@ -1,4 +1,4 @@
-"""First values of rotations follow products in which all other groups cancel."""
+"""Initial rotations come from products in which all other groups cancel."""
 
 from collections.abc import Mapping
 
@@ -16,12 +16,12 @@ from regauge.core.params import Params, batch_of_one
 from regauge.nets.transformer import GPT, Llama, ViT, initialize_transformer
 
 BLOCK = ["attention.key * attention.query", "attention.out * attention.value", "feed_forward.down * feed_forward.up"]
-"""The products of a block; queries and values, or gates and what they gate, share no more than an order."""
+"""The products of a block. Queries and values, or gates and the gated values, share at most a permutation."""
 Case = tuple[rg.Symmetry, str, Params]
 
 
 def modules() -> dict[str, tuple[nn.Module, Tensor]]:
-    """With learned positions, with rotary ones and shared keys, and of images."""
+    """Return modules with learned positions, with rotary positions and shared keys, and for images."""
     tokens = torch.arange(8).reshape(2, 4)
     return {
         "GPT": (GPT(11, 8, width=16, layers=2, heads=2), tokens),
@@ -31,7 +31,7 @@ def modules() -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 def case(name: str) -> Case:
-    """The symmetry of representatives, its rotated group, and a representative in float64."""
+    """Return the symmetry of representatives, its rotated group, and a representative in float64."""
     module, x = modules()[name]
     assert isinstance(module, GPT | Llama | ViT)
     symmetry = rg.discover(module.eval(), (x,))
@@ -70,7 +70,7 @@ def test_products_are_those_in_which_all_else_cancels(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["GPT", "Llama", "ViT"])
 def test_the_first_rotation_of_a_copy_is_that_which_moved_it(name: str) -> None:
-    """Whatever else moved it; a batch is no different from its pairs."""
+    """The result does not depend on other transformations. A batch gives the same result as its pairs."""
     symmetry, stream, params = case(name)
     elements = [symmetry.random(generator(seed), ("permutation", "sign", "linear")) for seed in (4, 5)]
     moved = [symmetry.act(element, params) for element in elements]

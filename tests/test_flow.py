@@ -35,7 +35,7 @@ from regauge.weightspace import LAYERS, MessagePassing, Propagation
 
 
 class Normed(nn.Module):
-    """A convolution, batch normalization and a linear layer, so that there are buffers and a count."""
+    """A convolution, batch normalization and a linear layer, which together have buffers and a counter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 def networks(name: str, count: int = 12) -> tuple[nn.Module, Symmetry, Params, Tensor]:
-    """Random networks of an architecture in float64, its symmetry, and inputs."""
+    """Return random networks of an architecture in float64, its symmetry, and inputs."""
     make, shape = MODULES[name]
     torch.manual_seed(0)
     module = make().double().eval()
@@ -183,7 +183,7 @@ def test_units_of_one_group_on_both_axes_have_two_classes() -> None:
 
 @pytest.mark.parametrize("how", [Representation(), Representation("keep")], ids=str)
 def test_a_prior_has_the_density_that_it_is_drawn_from(how: Representation) -> None:
-    """By Stein's identity: draws have mean zero of div f + f . gradient of the log density, for tangent fields f."""
+    """By Stein's identity, div f + f . gradient of the log density has mean zero over samples, for tangent fields f."""
     _, known, population, _ = networks("mlp")
     space = Space.of(population, known, how)
     x = space.enter(population, torch.float64)
@@ -208,7 +208,7 @@ def test_a_prior_has_the_density_that_it_is_drawn_from(how: Representation) -> N
 
 
 def gaussians(mean: float, deviation: float) -> tuple[Space, Moments, flow.PlainGaussian]:
-    """The space of two values, with normal ends."""
+    """Return the space of two values, with normal distributions at both ends."""
     symmetry = Symmetry.from_axes({"x": ("units",), "y": ("units",)}).bind({"x": torch.zeros(1), "y": torch.zeros(1)})
     space = Space.of({"x": torch.zeros(1, 1), "y": torch.zeros(1, 1)}, symmetry, Representation("keep"))
     ones = torch.ones(space.dim, dtype=torch.float64)
@@ -216,14 +216,14 @@ def gaussians(mean: float, deviation: float) -> tuple[Space, Moments, flow.Plain
 
 
 class Nothing(nn.Module):
-    """A net that adds nothing, and a clock that tells nothing."""
+    """A net and a clock with outputs of zero."""
 
     def forward(self, z: Tensor, told: Tensor | None) -> Tensor:
         return torch.zeros_like(z)
 
 
 def exact(predicts: str, mean: float = 1.0, deviation: float = 0.3) -> tuple[Space, Velocity, flow.PlainGaussian]:
-    """The closed form between two normal distributions alone."""
+    """Return only the closed form between two normal distributions."""
     space, moments, prior = gaussians(mean, deviation)
     design = Design(net=flow.Perceptron(4, 1), prior=prior, predicts=predicts)  # type: ignore[arg-type]
     velocity = build_velocity(
@@ -293,7 +293,9 @@ def test_normal_to_normal_has_the_right_moments_and_density(predicts: str) -> No
 
 
 def test_the_velocity_of_the_thesis_shrinks_normal_distributions() -> None:
-    """`end - start` in place of `(end - x) / (1 - t)`: the average of predicted ends, whose deviation is 0.49."""
+    """With `end - start` instead of `(end - x) / (1 - t)`, the result is the average of predicted ends, whose deviation
+    is 0.49.
+    """
     space, velocity, _ = exact("end", 1.0, 1.0)
     velocity.tables[1] = 1.0
     x0 = torch.randn(8000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -575,7 +577,9 @@ def test_plain_nets_are_fitted_to_aligned_networks(net: flow.Perceptron | flow.T
 
 @pytest.mark.parametrize("name", list(MODULES))
 def test_tokens_are_what_permutations_move_together(name: str) -> None:
-    """A permutation of the units of one group moves the tokens of that group and, within others, only single values."""
+    """A permutation of the units of one group permutes the tokens of this group and, in other tokens, only single
+    values.
+    """
     _, symmetry, population, _ = networks(name, 2)
     space = Space.of(population, symmetry, Representation("keep"))
     tokens = find_tokens(space)
@@ -693,7 +697,7 @@ def test_networks_are_drawn_where_the_velocity_is(net: flow.Metanetwork | flow.T
 
 
 def line_of_networks(count: int, noise: float = 0.02) -> tuple[Symmetry, Params, rg.Task]:
-    """Networks along three directions about one, and a task that the one in the middle solves."""
+    """Return networks along three directions around one network, and a task that the central network solves."""
     torch.manual_seed(0)
     module = mlp(3, 6, 2)
     symmetry = rg.discover(module, (torch.randn(5, 3),))
@@ -711,7 +715,7 @@ def line_of_networks(count: int, noise: float = 0.02) -> tuple[Symmetry, Params,
 
 
 def test_a_net_that_learned_nothing_adds_nothing() -> None:
-    """A rate at which no net learns: the flow draws from the normal distribution, to the last bit."""
+    """With a learning rate at which no net learns, the flow samples from the normal distribution, bit by bit."""
     symmetry, population, _ = line_of_networks(60)
     config = flow.FlowConfig(net=flow.Perceptron(8, 1), epochs=2, batch=16, lr=30.0, clip=1e9, average=None)
     found = flow.fit(population, symmetry, config, generator=torch.Generator().manual_seed(0))
@@ -738,7 +742,7 @@ def test_what_the_net_adds_is_no_worse_than_nothing_on_held_out_networks() -> No
 def test_the_net_is_used_only_where_its_gain_is_clear(
     gain: float, noise: float, has_task: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the flow is the normal distribution, although the mean loss with the net may be lower."""
+    """Otherwise, the flow is the normal distribution, even if the mean loss with the net is lower."""
     symmetry, population, task = line_of_networks(60)
 
     def losses(self: FlowFitting, *_: object) -> torch.Tensor:
@@ -794,10 +798,12 @@ def test_a_task_chooses_the_best_of_many_draws() -> None:
 
 
 def test_moves_leave_the_distribution_of_starts_as_it_is() -> None:
-    """Where every move is kept, values stay standard normal; a plain step of the same size would spread them."""
+    """If every move is accepted, values stay standard normal. A plain step of the same size would increase their
+    variance.
+    """
 
     class Falling(rg.Task):
-        """A task whose losses fall with every call, whatever the networks are."""
+        """A task whose losses decrease with every call, for any networks."""
 
         def evaluate_each(self, params: Params) -> dict[str, torch.Tensor]:
             calls.append(len(next(iter(params.values()))))
@@ -854,7 +860,9 @@ def test_a_warning_tells_what_cannot_work_before_the_training() -> None:
 
 
 def bent_networks(noise: float) -> tuple[Symmetry, Params, rg.Task]:
-    """Networks that all answer rightly, since a bias is a product of other values; no covariance knows of products."""
+    """Return networks that all predict correctly because a bias is a product of other values, which no covariance
+    represents.
+    """
     chance = torch.Generator().manual_seed(4)
     module = mlp(1, 3, 2)
     weight, bias, out = (1 + noise * torch.randn(300, 3, generator=chance).abs() for _ in range(3))

@@ -1,4 +1,4 @@
-"""`regauge flow`: fitted, drawn, judged and guided from the command line."""
+"""`regauge flow`: flows are fitted, sampled, judged and guided on the command line."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def batches():
 
 
 def write_store(folder: Path, *widths: int, is_common: bool = False) -> None:
-    """Networks around one teacher, in random orders, of two kinds."""
+    """Write networks of two kinds around one teacher, in random orders."""
     architecture = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": list(widths)})
     symmetry = rg.discover(mlp(*widths), (INPUTS[:, : widths[0]],))
     chance = torch.Generator().manual_seed(0)
@@ -41,7 +41,7 @@ def write_store(folder: Path, *widths: int, is_common: bool = False) -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store, data, and flows that were fitted to the store."""
+    """Return a folder with a store, data, and flows that were fitted to the store."""
     folder = tmp_path_factory.mktemp("flows")
     write_store(folder / "zoo", 3, 5, 2)
     write_store(folder / "wide", 3, 8, 2)
@@ -73,7 +73,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The present folder, with links to what was made."""
+    """Use a new current folder, with links to the shared files."""
     for path in made.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,9 @@ def test_networks_are_drawn_for_labels_widths_and_as_the_thesis_did(place: Path)
 
 
 def test_data_choose_epochs_and_networks(place: Path) -> None:
-    """Of 40 draws the command keeps those that Python keeps, and a flow that is fitted with data knows their loss."""
+    """Of 40 samples, the command selects the same networks as Python. A flow that is fitted with data records the loss
+    of samples.
+    """
     few = ["--networks", "4", "--steps", "2", "--data", "task.py:batches"]
     main(["flow", "sample", "plain.safetensors", "-o", "chosen", *few])
     made = flow.load_flow("plain.safetensors")

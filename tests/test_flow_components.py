@@ -1,4 +1,4 @@
-"""Flows in principal components: networks from few coordinates, and what is left over of them."""
+"""Flows in principal components: networks from few coordinates, and their residuals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ CONFIG = flow.FlowConfig(representation=REPRESENTATION, net=flow.Perceptron(16, 
 
 
 def bent(count: int) -> tuple[Space, Symmetry, Params, Tensor]:
-    """Networks on a curve through a plane, with noise in the first layer that is correlated over its inputs."""
+    """Return networks on a curve in a plane, with noise in the first layer that is correlated over its inputs."""
     module = mlp(4, 6, 5, 3).double()
     symmetry = rg.discover(module, (torch.randn(2, 4, dtype=torch.float64),))
     chance = torch.Generator().manual_seed(0)

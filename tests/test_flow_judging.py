@@ -1,4 +1,4 @@
-"""What is said about generated networks: copies are told from new ones, and scores are those of the definitions."""
+"""Judgements of generated networks: copies are distinguished from new networks, and scores follow their definitions."""
 
 import itertools
 
@@ -21,7 +21,7 @@ CLASSES = (INPUTS[:, 0] > 0).long()
 
 @pytest.fixture(scope="module")
 def judged() -> tuple[rg.Symmetry, Params, Params, rg.Task]:
-    """Random networks around one teacher in random orders and scales, for training and held out."""
+    """Return random networks around one teacher, in random orders and scales, for training and held out."""
     module = mlp(3, 6, 2)
     symmetry = rg.discover(module, (INPUTS,))
     chance = torch.Generator().manual_seed(0)
@@ -103,7 +103,7 @@ def test_a_function_judges_too_and_one_network_is_refused(judged: tuple[rg.Symme
 
 @pytest.fixture(scope="module")
 def apart() -> tuple[rg.Symmetry, Params, rg.Task]:
-    """Small classifiers of digits that were trained from starts of their own, and the task that they were tested on."""
+    """Return small classifiers of digits with separate initializations, and the task on which they were tested."""
     data = digits()
     module = mlp(64, 16, 16, 10)
     chance = torch.Generator().manual_seed(0)
@@ -128,14 +128,16 @@ def apart() -> tuple[rg.Symmetry, Params, rg.Task]:
 
 @pytest.fixture(scope="module")
 def known(apart: tuple[rg.Symmetry, Params, rg.Task]) -> KnownNetworks:
-    """The first forty of these networks as those for training, twenty more as held out, and twenty of each control."""
+    """Return the first forty of these networks for training, twenty more as held-out networks, and twenty networks of
+    each control.
+    """
     symmetry, trained, task = apart
     train, held_out = select(trained, slice(0, 40)), select(trained, slice(40, 60))
     return KnownNetworks.of(train, held_out, symmetry, task, 20)
 
 
 def shake(params: Params, noise: float, chance: torch.Generator) -> Params:
-    """Networks with noise, a share of each tensor's deviation."""
+    """Return networks with noise, as a share of each tensor's deviation."""
     return {
         n: t + noise * t.flatten(1).std(1).reshape(-1, *[1] * (t.ndim - 1)) * torch.randn(t.shape, generator=chance)
         for n, t in params.items()
@@ -146,7 +148,7 @@ def shake(params: Params, noise: float, chance: torch.Generator) -> Params:
 def test_a_copy_with_noise_is_a_copy(
     apart: tuple[rg.Symmetry, Params, rg.Task], known: KnownNetworks, noise: float, most: float
 ) -> None:
-    """Distances to one middle would be larger, because a copy lies in another order than its source."""
+    """Distances after alignment to one mean would be larger, because a copy has another order than its source."""
     symmetry, trained, _ = apart
     train = select(trained, slice(0, 40))
     chance = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Folding leaves the function as it is, uses up what is redundant, and uncovers the rotations of the stream."""
+"""Folding preserves the function, removes redundant parameters, and makes rotations of the stream possible."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ STREAMS = {
 
 
 def stream(name: str, symmetry: rg.Symmetry) -> rg.Group:
-    """The group on the last axis of what writes first to the stream."""
+    """Return the group on the last axis of the first tensor that writes to the stream."""
     (found,) = [g for g in symmetry.groups for p in g.placements if p.parameter == STREAMS[name] and p.axis == 1]
     return found
 
@@ -58,7 +58,7 @@ def test_folding_keeps_the_function_and_uncovers_the_rotations_of_the_stream(nam
 
 @pytest.mark.parametrize("name", ["GPT", "Llama", "ViT"])
 def test_the_stream_has_every_rotation_that_the_outputs_allow(name: str) -> None:
-    """A rotation that moves the ones changes a network with LayerNorm, and only that."""
+    """A rotation that changes the vector of ones changes networks with LayerNorm, and only these."""
     case = CASES[name]
     module, params = network(case)
     result = folded(case, module, params)
@@ -215,7 +215,7 @@ KNOWN = (
 
 @pytest.mark.parametrize("name", every_other(KNOWN, part=1))
 def test_every_rewrite_of_known_architectures_is_checked(name: str) -> None:
-    """No rewrite that following a change allows is refused by the numbers."""
+    """Every rewrite that the analysis allows passes the numerical check."""
     (known,) = [case for case in MODELS if case.name == name]
     case = Case(known.module, known.inputs(), "", tuple(known.kwargs().items()), known.outputs, 1e-5)
     torch.manual_seed(0)
@@ -245,7 +245,7 @@ def test_what_cannot_be_folded_is_refused() -> None:
 
 
 def test_after_folding_nothing_continuous_is_missing() -> None:
-    """The null space of the Jacobian at gains of one is spanned by the groups and the known shifts."""
+    """With gains of one, the groups and the known shifts span the null space of the Jacobian."""
     module, inputs = Normed(8, bias=False), (torch.randn(7, 8, generator=generator(0)),)
     symmetry = rg.discover(module, inputs, ones=("norm.weight",))
     found = rg.discovery.nullity(module, inputs, symmetry=symmetry)

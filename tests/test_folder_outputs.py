@@ -1,4 +1,4 @@
-"""Every command that writes a network writes a folder that transformers loads, of folders and of files."""
+"""Every command that writes a network writes a folder that transformers loads, for inputs that are folders or files."""
 
 import shutil
 from pathlib import Path
@@ -34,7 +34,7 @@ def model(seed: int, layers: int = 1) -> Any:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base and two networks near it, in shards, with files beside the weights."""
+    """Return a base and two similar networks, in shards, with files next to the weights."""
     folder = tmp_path_factory.mktemp("folders")
     base, *others = (model(seed) for seed in range(3))
     for other in others:
@@ -57,7 +57,7 @@ def _here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def require_same_form(folder: str, source: str) -> None:
-    """The shards, the index and the further files are those of the source."""
+    """Assert that the shards, the index and all other files equal those of the source."""
     assert {p.name for p in Path(source).iterdir()} - {"regauge.md"} <= {p.name for p in Path(folder).iterdir()}
     written, known = Checkpoint.open(folder), Checkpoint.open(source)
     assert [(n, t.file.name, t.dtype) for n, t in written.stored.items()] == [
@@ -127,7 +127,7 @@ def test_a_repaired_folder_loads() -> None:
 
 
 def test_files_become_folders_and_folders_files() -> None:
-    """A file beside a configuration takes its files along; torch files in shards get names of safetensors."""
+    """A file next to a configuration includes the files of its folder. Sharded torch files get names of safetensors."""
     network = open_clean("two")
     Path("plain").mkdir()
     shutil.copy("two/config.json", "plain")

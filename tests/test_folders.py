@@ -1,4 +1,4 @@
-"""Folders of many families of transformers through the command line: what is written loads and computes the same."""
+"""Folders of many transformers families on the command line: the written folders load and compute the same function."""
 
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -29,21 +29,22 @@ IN_CI = (
     *("vit", "swin", "resnet", "clip", "llava", "videomae", "granite speech"),
     *("mixtral", "deepseek v3", "gpt oss", "jamba", "switch", "dbrx", "jetmoe"),
 )
-"""Every kind of files (tied, transposed, fused, renamed, stacked, split) and of inputs, and every kind of experts."""
+"""Every kind of files (tied, transposed, fused, renamed, stacked, split), of inputs, and of experts."""
 ALIKE = (
     *("mistral", "qwen2", "qwen3", "phi", "phi3", "bloom", "opt", "cohere", "stablelm", "olmo2", "granite", "gpt neox"),
     *("mamba", "bert", "roberta", "electra", "deberta", "deit", "beit", "dinov2", "clip", "siglip", "llava", "blip2"),
     *("qwen2 moe", "qwen3 moe", "olmoe", "granite moe", "phimoe", "hunyuan", "flex olmo", "dbrx", "jetmoe", "fnet"),
     *("videomae", "vivit", "timesformer", "spectra"),
 )
-"""Families whose layers are of one kind: one layer is enough, as others of the kind have two (Llama, ViT, Mixtral)."""
+"""Families whose layers are of one kind. One layer is enough, because other families of the kind have two (Llama, ViT,
+Mixtral)."""
 
 Aligned = Callable[[str], tuple[Path, Any]]
-"""Gives the folder of a family by its name, and the network that was saved there as the second one."""
+"""A function that returns the folder of a family by its name, and the saved second network."""
 
 
 def in_suite(names: Collection[str]) -> list[Any]:
-    """Cases in the order of all families, some of which run in CI."""
+    """Return cases in the order of all families, some of which run in CI."""
     return [pytest.param(name, marks=() if name in IN_CI else pytest.mark.thorough, id=name) for name in names]
 
 
@@ -53,7 +54,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def of_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a model, and of its parts, with one layer."""
+    """Return the settings of a model and of its parts, with one layer."""
     counts = ("num_hidden_layers", "n_layers", "n_layer")
     return {
         name: of_one_layer(value) if isinstance(value, dict) else 1 if name in counts else value
@@ -62,14 +63,14 @@ def of_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def outputs(model: torch.nn.Module, example: Model) -> Tensor:
-    """What a model computes of example inputs."""
+    """Return the outputs of a model for example inputs."""
     with torch.no_grad():
         return first_tensor(model(*example.inputs, **(example.kwargs or {})))
 
 
 @pytest.fixture(scope="module")
 def aligned(tmp_path_factory: pytest.TempPathFactory) -> Aligned:
-    """Aligns two networks of a family, each once; a folder with `one`, `two` and `aligned`, and the second network."""
+    """Align two networks of a family, once. Return a folder with `one`, `two` and `aligned`, and the second network."""
     known: dict[str, tuple[Path, Any]] = {}
 
     def run(name: str) -> tuple[Path, Any]:
@@ -91,7 +92,7 @@ def aligned(tmp_path_factory: pytest.TempPathFactory) -> Aligned:
 
 @pytest.mark.parametrize("name", in_suite(CASES))
 def test_aligned_folders_load_and_compute_the_same(name: str, aligned: Aligned) -> None:
-    """The output has the files, names, shapes and dtypes of B, a clean load report, and B's outputs to rounding."""
+    """The output has the files, names, shapes and dtypes of B, a clean load report, and B's outputs up to rounding."""
     folder, second = aligned(name)
     loaded = open_clean(folder / "aligned", getattr(transformers, CASES[name].model))
     example = open_model(str(folder / "two"), values="always")
@@ -108,13 +109,13 @@ def test_aligned_folders_load_and_compute_the_same(name: str, aligned: Aligned) 
 
 
 def symmetry_of(folder: Path) -> rg.Symmetry:
-    """The symmetry by which the networks of a folder were aligned, from the cache while it is kept there."""
+    """Return the symmetry with which the networks of a folder were aligned, from the cache."""
     return open_model(folder / "one").symmetry
 
 
 @pytest.mark.parametrize("name", in_suite(MIXTURES))
 def test_experts_and_their_hidden_units_are_reordered(name: str, aligned: Aligned) -> None:
-    """A folder's mixture is traced such that nothing of it is frozen: experts move, and units within each of them."""
+    """A mixture in a folder is traced without frozen groups: experts can be permuted, and units within each expert."""
     found = symmetry_of(aligned(name)[0])
     assert not found.unknown
     on_experts = [g for g in found.groups if any("expert" in p.parameter for p in g.placements)]
@@ -123,14 +124,16 @@ def test_experts_and_their_hidden_units_are_reordered(name: str, aligned: Aligne
 
 
 ONE_ORDER = ("longcat", "jetmoe")
-"""Mixtures whose experts are found to share one order of hidden units."""
+"""Mixtures for which discovery finds one common order of the hidden units of all experts."""
 
 
 @pytest.mark.parametrize("name", in_suite(LOOPS))
 def test_hidden_units_of_experts_in_a_loop_are_reordered(name: str, aligned: Aligned) -> None:
-    """Loops over the experts that were chosen are followed as loops over all: units move in each expert by itself.
+    """Loops over chosen experts are traced as loops over all experts, so units can be permuted separately in each
+    expert.
 
-    Where a router with an open order chooses rows of one tensor, fewer moves are found than there are: one for all.
+    If a router with an open order selects rows of one tensor, discovery finds fewer permutations than exist: one for
+    all experts.
     """
     found = symmetry_of(aligned(name)[0])
     inside = [g for g in found.groups if g.is_permuted and all("experts" in p.parameter for p in g.placements)]
@@ -140,7 +143,7 @@ def test_hidden_units_of_experts_in_a_loop_are_reordered(name: str, aligned: Ali
 
 @pytest.mark.parametrize("name", ["mixtral", pytest.param("switch", marks=pytest.mark.thorough)])
 def test_discover_finds_the_groups_by_which_folders_are_aligned(name: str, aligned: Aligned) -> None:
-    """Both trace the model; the configuration stays as it is."""
+    """Both commands trace the model, and the configuration does not change."""
     folder, _ = aligned(name)
     before = (folder / "one/config.json").read_bytes()
     main(["discover", str(folder / "one"), "-o", "found.json"])
@@ -160,7 +163,7 @@ def with_positions(params: Params) -> Params:
 
 BERT = replace(CASES["bert"], settings=of_one_layer(CASES["bert"].settings))
 LLAMA = FolderCase("LlamaForCausalLM", "LlamaConfig", of_one_layer(SMALL_LLAMA) | {"num_attention_heads": 2})
-"""The smallest model, for what has nothing to do with its layers and heads."""
+"""The smallest model, for tests that do not depend on layers and heads."""
 OLD: dict[str, tuple[FolderCase, str, Callable[[Params], Params]]] = {
     "names of norms": (BERT, "BertForMaskedLM", old_norms),
     "a prefix, and a buffer": (replace(BERT, model="BertModel"), "BertModel", with_positions),
@@ -180,7 +183,7 @@ OLD: dict[str, tuple[FolderCase, str, Callable[[Params], Params]]] = {
 
 @pytest.mark.parametrize("name", OLD)
 def test_what_from_pretrained_understands_is_understood(name: str) -> None:
-    """B has old names or more tensors than its class; the output has the same, and no head is left behind."""
+    """B has old names, or more tensors than its class. The output has the same, and no head is lost."""
     case, used, change = OLD[name]
     case.save(Path("one"), 0)
     case.save(Path("two"), 1)
@@ -200,7 +203,7 @@ def test_what_from_pretrained_understands_is_understood(name: str) -> None:
 
 
 def test_paths_of_folders_are_named_by_the_symmetry() -> None:
-    """From Python, too: the symmetry speaks of stacked experts, the files hold each by itself."""
+    """This holds from Python, too. The symmetry refers to stacked experts, while the files contain separate experts."""
     for seed, folder in enumerate(("one", "two")):
         replace(CASES["mixtral"], settings=of_one_layer(CASES["mixtral"].settings)).save(Path(folder), seed)
     model = open_model("one", values="never")
@@ -219,7 +222,9 @@ SHARED = torch.arange(12.0).reshape(3, 4)
 
 
 def save_with_extra() -> tuple[Params, Params]:
-    """Two folders with tensors that no class has: equal, different, integers, only in the first, only in the second."""
+    """Save two folders with tensors that no class has: equal, different, integers, only in the first, only in the
+    second.
+    """
     extra = []
     for seed, folder in enumerate(("one", "two")):
         LLAMA.save(Path(folder), seed)
@@ -231,7 +236,7 @@ def save_with_extra() -> tuple[Params, Params]:
 
 
 def require_extra(folder: str, first: Params) -> None:
-    """The equal tensors, and those of the first network."""
+    """Assert that the output contains the equal tensors, and the tensors of the first network."""
     found = load(folder)
     assert found.keys() - first.keys() == load("plain").keys()
     for name, tensor in first.items():
@@ -244,7 +249,9 @@ def require_extra(folder: str, first: Params) -> None:
 def test_tensors_that_no_class_has_are_those_of_the_first_network(
     command: str, is_streamed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing says how they move, but those of the first network fit what is aligned to it; each is told by name."""
+    """Their transformation is unknown, but tensors of the first network fit the aligned network. Each tensor is
+    reported by name.
+    """
     if is_streamed:
         monkeypatch.setattr("regauge.checkpoints.job.FileJob.is_streamed", True)
     first, second = save_with_extra()
@@ -272,7 +279,9 @@ def test_tensors_that_no_class_has_are_those_of_the_first_network(
 
 
 def test_extra_tensors_of_shards_and_other_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
-    """What only the second has goes even where the first has no extra tensor; from Python, and shard by shard."""
+    """Tensors that only the second network has are dropped, even if the first network has no extra tensor; from Python,
+    and shard by shard.
+    """
     for seed, folder in enumerate(("one", "two")):
         LLAMA.save(Path(folder), seed, shard="1kB")
     index = json.loads(Path("two/model.safetensors.index.json").read_text())
@@ -292,7 +301,7 @@ def test_extra_tensors_of_shards_and_other_dtypes(capsys: pytest.CaptureFixture[
 
 
 def test_needed_tensors_are_missed_beside_extra_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    """A network of another kind is no network with extra tensors."""
+    """A network of another kind is not treated as a network with extra tensors."""
     save_with_extra()
     params = {name: tensor for name, tensor in load("two").items() if name != "model.norm.weight"}
     save(params, "two/model.safetensors", overwrite=True)

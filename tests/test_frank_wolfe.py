@@ -1,4 +1,4 @@
-"""Frank-Wolfe: relaxed tensors are expectations, the line search is exact, and what is hard is no worse."""
+"""Frank-Wolfe: relaxed tensors are expectations, the line search is exact, and the hard result is never worse."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def random_vertices(symmetry: Symmetry, universe: RelaxedUniverse, seed: int) ->
 
 
 def objective(universe: RelaxedUniverse, names: list[str]) -> float:
-    """Of relaxed tensors, pair by pair."""
+    """Return the objective of relaxed tensors, pair by pair."""
     pairs = itertools.combinations(universe.mixtures, 2)
     total = sum(float((x.mean(n) * y.mean(n)).sum()) for x, y in pairs for n in names)
     return total - (len(universe.mixtures) - 1) / 2 * sum(m.excess for m in universe.mixtures)
@@ -91,7 +91,7 @@ def test_relaxed_layers_are_products_with_doubly_stochastic_matrices() -> None:
 
 @pytest.mark.parametrize("name", ["permutation", "signed", "dihedral", "experts", "attention", "rotary", "stream"])
 def test_the_best_vertex_rises_fastest(name: str) -> None:
-    """The slope towards the vertices is at least that towards any other elements."""
+    """The slope towards the vertices is at least the slope towards any other elements."""
     symmetry = BY_HAND[name]
     universe = relaxed(symmetry, [drawn(symmetry, seed) for seed in range(2)])
     universe.start_from_barycenter()
@@ -147,7 +147,7 @@ def test_a_single_family_is_solved_exactly(symmetry: Symmetry) -> None:
 
 
 def test_residual_streams_are_recovered_from_the_barycenter() -> None:
-    """A planted permutation under noise of the weights' own size, in a stream that is anchored weakly."""
+    """A hidden permutation is recovered under noise as large as the weights, in a weakly anchored stream."""
     symmetry = stream(24, 40, 4)
     for seed in range(2):
         a, noise = drawn(symmetry, seed, torch.float32), drawn(symmetry, seed + 100, torch.float32)

@@ -1,7 +1,7 @@
-"""Soundness beyond the list of models: random graphs of operators never yield a wrong symmetry.
+"""Correctness beyond the list of models: random graphs of operators never yield a wrong symmetry.
 
-The self-check of discovery is off, so that its rules are what is tested. More seeds:
-`python tests/fuzz_graphs.py 1000 5000`.
+The numerical check of discovery is disabled, so the tests check its rules. For more seeds, run `python
+tests/fuzz_graphs.py 1000 5000`.
 """
 
 import fuzz_graphs
@@ -17,7 +17,7 @@ MORE = [
     pytest.param(first, marks=() if first == 10_000 else pytest.mark.thorough)
     for first in range(10_000, 11_000, LONG_BLOCK)
 ]
-"""The first blocks of seeds run in CI."""
+"""Blocks of seeds, of which the first run in CI."""
 
 
 @pytest.mark.parametrize("first", FEW)

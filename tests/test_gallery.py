@@ -1,4 +1,4 @@
-"""Every picture of the docs is made by a short script that runs in small; the notebooks run."""
+"""A short script makes every picture of the docs, and runs with small settings; the notebooks run, too."""
 
 import json
 import runpy
@@ -14,7 +14,7 @@ PAGE = (DOCS / "gallery.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def made() -> set[str]:
-    """Names of the pictures that the scripts made."""
+    """Return the names of the pictures that the scripts made."""
     return set()
 
 

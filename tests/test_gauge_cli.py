@@ -1,4 +1,4 @@
-"""Folders and files moved to another gauge on the command line: the function, what is beside, and refusals."""
+"""Folders and files in another gauge on the command line: the function, the other files, and refusals."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every method leaves the function as it is and is never worse than the identity on its own objective."""
+"""Every method preserves the function, and is never worse than the identity on its own objective."""
 
 from dataclasses import replace
 from functools import cache
@@ -149,7 +149,7 @@ def test_flat_rotations(n: int) -> None:
 
 
 def test_rotations_by_factors_equal_those_by_the_matrix() -> None:
-    """Of every size up to 140 and some larger ones, along each axis, in pieces and whole."""
+    """The test covers every size up to 140 and some larger sizes, along each axis, in chunks and as a whole."""
     sizes = [*range(1, 141), 240, 336, 384, 768, 896]
     for n in sizes:
         signs = 1.0 - 2 * torch.randint(0, 2, (n,), generator=generator(n)).double()
@@ -196,7 +196,7 @@ def test_rotations_spread_an_outlier_of_the_stream() -> None:
 
 
 def test_channels_with_large_activations_get_larger_weights() -> None:
-    """Where one channel of the stream is loud, the weights that read it round badly until it is scaled."""
+    """If one channel of the stream is large, the weights that read it have large rounding errors before scaling."""
     _, _, params, symmetry, task = prepared("Llama")
     loud = {key: tensor.clone() for key, tensor in params.items()}
     loud["blocks.0.feed_forward_norm.weight"][5] *= 100
@@ -327,7 +327,7 @@ def test_layers_read_rounded_activations_within_the_context() -> None:
 
 
 def test_what_is_learned_by_function_serves_batches_that_were_not_seen() -> None:
-    """With so many batches and bits that the last digits of a processor do not decide what is learned."""
+    """The numbers of batches and bits are so large that the last digits of a processor do not change the result."""
     _, module, params, symmetry, _ = prepared("ViT")
     params = {key: tensor.float() for key, tensor in params.items()}
     images = torch.randn(28, 8, *CASES["ViT"].inputs[0].shape[1:], generator=generator(3))
@@ -373,7 +373,9 @@ def test_the_expected_error_is_that_of_many_levels() -> None:
 
 @cache
 def away(name: str) -> tuple[OrbitPart, Point, OfFunction]:
-    """A point of the orbit where every free parameter is off zero, with its reach, and the distance of outputs."""
+    """Return a point of the orbit where every free parameter is nonzero, with its reach, and the distance of the
+    outputs.
+    """
     _, _, params, symmetry, task = prepared(name)
     problem = GaugeProblem(params, symmetry, task)
     reach = OrbitPart(problem, is_scaled=True)
@@ -403,7 +405,9 @@ def test_gradients_move_along_with_the_network(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ViT", "Llama"])
 def test_the_expected_distance_is_that_of_random_errors(name: str) -> None:
-    """At another point of the orbit than where the network was run, for errors that are even within each step."""
+    """The test uses another point of the orbit than the evaluated network, with errors that are uniform within each
+    step.
+    """
     reach, point, function = away(name)
     _, _, params, symmetry, task = prepared(name)
     chance = generator(8)
@@ -420,7 +424,9 @@ def test_the_expected_distance_is_that_of_random_errors(name: str) -> None:
 
 
 def test_steps_of_weights_that_outputs_depend_on_get_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By descent on the expected distance alone: rates of the descents that follow are next to nothing."""
+    """The descent on the expected distance alone has this effect: the rates of the following descents are almost
+    zero.
+    """
     monkeypatch.setattr(learned_rotation, "RATES", (1e-9,))
     _, module, params, symmetry, _ = prepared("ViT")
     images = torch.randn(12, 8, *CASES["ViT"].inputs[0].shape[1:], generator=generator(3))

@@ -1,4 +1,4 @@
-"""Gaussian matching: means and standard deviations move together, and both decide."""
+"""Gaussian matching: means and standard deviations are transformed together, and both determine the result."""
 
 import itertools
 from collections.abc import Sequence
@@ -38,7 +38,9 @@ def gaussian(symmetry: Symmetry, seed: int) -> Pair:
 
 
 def moved(symmetry: Symmetry, g: Element, pair: Pair) -> Pair:
-    """Written out: standard deviations are what one moves by the magnitudes of the factors."""
+    """Return the transformed Gaussian by its definition: standard deviations are multiplied by the magnitudes of the
+    factors.
+    """
     unsigned = {
         name: rg.Value(
             v.perm, v.scale, None if v.sign is None else v.sign.abs(), None if v.shift is None else 0 * v.shift
@@ -71,7 +73,7 @@ def test_it_never_falls_and_the_distance_falls_by_twice_what_it_gains(name: str)
 
 
 def divergence(a: Pair, b: Pair) -> float:
-    """KL(N(b), N(a)) of diagonal Gaussians, from torch."""
+    """Return KL(N(b), N(a)) of diagonal Gaussians, computed by torch."""
     normal = torch.distributions.Normal
     return sum(
         float(torch.distributions.kl_divergence(normal(b[0][n], b[1][n]), normal(a[0][n], a[1][n])).sum()) for n in a[0]
@@ -111,7 +113,7 @@ def test_a_single_family_has_the_smallest_divergence_of_all(symmetry: Symmetry, 
 
 
 def test_the_divergence_is_no_distance_of_means() -> None:
-    """Its trace depends on the permutation: with equal means it still tells units apart."""
+    """The trace of the divergence depends on the permutation: even with equal means, it distinguishes units."""
     symmetry = mlp_symmetry(3, 12, 2)
     means, std = gaussian(symmetry, 0)
     means = {name: torch.ones_like(tensor) for name, tensor in means.items()}
@@ -247,7 +249,7 @@ def test_a_single_family_is_solved_exactly(symmetry: Symmetry) -> None:
 
 
 def test_scales_multiply_standard_deviations_and_signs_do_not() -> None:
-    """The method inside may choose any element; what it chose moves both dictionaries."""
+    """The inner method may choose any element, and the chosen element transforms both dictionaries."""
     places = (Placement("w", 0, scale=(1,), sign=(1,)), Placement("v", 1, scale=(-1,), sign=(1,)))
     symmetry = Symmetry((Group("h", 3, places, scales=1, signs=1),), {"w": (3, 4), "v": (2, 3)})
     planted = symmetry.random(generator(0))
@@ -277,7 +279,7 @@ def test_rotations_stay_at_the_identity(name: str) -> None:
 
 
 def test_three_dictionaries_with_weights() -> None:
-    """A mean, its standard deviations and a second sample: the objective is their weighted sum."""
+    """A mean, its standard deviations and a second sample are matched. The objective is their weighted sum."""
     for kind in ("permutation", "signed", "dihedral"):
         symmetry = mlp_symmetry(3, 9, 8, 2, kind=kind)
         (a, s), (b, t), c, d = gaussian(symmetry, 0), gaussian(symmetry, 1), drawn(symmetry, 2), drawn(symmetry, 3)

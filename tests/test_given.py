@@ -1,4 +1,4 @@
-"""What callers give is accepted where its meaning is plain, and refused in a sentence that says what to write."""
+"""Arguments of callers are accepted if their meaning is clear. Otherwise, an error states what to write."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +27,7 @@ TASK = rg.Task(A, [(X, Y)])
 
 
 class Keywords(nn.Module):
-    """Takes one mapping."""
+    """A module that takes one mapping."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ def test_arguments_keep_their_names_of_earlier_versions() -> None:
 
 
 def test_a_module_before_the_networks_is_told_its_place() -> None:
-    """Earlier versions had it first in `bayes`."""
+    """In earlier versions, the module was the first argument in `bayes`."""
     with pytest.raises(TypeError, match=r"networks come before it: write predict\(posterior, module, batches\)"):
         anything.bayes.predict(A, a, [X])
 

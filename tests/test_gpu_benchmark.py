@@ -1,4 +1,4 @@
-"""The benchmark for a GPU runs on a CPU in small sizes, also without packages that a machine with a GPU may lack."""
+"""The benchmark for a GPU runs on a CPU in small sizes, even without packages that a machine with a GPU may lack."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 ABSENT = ("beartype", "dask", "distributed", "igl", "lap", "platformdirs", "pooch", "posteriors", "trimesh", "tyro")
-"""Import names of packages that were not on a machine with a GPU."""
+"""Import names of packages that a machine with a GPU did not have."""
 WITHOUT = f"""
 import runpy, sys
 sys.modules.update(dict.fromkeys({ABSENT}))

@@ -1,4 +1,6 @@
-"""Translations of weights before a group normalization: one for each group of channels, closed under the group."""
+"""Translations of weights before a group normalization: one translation for each group of channels, closed under the
+group.
+"""
 
 import torch
 from symmetries import generator
@@ -8,7 +10,7 @@ import regauge as rg
 
 
 class Embedded(nn.Module):
-    """A vector that a linear layer adds to the channels of an image, and a group normalization behind it."""
+    """A vector that a linear layer adds to the channels of an image, followed by a group normalization."""
 
     def __init__(self) -> None:
         super().__init__()

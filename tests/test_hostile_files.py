@@ -1,4 +1,6 @@
-"""Files and folders that somebody else made: what is not regauge's stays, and what a file holds gets one sentence."""
+"""Files and folders from other people: files that do not belong to regauge are not touched, and bad contents give one
+sentence.
+"""
 
 import errno
 import io
@@ -31,7 +33,7 @@ SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")},
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a network in a file, the same in a folder, and its symmetry."""
+    """Return a working directory with a network in a file, the same network in a folder, and its symmetry."""
     monkeypatch.chdir(tmp_path)
     save(PARAMS, tmp_path / "net.safetensors")
     (tmp_path / "hf").mkdir()
@@ -111,7 +113,7 @@ def test_what_comes_into_a_folder_while_it_is_used_stays(folder: Path) -> None:
 
 
 def test_the_ledger_goes_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the removal ends, the folder is still one that regauge may remove."""
+    """If the removal ends at any point, regauge may still remove the folder later."""
     with Staging(folder / "out", {}, resume=False, overwrite=False) as staging:
         (staging.content / "x").write_text("made")
 
@@ -214,7 +216,7 @@ def test_links_within_a_folder_and_into_the_blobs_of_a_hub_are_followed(folder: 
 
 
 ESCAPES = "\x1b[31mred\x9b2J\norigin: faked\r\u202e\u2028"
-"""What would color a terminal, empty it, begin a line and turn the direction of a text."""
+"""Characters that would color or clear a terminal, begin a line, or reverse the direction of a text."""
 
 
 def test_what_files_say_is_escaped_in_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,7 +342,7 @@ def _symmetry(change: Callable[[dict[str, Any]], object]) -> bytes:
 
 
 def _long(document: dict[str, Any]) -> None:
-    """Two groups, one behind the other, on a parameter of a billion values."""
+    """Return two consecutive groups on a parameter of a billion values."""
     n = 10**9
     places = [{"parameter": "w", "axis": 0, "start": start} for start in (0, n // 2)]
     groups = [{"name": str(k), "size": n // 2, "placements": [place]} for k, place in enumerate(places)]
@@ -367,7 +369,7 @@ def _deflated(content: bytes) -> bytes:
 
 
 def _with_pickle(pickled: bytes) -> bytes:
-    """A torch file with other bytes in place of its pickle."""
+    """Return a torch file with other bytes instead of its pickle."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(_torch(PARAMS))) as old, zipfile.ZipFile(buffer, "w") as new:
         for name in old.namelist():
@@ -524,7 +526,7 @@ HOSTILE: dict[str, tuple[dict[str, bytes | str], tuple[str, ...], str]] = {
         "no model class",
     ),
 }
-"""Files, the command that reads them, and what its sentence says."""
+"""Files, the command that reads them, and a part of its error message."""
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -546,7 +548,7 @@ def test_whatever_a_file_holds_the_answer_is_a_sentence(kind: str, folder: Path,
 def test_places_that_take_no_output_are_told(
     out: str, number: int, folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
-    """Also for root, whom no permission stops: the first folder or file that is made there is refused."""
+    """The test also works for root, whom permissions do not stop: creating the first folder or file is refused."""
     (folder / "place").mkdir()
     make = os.mkdir
 

@@ -1,4 +1,4 @@
-"""Files with random damage: each is read, or refused in a sentence, within seconds and bounded memory."""
+"""Files with random damage: each file is read, or refused in a sentence, within seconds and with bounded memory."""
 
 import json
 import shutil
@@ -162,7 +162,7 @@ DOCUMENTS: dict[str, Kind] = {
     ),
     "store": Kind(_store, _store_document, "store"),
 }
-"""Documents of networks and what is about them."""
+"""Documents that contain networks, and documents about networks."""
 
 
 @LIMITED

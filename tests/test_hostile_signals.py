@@ -1,4 +1,4 @@
-"""Files of images, meshes, points and strips with random damage: each is read, or refused in a sentence."""
+"""Files of images, meshes, points and strips with random damage: each file is read, or refused in a sentence."""
 
 import struct
 import zlib
@@ -17,7 +17,7 @@ from regauge.inr.rendering.mesh import Mesh, save_mesh, save_points
 from regauge.inr.rendering.strips import Strip, load_strips, save_strips
 
 EXAMPLES = [pytest.param(25), pytest.param(300, marks=pytest.mark.thorough)]
-"""How many files are tried."""
+"""The number of files that are tried."""
 SIDES = torch.tensor([[0, 2, 1], [0, 1, 3], [0, 3, 2], [1, 2, 3]])
 CORNERS = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
 
@@ -47,11 +47,11 @@ SIGNALS: dict[str, Callable[[Path], None]] = {
     **{f"points{suffix}": _points for suffix in (".ply", ".xyz", ".npz")},
     "mesh.npz": _arrays,
 }
-"""Names of files, and how they are written."""
+"""Names of files, with functions that write them."""
 
 
 def _read(path: Path) -> None:
-    """Read a signal, and draw what a fit takes of a shape."""
+    """Read a signal, and sample the data that a fit uses."""
     found = read_signal(str(path))
     if isinstance(found, ShapeSignal):
         found.field(Inr(), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,6 @@
-"""States of interrupted work with random damage: each is continued from, or refused in a sentence, and stays."""
+"""States of interrupted work with random damage: work continues from each state, or refuses it in a sentence and keeps
+the file.
+"""
 
 import json
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from regauge.storage.loader import Loader
 from regauge.training.training_configs import NetTrainingConfig
 
 EXAMPLES = [pytest.param(10), pytest.param(300, marks=pytest.mark.thorough)]
-"""How many states are tried."""
+"""The number of states that are tried."""
 PARAMS = {"w": torch.ones(4, 3), "b": torch.zeros(4), "v": torch.ones(2, 4)}
 SYMMETRY = Symmetry.from_axes({"w": ("h", None), "b": ("h",), "v": (None, "h")}, kinds={"h": "signed"}).bind(PARAMS)
 NETWORKS = {n: torch.randn(12, *t.shape, generator=torch.Generator().manual_seed(0)) for n, t in PARAMS.items()}
@@ -37,7 +39,7 @@ class Stop(Exception):
 
 @pytest.fixture(autouse=True)
 def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state is kept after every step."""
+    """Save a state after every step."""
     monkeypatch.setattr(state_file, "SECONDS", -1.0)
 
 
@@ -46,7 +48,7 @@ def _seeded(seed: int) -> torch.Generator:
 
 
 def _classifier(path: Path, *, stops: bool = False) -> None:
-    """Train a classifier; it may be stopped by a user after an epoch."""
+    """Train a classifier, which a user may interrupt after an epoch."""
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     images, labels = torch.randn(8, 3, generator=_seeded(0)), torch.randint(2, (8,), generator=_seeded(1))
     progress = _stopping(3) if stops else _stopping(10**9)
@@ -98,18 +100,18 @@ def _stopping(after: int) -> Any:
 
 
 WORK: dict[str, Callable[..., None]] = {"classifier": _classifier, "net over networks": _net}
-"""Work that keeps a state."""
+"""Work that saves a state."""
 
 
 def _interrupted(work: str, path: Path) -> bytes:
-    """The state of work that was stopped."""
+    """Return the state of interrupted work."""
     with pytest.raises(Stop):
         WORK[work](path, stops=True)
     return path.read_bytes()
 
 
 def _continue(work: str, path: Path) -> None:
-    """Go on from a state; a copy, since it is written anew. What is refused stays as it is."""
+    """Continue from a copy of a state, because the file is written again. A refused state does not change."""
     before = path.read_bytes()
     try:
         WORK[work](path)
@@ -121,7 +123,7 @@ def _continue(work: str, path: Path) -> None:
 
 
 def _known(work: str) -> Kind:
-    """States whose checksum is right, and that say other things."""
+    """Return states with a correct checksum and wrong contents."""
 
     def right(folder: Path) -> Any:
         _interrupted(work, folder / "right.safetensors")
@@ -174,7 +176,7 @@ def test_a_state_with_other_bytes_is_refused_and_stays(work: str, examples: int,
 
 
 def _left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Path]:
-    """A command for networks that stay on the disk, and the state that it left when it was stopped."""
+    """Return a command for networks on the disk, and the state that it left when it was interrupted."""
     monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", False)
     monkeypatch.chdir(folder)
     for k, name in enumerate("ab"):

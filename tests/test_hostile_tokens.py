@@ -1,4 +1,4 @@
-"""Tokenizers with random damage: networks are brought under one vocabulary, or refused in a sentence."""
+"""Tokenizers with random damage: networks are converted to one vocabulary, or refused in a sentence."""
 
 import json
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from regauge.hub.vocabulary import bring_together, choose_template, template_fil
 tokenizers = pytest.importorskip("tokenizers")
 
 EXAMPLES = [pytest.param(12), pytest.param(300, marks=pytest.mark.thorough)]
-"""How many tokenizers are tried."""
+"""The number of tokenizers that are tried."""
 GENERATION = "generation_config.json"
-"""A file of which what is no number of a token stays as it is, whatever it is."""
+"""A file in which all values except token ids stay unchanged."""
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *"abcdef", "##b"]
 
 
 def _write_json(folder: Path, words: list[str]) -> None:
-    """A tokenizer with all of its files."""
+    """Write a tokenizer with all of its files."""
     model = tokenizers.models.WordLevel({word: k for k, word in enumerate(words)}, unk_token="[UNK]")
     made = tokenizers.Tokenizer(model)
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -34,13 +34,13 @@ def _write_json(folder: Path, words: list[str]) -> None:
 
 
 def _write_pieces(folder: Path, words: list[str]) -> None:
-    """A tokenizer of words and their pieces, one a line."""
+    """Write a tokenizer of words and their pieces, one per line."""
     (folder / "vocab.txt").write_text("\n".join(words))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
 
 
 def _write_pairs(folder: Path, words: list[str]) -> None:
-    """A tokenizer of letters and the pairs that become one."""
+    """Write a tokenizer of letters and the pairs that are merged."""
     (folder / "vocab.json").write_text(json.dumps({word: k for k, word in enumerate([*words, "ab"])}))
     (folder / "merges.txt").write_text("#version: 0.2\na b")
     settings = {"tokenizer_class": "GPT2Tokenizer", "unk_token": "[UNK]", "bos_token": "[CLS]", "eos_token": "[SEP]"}
@@ -60,11 +60,11 @@ FORMATS: dict[str, Callable[[Path, list[str]], None]] = {
     "vocab.txt": _write_pieces,
     "merges.txt": _write_pairs,
 }
-"""Files of tokenizers, and how their folders are written."""
+"""Files of tokenizers, with functions that write their folders."""
 
 
 def _folders(name: str, folder: Path) -> Path:
-    """Two networks with tokens in two orders; the file of the second one."""
+    """Return two networks with tokens in two orders, and the file of the second network."""
     for label, words in (("a", WORDS), ("b", [*WORDS[:5], *reversed(WORDS[5:])])):
         config = transformers.LlamaConfig(**SMALL_LLAMA | {"vocab_size": len(WORDS) + 4, "bos_token_id": 1})
         transformers.LlamaForCausalLM(config).save_pretrained(folder / label)
@@ -75,7 +75,7 @@ def _folders(name: str, folder: Path) -> Path:
 
 
 def _unite(folder: Path) -> None:
-    """Whatever is done with the tokens of two networks."""
+    """Run all operations on the tokens of two networks."""
     read_vocabulary(folder / "b")
     choose_template("auto", [folder / "a", folder / "b"])
     template_files("{{ one }}", {}, folder / "b")
@@ -115,7 +115,7 @@ def test_a_changed_tokenizer_is_read_or_refused(name: str, examples: int, tmp_pa
     ],
 )
 def test_a_file_outside_of_the_folder_gives_no_tokens(name: str, settings: Any, said: str, tmp_path: Path) -> None:
-    """Transformers would read it, and a union would write its lines into the output."""
+    """Without this rule, transformers would read the file, and a union would write its lines to the output."""
     _folders("vocab.txt", tmp_path)
     (tmp_path / "key").write_text("secret")
     if settings is None:

@@ -1,4 +1,4 @@
-"""Files of trained nets, data, tables and pages with random damage: each is read, or refused in a sentence."""
+"""Files of trained nets, data, tables and pages with random damage: each file is read, or refused in a sentence."""
 
 import json
 import zipfile
@@ -82,7 +82,7 @@ def _save_inr(path: Path) -> None:
 
 
 def _document(make: Callable[[Path], None]) -> Callable[[Path], Any]:
-    """The strings of a file's header, those of JSON as they are read."""
+    """Return the strings of a file's header, where JSON strings are parsed."""
 
     def right(folder: Path) -> Any:
         make(folder / "right.safetensors")
@@ -93,7 +93,7 @@ def _document(make: Callable[[Path], None]) -> Callable[[Path], Any]:
 
 
 def _reader(load: Callable[[Path], Any]) -> Callable[[Path, Any], Any]:
-    """Writes the tensors of the right file with another header, and reads what is there."""
+    """Write the tensors of the valid file with another header, and read the result."""
 
     def read(folder: Path, document: Any) -> Any:
         with Checkpoint.open(folder / "right.safetensors") as checkpoint:
@@ -129,7 +129,7 @@ TRAINED: dict[str, Kind] = {
     "alignment": _trained(load_alignment, _save_alignment, lambda found: found.symmetry.act(found.element, PARAMS)),
     "inr": _trained(load_inr, _save_inr, lambda found: found[1].module(found[0])),
 }
-"""Files of trained nets and of what is found by them, with other headers."""
+"""Files of trained nets and of their results, with other headers."""
 
 
 @LIMITED
@@ -173,11 +173,11 @@ def test_changed_numbers_of_pages_are_read_or_refused(name: str, tmp_path: Path)
 
 
 HOSTILE = "<script>alert(1)</script>|\x1b[31m\u202e\u2028`a`"
-"""A name that would be a tag, a cell, a color and the turn of a line."""
+"""A name that contains a tag, a table cell, a color and a reversal of the text direction."""
 
 
 def _renamed(value: Any) -> Any:
-    """The texts of a document with a hostile name behind them, and its keys as they are."""
+    """Return a document whose texts end with a hostile name, with unchanged keys."""
     if isinstance(value, dict):
         return {key: _renamed(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -231,7 +231,7 @@ def test_hostile_tables(text: str, sentence: str, tmp_path: Path) -> None:
 
 
 def _array_header(shape: tuple[int, ...]) -> bytes:
-    """The header of an array with the values of none."""
+    """Return the header of an array with no values."""
     text = repr({"descr": "<f8", "fortran_order": False, "shape": shape}).encode().ljust(117) + b"\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 

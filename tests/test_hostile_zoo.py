@@ -1,4 +1,6 @@
-"""Populations with random damage, of other programs and in stores: each is read, or refused in a sentence."""
+"""Populations with random damage, from other programs and in stores: each population is read, or refused in a
+sentence.
+"""
 
 import csv
 import gzip
@@ -28,7 +30,7 @@ from regauge.zoo.formats.ray_tune import read_ray_tune, read_vit_model_zoo
 from regauge.zoo.formats.small_transformers import read_small_transformer_zoo
 
 EXAMPLES = [pytest.param(25), pytest.param(300, marks=pytest.mark.thorough)]
-"""How many populations are tried."""
+"""The number of populations that are tried."""
 MLP = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 3, 2]})
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -46,7 +48,7 @@ def _chain(step: int) -> dict[str, torch.Tensor]:
 
 
 def _imported(source: Source, folder: Path) -> Store:
-    """What comes of a source, in a store of its own."""
+    """Return the import of a source, in a separate store."""
     shutil.rmtree(folder / "imported", ignore_errors=True)
     store = import_zoo(source, folder / "imported")
     assert len(store) == len(source.rows)
@@ -55,7 +57,7 @@ def _imported(source: Source, folder: Path) -> Store:
 
 
 def _read_all(store: Store) -> None:
-    """Whatever is done with the networks of a store and what is known of them."""
+    """Run all operations on the networks of a store and on their metadata."""
     names = store.rows.names
     assert len(store.rows.summary()) == len(names)
     assert len(store.rows.dicts()) == len(store.read(range(len(store)))[store.architecture.layout[0].name])
@@ -68,7 +70,7 @@ def _read_all(store: Store) -> None:
 
 
 def _tables(rows: Any) -> bytes:
-    """Rows of a document as CSV, whatever they are."""
+    """Return any rows of a document as CSV."""
     text = io.StringIO()
     rows = rows if isinstance(rows, list) else [rows]
     names = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
@@ -131,7 +133,7 @@ def _trials_document(folder: Path) -> Any:
 
 
 def _trials(folder: Path, document: Any) -> Store:
-    """Trials in a zip file, with whatever names."""
+    """Write trials with any names to a zip file."""
     content = io.BytesIO()
     layers = {"module_list.0": (4, 3), "module_list.2": (4, 4), "module_list.4": (2, 4)}
     shapes = {f"{name}.weight": shape for name, shape in layers.items()}
@@ -158,7 +160,7 @@ def _vits_document(folder: Path) -> Any:
 
 
 def _vits(folder: Path, document: Any) -> Store:
-    """Vision transformers in a zip file, with whatever settings."""
+    """Write vision transformers with any settings to a zip file."""
     norm = {"weight": (6,), "bias": (6,)}
     shapes: dict[str, tuple[int, ...]] = {"cls_token": (1, 1, 6), "pos_embed": (1, 5, 6)}
     maps = {"patch_embed.proj": (6, 1, 2, 2), "blocks.0.attn.qkv": (18, 6), "blocks.0.attn.proj": (6, 6)}
@@ -187,7 +189,7 @@ def _texts_document(folder: Path) -> Any:
 
 
 def _texts(folder: Path, document: Any) -> Store:
-    """Networks of the Small Transformer Zoo in a zip file, with whatever table."""
+    """Write networks of the Small Transformer Zoo with any table to a zip file."""
     names = ("queries", "keys", "values", "out_projection")
     shapes: dict[str, tuple[int, ...]] = {f"encoder.0.attention.{name}.weight": (4, 4) for name in names}
     maps = {"encoder.0.fc1": (6, 4), "encoder.0.fc2": (4, 6), "classifier.fc1": (4, 4), "classifier.fc2": (3, 4)}
@@ -207,7 +209,7 @@ def _named_document(folder: Path) -> Any:
 
 
 def _named(folder: Path, document: Any) -> Store:
-    """Networks in a zip file, whose names and headers say which they are."""
+    """Write networks to a zip file, identified by their names and headers."""
     files = [one if isinstance(one, dict) else {"name": one} for one in document] if isinstance(document, list) else []
     with warnings.catch_warnings(), zipfile.ZipFile(folder / "named.zip", "w") as archive:
         warnings.simplefilter("ignore")  # about two files of one name
@@ -243,7 +245,7 @@ def _new_store(folder: Path) -> Store:
 
 
 def _shard_document(folder: Path) -> Any:
-    """The header of a shard, with its columns."""
+    """Return the header of a shard, with its columns."""
     path = _new_store(folder).path_of("s")
     content = path.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -324,7 +326,9 @@ def _write_hdf5(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A file whose bytes are damaged: how it is written, how the population around it is read, and its name."""
+    """A file whose bytes are damaged: the function that writes it, the function that reads its population, and its
+    name.
+    """
 
     write: Callable[[Path], Path]
     read: Callable[[Path], object]
@@ -388,7 +392,7 @@ def _trial(settings: dict[str, Any]) -> Callable[[Path], object]:
 
 
 def _layers(**changes: str) -> Callable[[Path], object]:
-    """The small CNN zoo with other values of the layout's first line."""
+    """Write the small CNN zoo with other values in the first line of the layout."""
 
     def read(folder: Path) -> object:
         document = _matrix_document(folder)
@@ -408,7 +412,7 @@ def _deep(content: object) -> Callable[[Path], object]:
 
 
 def _bomb(method: int) -> Callable[[Path], object]:
-    """A zip file with far more zeros than bytes."""
+    """Write a zip file with far more zeros than bytes."""
 
     def read(folder: Path) -> object:
         with (
@@ -494,7 +498,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "values elsewhere": (_hdf5(_outside), "in other files than .*n.h5'"),
     "texts": (_hdf5(lambda file, _: file.create_dataset("dataset", (1, MLP.size), "S3")), "n.h5' says"),
 }
-"""Populations that were read wrongly, or refused without a sentence, and what is said of them."""
+"""Populations that were once read wrongly or refused without a sentence, and their error messages."""
 
 
 @LIMITED
@@ -529,7 +533,7 @@ SHARDS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "lacks the id and step",
     ),
 }
-"""Changes of a shard's columns, and what is said of them."""
+"""Changes of a shard's columns, and their error messages."""
 
 
 @pytest.mark.parametrize("kind", SHARDS)

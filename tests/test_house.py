@@ -1,7 +1,7 @@
-"""Counts that keep the house livable. Each has a bound, which is what was last measured; a goal stands beside it.
+"""Counts that keep the code maintainable. Each count has a bound, the last measured value, and a goal.
 
-A bound goes down with its count, in the same commit. One that goes up says why in the message of its commit. Counts are
-made from syntax trees, so that moving lines about changes none of them.
+A bound is lowered together with its count, in the same commit. If a bound is raised, the commit message states the
+reason. Counts are computed from syntax trees, so moving lines does not change them.
 """
 
 import ast
@@ -30,24 +30,24 @@ RIDDLES = 0  # goal: 120
 CODE_LINES = 70447  # goal: 49,000
 
 RIDDLE = {"What", "How", "Those", "Of", "That", "As", "Which", "Where"}
-"""First words of docstrings that do not say what a thing is or does; "The same" is another."""
+"""First words of docstrings that do not state what a thing is or does. "The same" is another example."""
 
 
 MODULES = {module_of(path): path for path in FILES}
 
 
 def at_most(bound: int, found: list[str], what: str) -> None:
-    """Fail with the number and the worst offenders, which come first."""
+    """Fail with the number and the offenders, the worst first."""
     assert len(found) <= bound, "\n".join([f"{len(found)} {what}, at most {bound}:", *found[:40]])
 
 
 def lines_of(paths: list[Path]) -> dict[Path, int]:
-    """How many lines files have, the longest first."""
+    """Return the numbers of lines of files, the longest file first."""
     return dict(sorted(((path, FILES[path].count("\n")) for path in paths), key=lambda one: -one[1]))
 
 
 def deep_imports(path: Path) -> Iterator[str]:
-    """Names below a public package that a file takes from outside cli/: by an import, wherever, or by dots."""
+    """Yield names below a public package that a file imports from outside cli/, by any import statement or by dots."""
     aliases = {"regauge": "regauge"}
     for node in ast.walk(tree_of(path)):
         names, is_module = [], True
@@ -81,7 +81,7 @@ def deep_imports(path: Path) -> Iterator[str]:
 
 
 def without_words(path: Path) -> int:
-    """How many lines of a file hold code: no blank ones, no comments, no docstrings of whatever."""
+    """Return the number of code lines of a file, without blank lines, comments and docstrings."""
     words, texts = set[int](), set[int]()
     for node in nodes()[path]:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -232,20 +232,20 @@ for name, prepare in json.loads(sys.argv[1]).items():
         os._exit(0)
     assert os.waitpid(process, 0)[1] == 0, name
 """
-"""Runs calls, each in a fork of a process that has imported what they need and called nothing of regauge; writes which
-files a call enters. What runs while a module is imported is left out."""
+"""A program that runs calls and writes the files that each call enters. Each call runs in a fork of a process that has
+imported the dependencies but has called nothing of regauge. Code that runs during imports is not counted."""
 
 WAYS = {
     "regauge merge": (MERGE, "cli/main.py", 80),  # goal: 80
     "rg.align": (f"{NETWORKS}call = rg.align", "alignment/align_networks.py", 31),  # goal: 20
     "rg.compare": (f"{NETWORKS}call = rg.compare", "comparison/compare_networks.py", 51),  # goal: 20
 }
-"""For each call what prepares it, the file in which it begins, and the most files that it may enter."""
+"""For each call, its preparation, the file in which it begins, and the largest number of files that it may enter."""
 
 
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the calls ran, with a file for each that lists the files that it entered."""
+    """Return the folder in which the calls ran, with one file for each call that lists the entered files."""
     folder = tmp_path_factory.mktemp("ways")
     (folder / "net.py").write_text(NET, encoding="utf-8")
     calls = json.dumps({name: prepare for name, (prepare, _, _) in WAYS.items()})

@@ -1,4 +1,4 @@
-"""Models, networks and data by name: what Python opens is what commands open."""
+"""Models, networks and data by name: Python opens the same objects as the commands."""
 
 from collections.abc import Callable
 from pathlib import Path

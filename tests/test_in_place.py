@@ -1,4 +1,6 @@
-"""Operators that write into an operand are replaced where they can be: the program computes what the module does."""
+"""Operators that write into an operand are replaced if possible, and the program computes the function of the
+module.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Into one basin: training along the line lowers the barrier; networks that make networks have the paper's sizes."""
+"""Training along a line lowers the barrier, and hypernetworks have the paper's sizes."""
 
 import math
 from dataclasses import replace
@@ -32,14 +32,14 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def ball(radius: float = 0.6, seed: int = 1) -> Samples:
-    """Labels that are one inside a ball and fall to zero outside of it."""
+    """Return labels that are one inside a ball and fall to zero outside."""
     points = torch.rand(800, 3, generator=seeded(seed)) * 2 - 1
     return Samples(points, torch.sigmoid(8 * (radius - points.norm(dim=1, keepdim=True))))
 
 
 @cache
 def pair() -> tuple[Params, Params, rg.Task]:
-    """Two networks of one ball from different starts, and how they are judged."""
+    """Return two networks of one ball with different initializations, and the task that evaluates them."""
     data, quick = ball(), FitConfig(steps=150, batch=200, optimizer=Adam(3e-3))
     found = [fit(INR, data, quick, start=INR.start(seeded(k)), generator=seeded(k)).params for k in (0, 1)]
     task = rg.Task(INR.module(), [(data.points, data.labels)], binary_cross_entropy_with_logits)
@@ -139,7 +139,7 @@ def test_minibatches_keep_inputs_and_targets_together() -> None:
 
 
 class Tied(nn.Module):
-    """A network whose two layers are one, with a buffer."""
+    """A network whose two layers are the same module, with a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def test_a_residual_network_begins_at_its_input_and_a_plain_one_at_its_size() ->
 
 @cache
 def embedding() -> tuple[Embedding, Params]:
-    """An encoder of networks of balls of two sizes, from one start."""
+    """Return an encoder of networks of balls of two sizes, with one initialization."""
     inr = Inr(width=12, depth=3)
     data = [ball(radius, seed) for seed, radius in enumerate((0.4, 0.8) * 4)]
     quick = FitConfig(steps=60, batch=200, optimizer=Adam(3e-3))

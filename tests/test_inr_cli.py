@@ -1,4 +1,4 @@
-"""`regauge inr`, and checkpoints that say what they hold as models of the other commands."""
+"""`regauge inr`, and self-describing checkpoints as models of other commands."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def cube() -> tuple[np.ndarray, np.ndarray]:
-    """The cube [0, 2]^3."""
+    """Return the cube [0, 2]^3."""
     vertices = np.array([(x, y, z) for x in (0, 2) for y in (0, 2) for z in (0, 2)], np.float32)
     squares = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]
     return vertices, np.array([t for a, b, c, d in squares for t in ((a, b, c), (a, c, d))])
@@ -42,7 +42,7 @@ def cube() -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a cloud, a mesh, two images and two networks."""
+    """Return a working directory with a point cloud, a mesh, two images and two networks."""
     monkeypatch.chdir(tmp_path)
     vertices, faces = cube()
     np.savez("mesh.npz", vertices=vertices, faces=faces)

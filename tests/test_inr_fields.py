@@ -1,4 +1,4 @@
-"""Fields of shapes: queries, exact distances and labels; and the files that say what INR they hold."""
+"""Fields of shapes: queries, exact distances and labels, and files that describe their INR."""
 
 import math
 import sys
@@ -68,7 +68,7 @@ def ball(radius: float = 0.5) -> Ball:
 
 
 def box(*, is_open: bool = False, is_inverted: bool = False) -> MeshField:
-    """The cube [-1/2, 1/2]^3, perhaps without one of its twelve triangles."""
+    """Return the cube [-1/2, 1/2]^3, optionally without one of its twelve triangles."""
     vertices = torch.tensor(list(product((-0.5, 0.5), repeat=3)), dtype=torch.float64)
     squares = [(0, 1, 3, 2), (4, 6, 7, 5), (0, 4, 5, 1), (2, 3, 7, 6), (0, 2, 6, 4), (1, 5, 7, 3)]
     faces = torch.tensor([t for a, b, c, d in squares for t in ((a, b, c), (a, c, d))])
@@ -78,7 +78,7 @@ def box(*, is_open: bool = False, is_inverted: bool = False) -> MeshField:
 
 
 def box_distance(queries: Tensor) -> Tensor:
-    """The signed distance to that cube in closed form."""
+    """Return the signed distance to this cube in closed form."""
     beyond = queries.abs() - 0.5
     return beyond.clamp(min=0).norm(dim=1) + beyond.max(1).values.clamp(max=0)
 

@@ -1,4 +1,4 @@
-"""Fitting INRs: the gradient is that of automatic differentiation, and fits are what their settings say."""
+"""Fitting INRs: the gradient equals automatic differentiation, and fits follow their settings."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +36,7 @@ def samples_for(inr: Inr, count: int = 50, dtype: torch.dtype = torch.float64) -
 
 
 def waves(count: int = 400, dtype: torch.dtype = torch.float32) -> Samples:
-    """Labels that a small network can learn."""
+    """Return labels that a small network can learn."""
     points = torch.rand(count, 3, generator=seeded(3), dtype=dtype) * 2 - 1
     return Samples(points, torch.sigmoid(3 * torch.sin(4 * points.sum(1, keepdim=True))))
 
@@ -178,7 +178,7 @@ def test_a_population_of_images() -> None:
 
 
 def test_a_population_fits_as_its_networks_would() -> None:
-    """The stack and the loop over modules are two programs for one computation."""
+    """The stack and the loop over modules are two programs for the same computation."""
     images = torch.rand(2, 1, 5, 5, generator=seeded(), dtype=torch.float64)
     inr, config = image_inr(5, 5, units=6), FitConfig(steps=10, batch=None, optimizer=Adam(1e-3))
     found = fit_images(images, inr, config, seed=3)

@@ -1,4 +1,4 @@
-"""Orbits of INRs: a copy under the whole group of a sine layer is found again exactly, and by no smaller group."""
+"""Orbits of INRs: the whole group of a sine layer recovers a copy exactly, and no smaller group does."""
 
 import math
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class Mixed(nn.Module):
 
 
 def network(name: str, dtype: torch.dtype, seed: int = 0) -> tuple[nn.Module, Params]:
-    """A network with random parameters whose biases spread over several periods of its first sines."""
+    """Return a network with random parameters, whose biases spread over several periods of the first sines."""
     if name == "mixed frequencies":
         module: nn.Module = Mixed().to(dtype)
         params = {
@@ -69,7 +69,9 @@ def symmetry_of(module: nn.Module, params: Params) -> rg.Symmetry:
 
 
 def small() -> tuple[nn.Module, Params, rg.Symmetry, rg.Task]:
-    """A network of an image with values of the size of one, and the squared error to these with a little added."""
+    """Return a network of an image with values of about one, and the squared error to its values plus a small
+    offset.
+    """
     module, params = network("image", torch.float64)
     params["layers.2.weight"] = 30 * params["layers.2.weight"]
     points = torch.rand(60, 2, generator=seeded(5), dtype=torch.float64) * 2 - 1

@@ -1,4 +1,4 @@
-"""INRs made visible: exact spheres, files, metrics, strips; and pictures are the same along an orbit."""
+"""Rendering of INRs: exact spheres, files, metrics and strips. Pictures are equal along an orbit."""
 
 import math
 import sys
@@ -36,7 +36,7 @@ FEW = Projection(count=300, steps=2)
 
 
 class Ball(nn.Module):
-    """The logits of a ball's exact field."""
+    """A module that computes the logits of a ball's exact field."""
 
     def __init__(self, inr: Inr) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Ball(nn.Module):
 
 
 class BallInr(Inr):
-    """An INR that is a ball."""
+    """An INR of a ball."""
 
     def module(self, params: Mapping[str, Tensor] | None = None) -> nn.Module:
         return Ball(self)
@@ -68,7 +68,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def lively(inr: Inr, seed: int = 0) -> Params:
-    """Random parameters in float64 whose outputs have both signs and are far from zero."""
+    """Return random parameters in float64 whose outputs have both signs and are far from zero."""
     params = inr.start(generator(seed), dtype=torch.float64)
     last = f"layers.{inr.depth}"
     values = evaluate(inr, params, 2 * torch.rand(500, inr.in_features, generator=generator(), dtype=torch.float64) - 1)

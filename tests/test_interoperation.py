@@ -1,4 +1,4 @@
-"""What other tools read: aligned, merged and canonical folders load in transformers as the original ones do."""
+"""Other tools read the outputs: transformers loads aligned, merged and canonical folders like the originals."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ CLASSES = {"Llama": "LlamaForCausalLM", "GPT2": "GPT2LMHeadModel", "Bert": "Bert
 
 
 def make(kind: str, folder: Path, seed: int, *, dtype: torch.dtype = torch.float32, shard: str = "1GB") -> Any:
-    """A random model, saved as transformers saves it."""
+    """Return a random model, saved by transformers."""
     name, settings = KINDS[kind]
     torch.manual_seed(seed)
     model = getattr(transformers, CLASSES[name])(getattr(transformers, f"{name}Config")(**settings)).eval().to(dtype)
@@ -47,14 +47,14 @@ def make(kind: str, folder: Path, seed: int, *, dtype: torch.dtype = torch.float
 
 
 def folder_for(name: str) -> str:
-    """A folder with the configuration of `two`; returns what -o is told."""
+    """Return a folder with the configuration of `two`, and the value for -o."""
     Path(name).mkdir()
     shutil.copy("two/config.json", name)
     return f"{name}/model.safetensors"
 
 
 def loaded(folder: str, like: Any) -> Any:
-    """The model that transformers reads, in the dtypes of another one."""
+    """Return the model that transformers reads, in the dtypes of another model."""
     model = open_clean(folder, type(like))
     assert {name: t.dtype for name, t in model.state_dict().items()} == {
         name: t.dtype for name, t in like.state_dict().items()

@@ -1,4 +1,4 @@
-"""Points between networks, means and distances: exact ends, memory of their own, one rounding."""
+"""Points between networks, means and distances: exact endpoints, separate memory, and a single rounding."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Signs of heads and of the pairs within them, which multiply the same entries, are chosen together."""
+"""Signs of heads and signs of the pairs within heads, which multiply the same entries, are chosen jointly."""
 
 from itertools import product
 
@@ -14,7 +14,9 @@ HEADS, PAIRS, WIDTH = 3, 4, 2
 
 
 def symmetry_of(*, heads: int = HEADS, pairs: int = PAIRS) -> rg.Symmetry:
-    """One sign for each head, one for each pair in all heads; a gain sees the pairs alone, a bias the heads alone."""
+    """Return a symmetry with one sign for each head and one sign for each pair in all heads. A gain depends only on
+    pairs, a bias only on heads.
+    """
     whole = rg.Placement("weight", 0, stride=pairs, repeats=((pairs, 1),), sign=(1,))
     bias = rg.Placement("bias", 0, sign=(1,))
     every = rg.Placement("weight", 0, repeats=((heads, pairs),), sign=(1,))

@@ -1,4 +1,4 @@
-"""Decoders are traced without their caches of keys and values, and stay as they were."""
+"""Decoders are traced without their caches of keys and values, and are not changed."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +49,7 @@ def test_decoders_are_exported_once(name: str, device: str, monkeypatch: pytest.
 
 
 class Cached(nn.Module):
-    """Returns its hidden units as a cache, if it keeps one."""
+    """A decoder that returns its hidden units as a cache, if it has one."""
 
     def __init__(self, *, is_fragile: bool = False) -> None:
         super().__init__()

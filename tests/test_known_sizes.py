@@ -1,4 +1,6 @@
-"""Models whose sizes follow from whole numbers among the inputs are traced for those; all else is refused."""
+"""Models whose sizes follow from integers among the inputs are traced for these integers. All other models are
+refused.
+"""
 
 from collections.abc import Callable
 
@@ -10,7 +12,7 @@ import regauge as rg
 
 
 class Pieces(nn.Module):
-    """A perceptron over pieces of a sequence; `count` says from what their lengths come."""
+    """A perceptron over pieces of a sequence. `count` states the source of their lengths."""
 
     def __init__(self, count: Callable[["Pieces", Tensor, Tensor], list[int]]) -> None:
         super().__init__()
@@ -157,7 +159,9 @@ def test_whole_numbers_that_a_blank_module_holds_are_not_known() -> None:
 
 
 def test_an_embedding_of_whole_numbers_keeps_the_order_of_its_rows() -> None:
-    """The numbers are known, but other inputs may have others: no row is free because these inputs do not read it."""
+    """The integers are known, but other inputs may have other integers. No row is free because these inputs do not read
+    it.
+    """
 
     class Read(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""Imports point one way: each layer imports only from layers above it, and siblings do not import each other."""
+"""Imports point in one direction: each layer imports only from layers above it, and siblings do not import each
+other.
+"""
 
 import ast
 import subprocess
@@ -36,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("cli",),
 )
-"""From the design: a part may import itself and what is in earlier rows."""
+"""The layers of the design. A part may import itself and the parts in earlier rows."""
 
 UPWARD = {
     "comparison/comparison_report.py": {"regauge.report.comparison_page"},
@@ -45,7 +47,7 @@ UPWARD = {
     "alignment/result.py": {"regauge.report.alignment_figures"},
     "core/symmetry.py": {"regauge.report.thread_figures"},
 }
-"""Files that draw a result or write its page, and the one import from above them that their functions may have."""
+"""Files that draw a result or write its page, and the single import from layers above that their functions may have."""
 
 PURE = {
     "core": {"jaxtyping", "torch", "scipy", "numpy"},
@@ -60,7 +62,7 @@ PURE = {
     "merging": {"torch", "numpy", "scipy", "safetensors", "yaml"},
     "comparison": {"jaxtyping", "torch", "numpy", "scipy"},
 }
-"""The library proper needs little else than torch."""
+"""Packages that need few dependencies other than torch."""
 
 BEFORE_PARSING = (
     "alignment/table.py",
@@ -103,14 +105,14 @@ BEFORE_PARSING = (
     "training/training_configs.py",
     "training/schedules.py",
 )
-"""What `regauge --help` imports."""
+"""Modules that `regauge --help` imports."""
 
 LEVEL = {part: level for level, row in enumerate(LAYERS) for part in row}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
 def imported(path: Path, *, everywhere: bool = True) -> Iterator[str]:
-    """Dotted names that a file imports; type-checking blocks and, if wanted, functions are left out."""
+    """Return the dotted names that a file imports, without type-checking blocks and, optionally, without functions."""
     names: list[str] = []
 
     def visit(node: ast.AST) -> None:
@@ -159,7 +161,7 @@ def test_imports_point_one_way() -> None:
 
 
 def test_no_package_has_a_circle() -> None:
-    """Imports for type checkers and those inside functions count, too."""
+    """Imports for type checkers and imports inside of functions count, too."""
     modules = {}
     for path in FILES:
         parts = ("regauge", *path.relative_to(SOURCE).with_suffix("").parts)
@@ -274,7 +276,7 @@ def test_merging_imports_no_applications(command: str) -> None:
 
 
 def test_tests_import_from_no_other_tests() -> None:
-    """What several test files share lies in files of its own, such as `symmetries.py` and `models.py`."""
+    """Code that several test files share is in separate files, such as `symmetries.py` and `models.py`."""
     files = sorted(Path(__file__).parent.glob("*.py"))
     wrong = [f"{path.name} imports {name}" for path in files for name in imported(path) if name.startswith("test_")]
     assert not wrong

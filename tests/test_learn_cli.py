@@ -1,4 +1,4 @@
-"""`regauge learn`: a predictor from a store, with its report, used again."""
+"""`regauge learn`: a predictor is trained on a store, with a report, and used again."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ SMALL = ["--width", "8", "--depth", "1", "--epochs", "2", "--batch", "32"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of small sine networks with a number, a class and a constant, and a checkpoint of one of them."""
+    """Return a store of small sine networks with a number, a class and a constant, and a checkpoint of one network."""
     folder = tmp_path_factory.mktemp("learn")
     module = Siren(2, 4, 1, depth=1, omega=3.0, generator=torch.Generator().manual_seed(0))
     chance = torch.Generator().manual_seed(1)

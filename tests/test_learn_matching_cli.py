@@ -1,4 +1,4 @@
-"""`regauge learn matching`, and its matcher on the command line."""
+"""`regauge learn matching`, and the use of its matcher on the command line."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ SMALL = ["--width", "8", "--depth", "1", "--vectors", "8", "--epochs", "1", "--c
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of small networks, data, and two of the networks as checkpoints."""
+    """Return a store of small networks, data, and two of the networks as checkpoints."""
     folder = tmp_path_factory.mktemp("matching")
     module, chance = mlp(4, 6, 3), torch.Generator().manual_seed(0)
     networks = {name: torch.randn(20, *t.shape, generator=chance) for name, t in module.state_dict().items()}

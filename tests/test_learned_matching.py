@@ -1,4 +1,4 @@
-"""Learned matching: laws of the method with any net, of its losses, and what training gives."""
+"""Learned matching: laws of the method with any net, laws of its losses, and results of training."""
 
 from dataclasses import replace
 from functools import cache
@@ -41,7 +41,7 @@ def untrained(
     parts: tuple[str, ...] | None = None,
     **settings: Any,
 ) -> learn.LearnedMatching:
-    """A matcher whose net was never trained, in double precision."""
+    """Return a matcher whose net is not trained, in double precision."""
     made = {"width": 16, "depth": 2, "parts": parts}
     net = ws.Metanet(symmetry, layer=ws.LAYERS[layer](), head=ws.UnitFeatures(16), generator=generator(0), **made)
     net.double().standardize(networks)
@@ -64,7 +64,7 @@ SWEEPS = {"no sweeps": 0, "two sweeps": 2}
 
 @pytest.mark.parametrize(("name", "layer", "sweeps"), covering(MODULES, ws.LAYERS, SWEEPS, of=2))
 def test_a_moved_copy_is_found_and_functions_stay(name: str, layer: str, sweeps: str) -> None:
-    """Proposition 5 of the paper, for every kind of group and every layer: no training is needed for it."""
+    """Proposition 5 of the paper holds for every kind of group and every layer, without training."""
     module, inputs, symmetry = module_case(name)
     networks = networks_like(module, 3)
     a, other = select(networks, 0), select(networks, 1)
@@ -83,7 +83,9 @@ ARCHITECTURES = ("siren", "cnn_flatten", "resnet8_batch_A", "grouped_conv", "tie
 
 @pytest.mark.parametrize(("name", "sweeps"), covering(ARCHITECTURES, SWEEPS, of=2))
 def test_moved_copies_of_every_architecture_are_found(name: str, sweeps: str) -> None:
-    """Flattened images, residual streams, normalization, heads with rotary positions, tied and grouped layers."""
+    """The architectures have flattened images, residual streams, normalization, heads with rotary positions, and tied
+    and grouped layers.
+    """
     symmetry, networks = cases.symmetry(name), select(cases.population(name), slice(0, 2))
     method = untrained(symmetry, networks, sweeps=SWEEPS[sweeps])
     moved = symmetry.act(symmetry.random(generator(1), PARTS, (2,)), networks)
@@ -108,7 +110,7 @@ def test_pairs_are_matched_as_each_alone_and_equivariantly(name: str) -> None:
 
 @cache
 def step(name: str) -> tuple[Losses, Params, Params, Any]:
-    """The losses of a small architecture, some networks, copies, and a batch."""
+    """Return the losses of a small architecture, some networks, copies, and a batch."""
     module, inputs, symmetry = module_case(name)
     networks = networks_like(module, 3)
     method = untrained(symmetry, networks, parts=PARTS)  # of what a representative has zero nothing is learned
@@ -122,7 +124,7 @@ def step(name: str) -> tuple[Losses, Params, Params, Any]:
 @pytest.mark.parametrize("sharpness", [2.0, 60.0])
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "linear"])
 def test_the_gradient_of_a_whole_step_agrees_with_finite_differences(name: str, sharpness: float) -> None:
-    """At temperatures at which the published implicit gradient points elsewhere, too."""
+    """This holds even at temperatures at which the published implicit gradient is wrong."""
     losses, networks, copies, batch = step(name)
     siamese = losses.siamese
     with torch.no_grad():
@@ -173,7 +175,7 @@ def test_networks_that_are_read_some_at_a_time_give_the_same_step(monkeypatch: p
 
 
 def _counted(read: Any, counts: list[int]) -> Any:
-    """A function that notes how many networks it reads."""
+    """Return a function that counts the networks that it reads."""
 
     def counted(params: Params) -> Any:
         counts.append(len(next(iter(params.values()))))
@@ -183,7 +185,9 @@ def _counted(read: Any, counts: list[int]) -> Any:
 
 
 def test_the_gradient_of_sharp_plans_agrees_with_finite_differences() -> None:
-    """Cosines times 200: where the published code reports a singular system in single precision."""
+    """Cosines are multiplied by 200. The published code reports a singular system in single precision for this
+    factor.
+    """
     cosines = (2 * torch.rand(12, 12, generator=generator(0), dtype=torch.float64) - 1).requires_grad_()
     weights, direction = torch.randn(2, 12, 12, generator=generator(1), dtype=torch.float64)
 
@@ -202,7 +206,7 @@ CONFIG = learn.MatchingConfig(width=16, depth=2, vectors=16, batch=16, epochs=12
 
 @cache
 def students(width: int = 10) -> tuple[nn.Module, rg.Symmetry, Params, rg.Task]:
-    """Networks of one task: a teacher's units with noise, in any order."""
+    """Return networks of one task: a teacher's units with noise, in any order."""
     module = mlp(6, width, width, 3)
     symmetry = rg.discover(module, (torch.zeros(1, 6),))
     teacher = {n: torch.randn(t.shape, generator=generator(k)) for k, (n, t) in enumerate(module.state_dict().items())}
@@ -283,7 +287,7 @@ def test_with_a_task_no_pair_is_worse_than_by_weight_matching_and_a_descent_on_s
 def test_a_matcher_uses_its_net_only_where_that_is_clearly_better(
     gain: float, noise: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The mean gain over pairs that did not choose the epoch has to exceed its standard error."""
+    """The mean gain, over pairs that were not used to choose the epoch, must exceed its standard error."""
     _, symmetry, networks, task = students()
     measure, steps = MatchingFitting._measure, []
 
@@ -415,7 +419,7 @@ def test_what_cannot_be_matched_is_told() -> None:
 
 
 def test_the_line_is_judged_by_the_module_itself() -> None:
-    """Published fault: a functional copy of the networks left out activations."""
+    """Fault of the published code: a functional copy of the networks omitted activations."""
     losses, networks, _, batch = step("scaled")
     assert losses.task is not None
     where = torch.zeros(3, dtype=torch.float64)
@@ -425,7 +429,7 @@ def test_the_line_is_judged_by_the_module_itself() -> None:
 
 
 def test_every_input_and_every_output_of_a_network_counts() -> None:
-    """Published faults: biases saw inputs pooled, and the last matrix was constant along the outputs."""
+    """Faults of the published code: biases read pooled inputs, and the last matrix was constant along the outputs."""
     module, _, symmetry = module_case("permutation")
     networks = networks_like(module, 3)
     method = untrained(symmetry, networks)
@@ -438,7 +442,7 @@ def test_every_input_and_every_output_of_a_network_counts() -> None:
 
 
 def test_the_best_weights_are_kept() -> None:
-    """Published fault: the best checkpoint was an alias of the last weights."""
+    """Fault of the published code: the best checkpoint was an alias of the last weights."""
     _, symmetry, networks, task = students()
     config = replace(CONFIG, epochs=3, lr=0.5)
     found = learn.fit_matching(networks, symmetry, config, task=task, generator=generator(0))
@@ -448,7 +452,7 @@ def test_the_best_weights_are_kept() -> None:
 
 
 def test_pruning_takes_the_smallest_values_of_large_networks_too() -> None:
-    """Published limit: `torch.quantile` takes 2^24 values."""
+    """Limit of the published code: `torch.quantile` accepts at most 2^24 values."""
     values = torch.randn(1, (1 << 24) + 8, generator=generator(0))
     pruned = learn.Pruning(0.5).prune({"w": values}, generator(1))["w"]
     share = float((pruned == 0).double().mean())
@@ -457,7 +461,7 @@ def test_pruning_takes_the_smallest_values_of_large_networks_too() -> None:
 
 
 def test_networks_of_different_functions_are_trained_by_partners() -> None:
-    """Two networks of each of some signals, and outputs that are to be the mix of both networks' outputs."""
+    """There are two networks of each signal, and the target outputs are the mean of both networks' outputs."""
     module = Siren(1, 6, 1, depth=1, omega=3.0, generator=generator(0))
     symmetry = rg.discover(module, (torch.zeros(4, 1),))
     signals = networks_like(module, 12, 1)

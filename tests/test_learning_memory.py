@@ -1,4 +1,4 @@
-"""The memory of learning an element: announced before it begins, never too small, and refused where it is too large."""
+"""The memory for learning an element is announced beforehand, is never too small, and is refused if it is too large."""
 
 import logging
 import re
@@ -44,7 +44,7 @@ def _symmetry(name: str) -> rg.Symmetry:
 
 
 def case(name: str, folder: Path) -> tuple[list[Path], rg.Symmetry, rg.Task]:
-    """Two networks in files, their symmetry, and a task of four batches: a method may keep one, and sees one shape."""
+    """Return two networks in files, their symmetry, and a task of four batches of one shape; a method may keep one."""
     module = MODULES[name]().eval()
     if name == "ViT":
         inputs, targets = torch.randn(48, 1, 14, 14, generator=generator(0)), torch.arange(48) % 10
@@ -57,7 +57,7 @@ def case(name: str, folder: Path) -> tuple[list[Path], rg.Symmetry, rg.Task]:
 
 
 def kept(task: rg.Task, params: Mapping[str, Tensor], batch: Any) -> int:
-    """The bytes that a graph holds while it is alive, other than parameters."""
+    """Return the bytes that a graph holds while it is alive, without parameters."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
     own = {tensor.data_ptr() for tensor in leaves.values()}
     found: dict[int, int] = {}

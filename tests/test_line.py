@@ -1,4 +1,4 @@
-"""Lines: exact ends, the barrier by hand, statistics recomputed, bad input."""
+"""Lines: exact endpoints, the barrier by its definition, recomputed statistics, and bad input."""
 
 import math
 
@@ -16,7 +16,7 @@ def params(*values: float) -> Params:
 
 
 def hill(p: Params) -> dict[str, float]:
-    """Loss `1 - w^2`: a hill between -1 and 1."""
+    """Return the loss `1 - w^2`, a hill between -1 and 1."""
     return {"loss": 1 - float(p["w"].square().sum()), "mean": float(p["w"].mean())}
 
 
@@ -38,7 +38,7 @@ def test_a_valley_has_no_barrier_and_a_negative_raw_one() -> None:
 
 
 def test_end_losses_are_interpolated() -> None:
-    """A straight loss has no barrier, however different its ends."""
+    """A linear loss has no barrier, even if its endpoints are very different."""
     curve = rg.line(params(0.0), params(10.0), lambda p: {"loss": float(p["w"].sum())}, points=11)
     assert curve.excess == pytest.approx((0.0,) * 11, abs=1e-6)
 
@@ -109,7 +109,7 @@ def test_bad_input_is_refused() -> None:
 
 
 def two_networks(seed: int) -> tuple[rg.Task, rg.Symmetry, Params, Params]:
-    """A task, its symmetry and two networks in double precision."""
+    """Return a task, its symmetry and two networks in double precision."""
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 3)).double()
     inputs = torch.randn(60, 4, generator=generator, dtype=torch.float64)
@@ -123,7 +123,7 @@ def two_networks(seed: int) -> tuple[rg.Task, rg.Symmetry, Params, Params]:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_line_with_a_symmetry_is_two_lines(seed: int) -> None:
-    """To the second network as it is, and to the one that `align` makes of it."""
+    """One line leads to the stored second network, and the other line to the network that `align` returns."""
     task, symmetry, a, b = two_networks(seed)
     curve = rg.line(a, b, task, 7, symmetry=symmetry)
     assert curve.unaligned is not None
@@ -242,14 +242,14 @@ def test_a_used_iterator_is_refused() -> None:
 
 
 def test_recomputed_statistics_lower_the_barrier_of_a_normalized_network() -> None:
-    """The midpoint of unrelated filters has a smaller variance than averaged statistics say."""
+    """The midpoint of unrelated filters has a smaller variance than the averaged statistics."""
     torch.manual_seed(0)
     a, b = Normalized(), Normalized()
     a_state, b_state = (rg.connect.reset_batchnorm(m.state_dict(), m, batches(4)) for m in (a, b))
     x = torch.cat(batches(4))
 
     def spread(p: Params) -> dict[str, float]:
-        """How far the normalized activations are from unit variance."""
+        """Return the deviation of the normalized activations from unit variance."""
         with torch.no_grad():
             y = torch.func.functional_call(a.eval(), p, (x,))
         return {"loss": float((y.var(0) - 1).abs().mean())}

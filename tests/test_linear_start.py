@@ -1,4 +1,4 @@
-"""The linear start of predictors: laws of the reader of statistics, of its fit, and of its share in the answer."""
+"""The linear start of predictors: laws of the reader of statistics, of its fit, and of its share in the output."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ def far(a: Tensor, b: Tensor) -> float:
 
 
 def linear_net(case: str) -> ws.Metanet:
-    """A net that answers by its linear reader alone, whose weights are random."""
+    """Return a net whose output is only its linear reader, with random weights."""
     net = ws.Metanet(
         symmetry(case), head=ws.Invariant(3), width=8, depth=1, is_linear=True, generator=generator(0)
     ).double()
@@ -41,7 +41,7 @@ def linear_net(case: str) -> ws.Metanet:
 
 
 def slopes(net: ws.Metanet, networks: Params, answer: Callable[[Params], Tensor]) -> dict[str, float]:
-    """How much answers change as the columns of each tensor grow by different shares."""
+    """Return the changes of the outputs if the columns of each tensor grow by different shares."""
     leaves = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in networks.items()}
     outputs = answer(leaves)
     mixed = (
@@ -141,7 +141,7 @@ def test_cross_validation_chooses_the_penalty_and_nothing_where_nothing_is_known
 
 @cache
 def known_target() -> Tensor:
-    """What statistics of layers know: linear in them."""
+    """Return a target that is linear in the statistics of layers."""
     weights = sirens()[2]["layers.1.weight"].flatten(1)
     return weights.abs().mean(1) + weights.std(1)
 

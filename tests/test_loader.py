@@ -1,4 +1,6 @@
-"""The loader: every network once in an epoch, the same batches from the same generator, functions left unchanged."""
+"""The loader yields every network once in an epoch, and the same batches for the same generator; it preserves
+functions.
+"""
 
 import json
 import multiprocessing
@@ -56,7 +58,7 @@ def symmetry_of(architecture: Architecture) -> rg.Symmetry:
 
 
 def store_of(folder: Path, params: Params, name: str = "relu") -> Store:
-    """The networks in three shards."""
+    """Return the networks in a store of three shards."""
     architecture = ARCHITECTURES[name][0]
     store = Store.create(folder, architecture, symmetry_of(architecture))
     count = len(next(iter(params.values())))
@@ -346,7 +348,7 @@ WIDE = Architecture("MLP", "regauge.nets.mlp:mlp", {"widths": [4, 8, 2]})
 
 
 def several(folder: Path) -> tuple[list[Store], list[Params]]:
-    """Two stores of one architecture, and one of another."""
+    """Return two stores of one architecture, and one store of another architecture."""
     relu = ARCHITECTURES["relu"][0]
     networks = [population(relu, 14, 1), population(relu, 9, 2), population(WIDE, 10, 3)]
     stores = [store_of(folder / "first", networks[0]), store_of(folder / "second", networks[1])]
@@ -404,7 +406,9 @@ def test_networks_of_several_architectures_are_moved_and_standardized(tmp_path: 
 
 
 def dump(folder: str, workers: int, out: str, state: str, stop: int) -> None:
-    """Write the batches of the rest of an epoch to a file, and the state after each; a process of its own runs this."""
+    """Write the remaining batches of an epoch to a file, and the state after each batch. The function runs in a
+    separate process.
+    """
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores
     stores = [Store.open(Path(folder) / name) for name in ("first", "second", "other")]
     loader = Loader(stores, batch=3, augment=("permutation", "scale"), prefetch=2, generator=chance(7))

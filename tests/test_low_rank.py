@@ -1,4 +1,4 @@
-"""Products of matrices that cannot have full rank: one canonical form for each product, of the same function."""
+"""Products of matrices that cannot have full rank: one canonical form for each product, with the same function."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ from regauge.cli.main import main
 
 
 class Attention(nn.Module):
-    """Two heads whose size is above the width of the model."""
+    """Two heads whose size exceeds the width of the model."""
 
     def __init__(self, width: int = 4, heads: int = 2, size: int = 6) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Attention(nn.Module):
         self.o = nn.Linear(heads * size, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend."""
+        """Compute attention."""
         q, k, v = (
             layer(x).unflatten(-1, (self.heads, self.size)).transpose(1, 2) for layer in (self.q, self.k, self.v)
         )
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A linear layer with an adapter of a rank above both of its sides."""
+    """A linear layer with an adapter whose rank exceeds both of its sides."""
 
     def __init__(self, inputs: int = 3, rank: int = 5, outputs: int = 4) -> None:
         super().__init__()
@@ -47,12 +47,12 @@ class Adapted(nn.Module):
         self.down, self.up = nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add the adapter's output, before a nonlinearity that lets nothing else through."""
+        """Add the adapter's output, before a nonlinearity."""
         return torch.relu(self.base(x) + self.up(self.down(x)))
 
 
 def chain(*sizes: int, bias: bool = True) -> nn.Module:
-    """Linear layers without anything between them."""
+    """Return consecutive linear layers without nonlinearities."""
     return nn.Sequential(*(nn.Linear(a, b, bias=bias) for a, b in itertools.pairwise(sizes)))
 
 
@@ -71,7 +71,7 @@ CASES = {
 
 
 def made(name: str, seed: int = 0) -> tuple[nn.Module, rg.Symmetry, Params, Tensor]:
-    """A network in float64 with its symmetry and inputs."""
+    """Return a network in float64 with its symmetry and inputs."""
     build, shape = CASES[name]
     torch.manual_seed(seed)
     module = build().double()
