@@ -1,4 +1,4 @@
-"""Fixtures and surroundings of all tests, those of regauge and of the papers."""
+"""Fixtures and the environment of all tests, of regauge and of the papers."""
 
 import atexit
 import gc
@@ -30,7 +30,9 @@ atexit.register(shutil.rmtree, os.environ["REGAUGE_CACHE"], ignore_errors=True)
 
 
 def announce_papers() -> None:
-    """Let the entry points of `papers/` be found where its source is on the path and not installed, here and below."""
+    """Announce the entry points of `papers/` if its source is on the path but not installed, in this and in child
+    processes.
+    """
     try:
         importlib.metadata.distribution("regauge-papers")
     except importlib.metadata.PackageNotFoundError:
@@ -53,7 +55,7 @@ announce_papers()
 
 
 def pytest_collection_finish() -> None:
-    """Leave what imports made out of later garbage collections: each would look at millions of objects."""
+    """Exclude imported objects from later garbage collections, each of which would visit millions of objects."""
     import hypothesis  # noqa: F401  its plugin imports it in the end, and then looks for objects that are frozen
 
     gc.collect()
@@ -62,7 +64,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a quick demo on scikit-learn's digits writes."""
+    """Return the folder that a quick demo on scikit-learn's digits writes."""
     from regauge.cli.main import main
 
     folder = tmp_path_factory.mktemp("demo")
@@ -72,7 +74,9 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rules and leaf modules of users; those that the test registers are forgotten after it."""
+    """Remove user-defined rules and leaf modules before the test, and remove the test's own registrations
+    afterwards.
+    """
     from regauge.discovery import registry
 
     monkeypatch.setattr(registry, "_RULES", {})
@@ -81,7 +85,7 @@ def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["BLAS", "oneDNN"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Multiplies matrices in single precision by one of torch's libraries, however small they are."""
+    """Return a function that selects one of torch's libraries for matrix products in single precision, for any size."""
     from regauge.core import products
 
     if request.param == "oneDNN" and not products.has_onednn():
@@ -102,13 +106,13 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Networks in files stay on the disk, however small they are."""
+    """Keep networks in files on the disk, for any size."""
     monkeypatch.setattr("regauge.checkpoints.job.FileJob.fits", False)
 
 
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made and not laid out, and a word is saved for each: for tests that read numbers alone."""
+    """Make figures without layout, and save a word instead of each, for tests that read only numbers."""
 
     def save(figure: object, file: Any, **options: object) -> None:
         file.write(b"picture") if hasattr(file, "write") else Path(file).write_bytes(b"picture")
@@ -119,7 +123,9 @@ def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must be refused and write nothing; returns the sentence."""
+    """Return a function that runs a command, which must be refused and write nothing, and returns the error
+    sentence.
+    """
     from regauge.cli.main import main
 
     def written() -> list[Path]:
@@ -142,7 +148,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[...,
 
 @pytest.fixture
 def resident() -> Callable[[str], int]:
-    """Resets the peak of the resident memory; what it returns reads peak and current in bytes."""
+    """Reset the peak of the resident memory. Return a function that reads the peak and the current memory in bytes."""
     reset, status = Path("/proc/self/clear_refs"), Path("/proc/self/status")
     if not reset.exists():
         pytest.skip("the peak of the resident memory can be reset on Linux only")

@@ -1,4 +1,4 @@
-"""Adapters merged by their changes: the result changes a base as the rule makes it of the changes."""
+"""Adapters are merged by their changes: the result makes the change that the rule computes from the changes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ SHAPES = {"layers.0.up": (9, 7), "layers.1.up": (9, 7), "conv": (5, 4, 3, 3), "e
 
 
 def draw(seed: int, ranks: Mapping[str, int]) -> dict[str, Tensor]:
-    """An adapter's tensors, in float64."""
+    """Return the tensors of a random adapter, in float64."""
     generator = torch.Generator().manual_seed(seed)
     made = {}
     for module, rank in ranks.items():
@@ -46,7 +46,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> Path:
 
 @pytest.fixture(name="adapters")
 def _adapters(tmp_path: Path) -> list[Path]:
-    """Two adapters of other ranks, scales and modules."""
+    """Return two adapters with different ranks, scales and modules."""
     one = draw(1, {"layers.0.up": 2, "layers.1.up": 3, "conv": 2, "embed": 1})
     one[f"{PREFIX}layers.0.up.lora_B.bias"] = torch.arange(9.0, dtype=torch.float64)
     two = draw(2, {"layers.0.up": 3, "conv": 1, "embed": 2})
@@ -57,7 +57,7 @@ def _adapters(tmp_path: Path) -> list[Path]:
 
 
 def changes(folder: Path) -> dict[str, Tensor]:
-    """The changes of all tensors, which are those of a base of zeros."""
+    """Return the changes of all tensors, computed with a base of zeros."""
     return load(f"{folder.parent / 'base.safetensors'}+{folder}")
 
 
@@ -98,7 +98,7 @@ def test_the_change_is_what_the_rule_makes_of_the_changes(
 
 
 def test_it_is_not_the_mean_of_the_factors(adapters: list[Path], tmp_path: Path) -> None:
-    """An adapter in other factors is the same adapter; the mean of the factors is another one each time."""
+    """An adapter with other factors is the same adapter, but the mean of the factors depends on the factors."""
     generator = torch.Generator().manual_seed(3)
     tensors = load(adapters[1])
     symmetry = adapter_symmetry(tensors)

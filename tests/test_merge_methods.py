@@ -1,4 +1,4 @@
-"""Merging: soups, task vectors relative to a base, and the record of what was done."""
+"""Merging: soups, task vectors relative to a base, and the record of a merge."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def orbit(params: Params, seed: int) -> Params:
 
 
 def task_of(teacher: Params) -> rg.Task:
-    """Regression on a teacher: networks near it are good."""
+    """Return the task of regression on a teacher, for which networks near the teacher are good."""
     inputs = torch.randn(64, 3, generator=chance(100), dtype=torch.float64)
     with torch.no_grad():
         targets = torch.func.functional_call(MODULE, teacher, (inputs,))
@@ -81,7 +81,7 @@ def test_task_arithmetic_is_the_weighted_sum() -> None:
 
 
 def ties_by_hand(vectors: list[list[float]], weights: list[float], density: float) -> list[float]:
-    """Entry by entry, without ties in magnitude."""
+    """Compute TIES entry by entry, without equal magnitudes."""
     kept = max(1, round(density * len(vectors[0])))
     trimmed = []
     for vector in vectors:

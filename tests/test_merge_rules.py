@@ -1,4 +1,4 @@
-"""Laws of every rule in the table, and every rule against a small implementation of its own."""
+"""Laws of every rule in the table, and every rule compared with a small separate implementation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ SHAPES = {"layers.0.weight": (9, 6), "layers.0.bias": (9,), "layers.1.weight": (
 
 @dataclass(frozen=True)
 class Case:
-    """A rule by its name in the table, with settings, and whether it has a base."""
+    """A rule by its name in the table, with its settings, and whether it has a base."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -97,7 +97,9 @@ def network(seed: int, dtype: torch.dtype = torch.float64) -> Params:
 
 
 def networks_of(case: Case, dtype: torch.dtype = torch.float64) -> tuple[list[Params], Params | None]:
-    """As many networks as the rule takes, three if it may, and a base; they share a part of what was learned."""
+    """Return the number of networks that the rule accepts (three if possible) and a base. The networks share a part of
+    their changes.
+    """
     common, base = network(50), network(100)
     made = [
         {n: (base[n] + 0.1 * (common[n] + t)).to(dtype) for n, t in network(seed).items()}
@@ -132,7 +134,7 @@ def slerp(a: Array, b: Array, t: float) -> Array:
 
 
 def slerp_along(a: Array, b: Array, t: float, axis: int | None) -> Array:
-    """Every vector along an axis by itself."""
+    """Apply spherical interpolation separately to every vector along an axis."""
     if axis is None or a.ndim < 2:
         return slerp(a, b, t)
     pairs = [np.moveaxis(one, axis, -1) for one in (a, b)]
@@ -141,7 +143,7 @@ def slerp_along(a: Array, b: Array, t: float, axis: int | None) -> Array:
 
 
 def karcher(points: Sequence[Array], weights: Sequence[float], steps: int) -> Array:
-    """Descent on the weighted sum of squared angles in short steps."""
+    """Minimize the weighted sum of squared angles by descent in short steps."""
     norms = [float(np.linalg.norm(p)) for p in points]
     units = [p / n for p, n in zip(points, norms, strict=True)]
     mean = sum(w * u for w, u in zip(weights, units, strict=True))
@@ -159,7 +161,7 @@ def karcher(points: Sequence[Array], weights: Sequence[float], steps: int) -> Ar
 
 
 def between(vector: Array, density: float, gamma: float) -> Array:
-    """The entries kept by their places in a sorted list."""
+    """Return the entries that are selected by their ranks in a sorted list."""
     flat = vector.flatten()
     kept = max(1, round(density * len(flat)))
     largest = min(round(gamma * len(flat)), len(flat) - kept)
@@ -329,7 +331,7 @@ def test_all_weight_on_one_network_is_that_network(case: Case) -> None:
 
 
 ORDERED = ("passthrough", "arcee-fusion")
-"""Rules to which the first network is another thing than the second one."""
+"""Rules for which the first and the second network have different roles."""
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c.rule.is_random and c.name not in ORDERED], ids=str)
@@ -342,7 +344,7 @@ def test_the_order_of_the_networks_does_not_matter(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "sum" and c.rule.most != 1], ids=str)
 def test_equal_networks_give_that_network(case: Case) -> None:
-    """Where nothing is dropped, and weights sum to one."""
+    """This holds if nothing is dropped and the weights sum to one."""
     settings = {
         k: {"density": 1.0, "drop": 0.0, "scale": 1.0, "least_change": 0.0}.get(k, v) for k, v in case.settings.items()
     }
@@ -385,7 +387,9 @@ def test_moves_towards_the_mean_of_directions_end_at_the_tolerance() -> None:
 
 
 def test_signs_are_elected_with_negative_weights() -> None:
-    """A network of negative weight agrees where its entry has the other sign; weights that cancel divide nothing."""
+    """A network with negative weight agrees if its entry has the opposite sign. Weights that cancel are not used as
+    divisors.
+    """
     base, entries = {"w": torch.zeros(4, dtype=torch.float64)}, ([1.0, 1.0, -1.0, 2.0], [0.5, -0.5, -4.0, -3.0])
     networks = [{"w": torch.tensor(one, dtype=torch.float64)} for one in entries]
     for weights, expected in (
@@ -463,7 +467,7 @@ def test_pieces_of_tensors_give_the_same_as_whole_ones(case: Case, monkeypatch: 
 
 @pytest.mark.usefixtures("streamed")
 def in_one_dtype(part: int) -> list[Any]:
-    """Every rule in one of two dtypes, by turns; the other one runs in `make thorough`."""
+    """Return every rule in one of two dtypes, by turns. `make thorough` runs the other dtype."""
     return [
         pytest.param(case, dtype, marks=() if (k + j) % 2 == part else pytest.mark.thorough, id=f"{case}-{dtype}")
         for k, case in enumerate(CASES)
@@ -474,7 +478,7 @@ def in_one_dtype(part: int) -> list[Any]:
 @pytest.mark.usefixtures("streamed")
 @pytest.mark.parametrize(("case", "dtype"), in_one_dtype(0))
 def test_streamed_networks_give_the_same_as_those_in_memory(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Bit for bit, moved by hidden orders and signs."""
+    """The results are equal bit by bit, for networks that are transformed by hidden orders and signs."""
     names = {"layers.0.weight": ("h", None), "layers.0.bias": ("h",)}
     symmetry = Symmetry.from_axes(names, kinds={"h": "signed"}).bind(network(0))
     networks, base = networks_of(case, dtype)
@@ -625,7 +629,7 @@ def test_random_numbers_depend_on_the_seed_the_name_and_the_network_alone(shape:
 def test_a_rule_holds_no_more_than_it_tells(
     case: Case, dtype: torch.dtype, tmp_path: Path, resident: Callable[[str], int]
 ) -> None:
-    """Streamed, with every network moved; tensors are larger than what the allocator keeps for later ones."""
+    """Networks are streamed and all are transformed. Tensors are larger than the memory that the allocator keeps."""
     shape, chosen = (1200, 1000), chance(0)
     for k in range(4):
         save({"w": torch.randn(shape, generator=chosen).to(dtype)}, tmp_path / f"{k}.safetensors")

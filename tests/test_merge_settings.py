@@ -1,4 +1,4 @@
-"""Numbers that differ from tensor to tensor: gradients over the depth, pieces of names, and their text form."""
+"""Numbers that differ between tensors: gradients over the depth, parts of names, and their text form."""
 
 import math
 
@@ -50,7 +50,9 @@ def test_numbers_stay_numbers() -> None:
 
 
 def test_depth_is_found_from_the_names() -> None:
-    """As mergekit counts it: from 0 in the first layer to 1 in the last, 0 outside of layers, 1 in a single layer."""
+    """The depth is defined as in mergekit: from 0 in the first layer to 1 in the last, 0 outside of layers, and 1 in a
+    single layer.
+    """
     names = {
         "model.embed_tokens.weight": 0,
         "lm_head.weight": 0,

@@ -28,7 +28,7 @@ def network(module: nn.Module, seed: int) -> Params:
 
 
 def doubled(params: Params) -> Params:
-    """The same function with every unit twice."""
+    """Return a network with the same function, in which every unit occurs twice."""
 
     def twice(tensor: Tensor, *axes: int) -> Tensor:
         for axis in axes:

@@ -32,14 +32,14 @@ from regauge import Params, Symmetry
 from regauge.alignment import METHODS, Method
 
 EXACT = ("permutation", "sign")
-"""Parts of an element that every method can choose."""
+"""Parts of an element that every method can determine."""
 ONE_BY_ONE = [label for label, method in EVERY.items() if not method.joint_roles and label not in CHANCE]
-"""Methods of pairs that need no generator."""
+"""Methods for pairs that need no generator."""
 each_method = pytest.mark.parametrize("label", EVERY)
 
 
 def by_hand() -> list[Any]:
-    """Every method that can do without a module's activations, with every symmetry."""
+    """Return every method that does not need a module's activations, with every symmetry."""
     labels = [label for label, method in EVERY.items() if not reads_activations(method)]
     return [pytest.param(label, name, id=f"{label}-{name}") for label in labels for name in BY_HAND]
 
@@ -107,7 +107,7 @@ def drawn_like(module: torch.nn.Module, seed: int) -> Params:
 @pytest.mark.parametrize("name", ["permutation", "signed"])
 @pytest.mark.parametrize("label", [label for label, method in EVERY.items() if not needs_data(method)])
 def test_a_symmetry_that_does_not_hold_is_caught_by_the_function(label: str, name: str) -> None:
-    """The negative of the law above: one axis is untied, so what brings the weights closer changes the function."""
+    """The negative test of the law above: one axis is untied, so a closer network computes another function."""
     module, inputs, symmetry = module_case(name)
     (group,) = symmetry.groups
     places = tuple(place for place in group.placements if place.parameter != "2.weight")
@@ -144,7 +144,7 @@ def test_a_planted_element_of_one_hidden_layer_is_recovered(label: str, name: st
 
 @pytest.mark.parametrize(("label", "name"), covering(EVERY, ["permutation", "signed", "dihedral"], part=1, of=2))
 def test_where_the_second_network_begins_does_not_matter(label: str, name: str) -> None:
-    """`align(a, g b)` is `align(a, b)` where the optimum is unique: b is close to a."""
+    """`align(a, g b)` equals `align(a, b)` if the optimum is unique. In this test, b is close to a."""
     module, inputs, symmetry = module_case(name)
     method, a = EVERY[label], drawn_like(module, 0)
     b = {key: tensor + 0.01 * drawn_like(module, 1)[key] for key, tensor in a.items()}
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused(label: str) -> None:
 
 
 def test_results_without_a_climb_invent_nothing() -> None:
-    """A method that only predicts an element has no history, no starts, and does not say whether it converged."""
+    """A method that only predicts an element reports no history, no starts, and no convergence."""
 
     class Predicted(Method):
         def match(self, problem: rg.alignment.Problem) -> rg.alignment.Results:

@@ -1,4 +1,4 @@
-"""Shares of groups that an alignment moved: as counted by hand, nothing at the identity, and drawn as they are."""
+"""Shares of groups that an alignment changed: equal to explicit counts, zero at the identity, and plotted correctly."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_shares_are_counted() -> None:
 
 
 def test_a_turn_by_a_right_angle_and_factors_are_measured() -> None:
-    """A turn of two of n axes by an angle is `sqrt(8) sin(angle / 2)` from the identity."""
+    """A rotation of two of n axes by an angle has distance `sqrt(8) sin(angle / 2)` from the identity."""
     turned = torch.eye(5, dtype=torch.float64)
     turned[:2, :2] = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
     symmetry = mlp_symmetry(4, 5, 3, kind="orthogonal")

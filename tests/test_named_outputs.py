@@ -1,4 +1,4 @@
-"""Outputs by name: the reason of a frozen axis names the output, and an output that does not count freezes nothing."""
+"""Outputs by name: the reason of a frozen axis names the output, and an ignored output freezes nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 class Encoder(nn.Module):
-    """Two layers that return the state between them, too, in one of several forms."""
+    """Two layers that also return the intermediate state, in one of several forms."""
 
     def __init__(self, form: str) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Fine-tunes of one base are merged as they are stored; what lies in other coordinates is aligned. Both are told."""
+"""Fine-tunes of one base are merged as stored, and networks in other coordinates are aligned. Both decisions are
+reported.
+"""
 
 import re
 from pathlib import Path
@@ -17,10 +19,10 @@ from regauge.nets.transformer import GPT, initialize_transformer
 
 UNITS = {"w": (16, 9), "b": (16,), "v": (12, 16), "c": (12,), "u": (5, 12)}
 UNIT_AXES = {"w": ("h", None), "b": ("h",), "v": ("k", "h"), "c": ("k",), "u": (None, "k")}
-"""Two hidden layers."""
+"""The axes of two hidden layers."""
 PRODUCTS = {"q": (4, 30), "k": (30, 4), "v": (5, 30), "o": (30, 5)}
 PRODUCT_AXES = {"q": ("h", None), "k": (None, "h"), "v": ("k", None), "o": (None, "k")}
-"""Two products of matrices of low rank, as in attention."""
+"""The axes of two low-rank products of matrices, as in attention."""
 KINDS = ("permutation", "signed", "scaled", "orthogonal", "linear")
 NOTHING = r"one base, \d+% of the weights are explained: aligning changes nothing"
 HELPS = (
@@ -44,7 +46,7 @@ def network(seed: int, kind: str = "permutation") -> Params:
 
 
 def tuned(base: Params, seed: int, length: float) -> Params:
-    """A network at a distance from the base, as a share of its norm."""
+    """Return a network at a given distance from the base, as a share of its norm."""
     chance = generator(seed)
     return {n: t + length * torch.randn(t.shape, generator=chance, dtype=torch.float64) for n, t in base.items()}
 
@@ -57,7 +59,7 @@ def equal(a: Params, b: Params) -> bool:
 @pytest.mark.parametrize("name", RULE_NAMES)
 @pytest.mark.parametrize("length", [0.01, 0.3])
 def test_fine_tunes_are_merged_as_they_are_stored(kind: str, name: str, length: float) -> None:
-    """Bit for bit what the rule makes of them without alignment."""
+    """The result equals the merge without alignment bit by bit."""
     rule: Rule = RULES[name].build()
     base = network(0, kind)
     networks = [tuned(base, seed, length) for seed in (1, 2)]
@@ -79,7 +81,9 @@ def test_fine_tunes_are_merged_as_they_are_stored(kind: str, name: str, length: 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [0.0, 0.01, 0.3])
 def test_fine_tunes_in_other_coordinates_are_aligned(kind: str, length: float) -> None:
-    """The negative test: the same networks, of which one was moved along its orbit, are merged as they are aligned."""
+    """This is the negative test: if one of the same networks is moved along its orbit, the networks are aligned before
+    merging.
+    """
     base = network(0, kind)
     symmetry = symmetry_of(kind).bind(base)
     one, two = tuned(base, 1, length), tuned(base, 2, length)
@@ -94,7 +98,7 @@ def test_fine_tunes_in_other_coordinates_are_aligned(kind: str, length: float) -
 
 @pytest.mark.parametrize("kind", ["permutation", "signed"])
 def test_few_units_in_another_place_are_enough(kind: str) -> None:
-    """A long fine-tune with two of sixteen units exchanged is put right, whatever the other shares say."""
+    """A long fine-tune with two of sixteen units exchanged is aligned, for any other shares."""
     base = network(0)
     one, two = tuned(base, 1, 0.6), tuned(base, 2, 0.6)
     order = torch.tensor([1, 0, *range(2, 16)])
@@ -153,7 +157,9 @@ def test_each_piece_of_evidence_is_enough(values: dict[str, float], is_there: bo
 
 @pytest.mark.parametrize("noise", [0.05, 0.1, 0.2])
 def test_nothing_is_said_to_help_that_does_not(noise: float) -> None:
-    """Units of narrow networks are confused by noise; then they stay, or they explain more where they come to lie."""
+    """Noise makes units of narrow networks indistinguishable. The units stay in place, or explain more at their new
+    positions.
+    """
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).double()
     symmetry, confused = rg.discover(model, (torch.randn(2, 4, dtype=torch.float64),)), 0
     for seed in range(12):
@@ -174,7 +180,7 @@ def test_nothing_is_said_to_help_that_does_not(noise: float) -> None:
 
 
 def test_what_is_asked_for_is_done() -> None:
-    """Rotations that are asked for, and alignments that data chose, are kept; then nothing says that they are none."""
+    """Requested rotations, and alignments that data selected, are applied, and no message calls them unnecessary."""
     base = network(0)
     one, two = tuned(base, 1, 0.1), tuned(base, 2, 0.1)
     model = torch.nn.Sequential(torch.nn.Linear(9, 16), torch.nn.ReLU(), torch.nn.Linear(16, 12))
@@ -190,7 +196,7 @@ def test_what_is_asked_for_is_done() -> None:
 
 
 def test_masks_are_carried_whatever_the_weights_say() -> None:
-    """Networks that differ in the places of their masks cannot stay as they are stored, however near they are."""
+    """Networks whose masks have different positions cannot be merged as stored, even if their weights are close."""
     model = Masked()
     symmetry = rg.discover(model, (torch.randn(2, 9),))
     one = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -204,7 +210,7 @@ def test_masks_are_carried_whatever_the_weights_say() -> None:
 
 
 class Masked(torch.nn.Module):
-    """Hidden units of which the first half is masked."""
+    """Hidden units, of which the first half is masked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +224,7 @@ class Masked(torch.nn.Module):
 
 @pytest.mark.usefixtures("streamed")
 def test_transformers_are_told_apart_in_memory_and_streamed(tmp_path: Path) -> None:
-    """The two ways give the same result bit for bit, and the same sentence."""
+    """The two ways give the same result bit by bit, and the same sentence."""
     model = GPT(20, 8, width=16, layers=1, heads=2).eval()
     symmetry = rg.discover(model, (torch.zeros(2, 8, dtype=torch.int64),))
     base, stranger = (initialize_transformer(model, generator(seed)) for seed in (0, 1))

@@ -1,4 +1,6 @@
-"""The architectures are the published ones: parameter counts on the meta device, output shapes in small."""
+"""The architectures equal the published architectures: parameter counts on the meta device, and output shapes of small
+versions.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,6 @@
-"""Completeness over architectures: what the outputs do not see is spanned by the group, or named."""
+"""Completeness over architectures: the group spans all directions that do not change the outputs, or the directions
+have names.
+"""
 
 import pytest
 import torch

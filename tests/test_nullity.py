@@ -1,4 +1,4 @@
-"""Completeness: the null space of the outputs' Jacobian against the discovered continuous group."""
+"""Completeness: the null space of the outputs' Jacobian, compared with the discovered continuous group."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ DEAD = "of values without influence: of units that are dead at this point, of wh
 
 
 class Residual(nn.Module):
-    """A stem and one residual block of 4 channels, normalized."""
+    """A stem and one residual block of 4 channels with normalization."""
 
     def __init__(self, norm: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -138,7 +138,9 @@ class Crossed(nn.Module):
 
 @pytest.mark.parametrize(("is_narrow", "count"), [(False, 8), (True, 6)])
 def test_directions_of_a_rank_are_named(*, is_narrow: bool, count: int) -> None:
-    """Of two layers of four rows each, one column is not seen; of three columns of a layer, two rows."""
+    """The outputs do not depend on one column of two layers of four rows, and on two rows of three columns of a
+    layer.
+    """
     report = found(Crossed(is_narrow=is_narrow), torch.randn(6, 3))
     assert report.explained[-1] == (RANK, count)
     assert report.unexplained == 0
@@ -173,7 +175,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
 
 
 class Scaled(nn.Module):
-    """A classifier with a learned temperature, a number, whose outputs two names hold."""
+    """A classifier with a learned temperature, a scalar, whose outputs have two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +193,7 @@ def test_parameters_that_are_numbers_and_named_outputs_are_judged() -> None:
 
 
 class Positive(nn.Module):
-    """A layer over a graph whose weights must be positive, and the rows of bags of a table, from their starts."""
+    """A layer over a graph whose weights must be positive, and rows of bags of a table."""
 
     def __init__(self) -> None:
         super().__init__()

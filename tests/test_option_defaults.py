@@ -1,4 +1,4 @@
-"""Options that repeat an argument of the library, which needs torch: both have one default and the same choices."""
+"""Options that repeat an argument of the library, which needs torch, have the same default and the same choices."""
 
 import inspect
 from collections.abc import Mapping
@@ -50,18 +50,18 @@ REPEATED: dict[Any, dict[type, str]] = {
     zoo.plan_population: {ZooAlign: "sample=count seed"},
     zoo.Fingerprints.nearest: {ZooNearest: "count"},
 }
-"""Options by the functions and classes that have them as arguments; `option=argument` where names differ."""
+"""Options, by the functions and classes with the same arguments; `option=argument` if the names differ."""
 
 NAMED: dict[str, tuple[type, str, Mapping[str, Any], set[str]]] = {
     "gauges": (Gauge, "method", GAUGES, {"best"}),
     "criteria": (Prune, "criterion", pruning.CRITERIA, set()),
     "exporters": (ZooExport, "format", zoo.EXPORTERS, set()),
 }
-"""Choices of an option that are the names of a table, and further choices."""
+"""Choices of an option that are the names in a table, and additional choices."""
 
 
 def choices(hint: Any) -> set[str]:
-    """The words that an option or an argument takes."""
+    """Return the words that an option or an argument accepts."""
     inner = get_args(hint)[:1] if get_origin(hint) is Annotated else get_args(hint)
     return {*inner} if get_origin(hint) is Literal else {one for part in inner for one in choices(part)}
 
@@ -99,6 +99,6 @@ def test_the_help_of_merge_names_the_defaults_of_its_rules(capsys: pytest.Captur
 
 
 def defaults(rule: Any) -> dict[str, Any]:
-    """Settings of a rule and of the one that combines what it keeps."""
+    """Return the settings of a rule, and of the rule that combines its remaining entries."""
     own = {one.name: getattr(rule, one.name) for one in fields(rule)}
     return {name: one for name, one in own.items() if name != "rule"} | (defaults(own["rule"]) if "rule" in own else {})

@@ -1,4 +1,4 @@
-"""Commands that other distributions add by entry points, and the project's own ones where they are not installed."""
+"""Commands that other distributions add by entry points, and the project's own commands that are not installed."""
 
 import sys
 import tomllib
@@ -28,7 +28,7 @@ class Greet:
 
 @pytest.fixture
 def found_anew() -> Iterator[None]:
-    """Entry points are looked for again in the test and after it."""
+    """Search the entry points again in the test and after the test."""
     commands.other_commands.cache_clear()
     yield
     commands.other_commands.cache_clear()

@@ -1,4 +1,4 @@
-"""What is written in another dtype or in other files, and networks whose dtypes differ."""
+"""Outputs in another dtype or in other files, and networks whose dtypes differ."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -213,7 +213,7 @@ def test_a_configuration_names_the_dtype_wherever_it_stands() -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tiny Llama folders, and the symmetry of their model."""
+    """Return two tiny Llama folders, and the symmetry of their model."""
     transformers = pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("folders")
     for seed, name in enumerate("ab"):

@@ -1,4 +1,6 @@
-"""Modules that were written to find what is missed: each null space is spanned, elements compose, copies come back."""
+"""Modules that were written to find omissions: each null space is spanned, elements compose, and copies are
+recovered.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +15,7 @@ import regauge as rg
 
 
 class Written(nn.Module):
-    """Parts and parameters with a forward function that is given; boolean and whole-number tensors are buffers."""
+    """Submodules and parameters with a given forward function. Boolean and integer tensors are buffers."""
 
     def __init__(self, run: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
@@ -150,7 +152,7 @@ def _projected(m: Any, x: Tensor) -> Tensor:
 
 
 def _mixed_heads(m: Any, x: Tensor) -> Tensor:
-    """Attention written by letters, with scores that the heads exchange and a gain for each head."""
+    """Compute attention by einsum, with scores that the heads mix, and with a gain for each head."""
     q, k, v = (part(x).unflatten(-1, (2, -1)) for part in (m.q, m.k, m.v))
     scores = torch.einsum("b i h d, b j h d -> b h i j", q, k)
     weights = torch.einsum("bhij,hg->bgij", scores, m.mix).softmax(-1)
@@ -159,7 +161,7 @@ def _mixed_heads(m: Any, x: Tensor) -> Tensor:
 
 
 def _pooled_by_columns(m: Any, x: Tensor) -> Tensor:
-    """Attention of one query whose weights stand on the right, as in blocks of global context."""
+    """Compute attention of one query whose weights are the right factor, as in blocks of global context."""
     y: Tensor = m.o((m.v(x).mT @ m.s(x).softmax(1)).flatten(1))
     return y
 
@@ -193,7 +195,7 @@ def _bag(m: Any, x: Tensor, starts: list[int], mode: str) -> Tensor:
 
 
 def _beside(m: Any, x: Tensor, *, is_between: bool) -> Tensor:
-    """A feature beside the input, as in radiance fields: before it, or around it."""
+    """Concatenate a feature with the input, as in radiance fields: before the input, or on both sides."""
     h, rest = m.a(x[..., :2]), x[..., 2:]
     y: Tensor = m.o(m.c(torch.cat([h, rest, h] if is_between else [h, rest], -1)).tanh())
     return y
@@ -336,15 +338,17 @@ OFFSETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         1,
     ),
 }
-"""Modules as `MODULES`, where an offset ends at an operator that some operators of its kind pass, or passes in part."""
+"""Modules like `MODULES`, in which an offset ends at an operator through which similar operators pass it, fully or
+partly."""
 LARGEST = ("the largest", "the largest, unsorted")
-"""Modules whose 8 units can be reordered, which no null space shows."""
+"""Modules whose 8 units can be permuted, which no null space shows."""
 BEYOND = dict.fromkeys(LARGEST, 8) | {"rows of length one": 18, "norm of each head": 4}
-"""Directions without a rule: what a weight takes back from a product of two others, and two for each head with its own
-norms, such as the inverse of the keys' gain on the bias of the queries. Small scales do not change which entries are
-the largest."""
+"""Directions without a rule. Examples are a weight that compensates a product of two other weights, and two directions
+for each head with its own norms, such as the inverse of the keys' gain on the bias of the queries. Small scales do not
+change which entries are the largest."""
 HELD = {"the largest, shifted": 8, "one over another": 4}
-"""Units by their number that must stay where they are: which of two equal ones is chosen, or written last, counts."""
+"""Indices of units that must keep their positions, because the choice between equal units, or the order of writing,
+matters."""
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,4 +1,6 @@
-"""What a dtype cannot hold is refused by the name of the tensor: by every command that writes, and by its function."""
+"""Values that a dtype cannot represent are refused with the name of the tensor, by every writing command and its
+function.
+"""
 
 import json
 from collections.abc import Callable
@@ -35,7 +37,7 @@ Params = dict[str, Tensor]
 
 
 def _net(seed: int = 0, **values: Tensor) -> Params:
-    """A random network, with other values of the tensors `w0`, `b0` and `w2`."""
+    """Return a random network with other values of the tensors `w0`, `b0` and `w2`."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {"0.weight": (8, 4), "0.bias": (8,), "2.weight": (3, 8), "2.bias": (3,)}
     given = {"0.weight": "w0", "0.bias": "b0", "2.weight": "w2"}
@@ -64,7 +66,7 @@ FACTORS = SYMMETRY.identity().replace(
 
 @dataclass(frozen=True)
 class Case:
-    """A command and its function, the networks that they read, and the tensor that float16 cannot hold."""
+    """A command and its function, the networks that they read, and the tensor that float16 cannot represent."""
 
     command: str
     networks: tuple[str, ...]
@@ -119,7 +121,7 @@ def _file(name: str) -> str:
 
 
 def _command(case: Case, out: str) -> list[str]:
-    """The command, which writes to `out`."""
+    """Return the command, which writes to `out`."""
     files = [_file(name) for name in case.networks]
     if case.command == "apply":
         files.insert(0, "factors.safetensors")

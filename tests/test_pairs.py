@@ -1,4 +1,6 @@
-"""Many pairs at once are what a loop over single pairs is, and as strict about their input."""
+"""Alignment of many pairs at once gives the results of a loop over single pairs, and is equally strict about its
+input.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +38,7 @@ def single(params: Mapping[str, Tensor], k: int) -> Params:
 
 @dataclass(frozen=True)
 class OneByOne(Method):
-    """A method that knows single pairs only."""
+    """A method that supports only single pairs."""
 
     def match(self, problem: Problem) -> Results:
         return join([WeightMatching().match(problem[k : k + 1]) for k in range(problem.pairs)])
@@ -69,7 +71,7 @@ STARTS = [
     *(pytest.param(name, "barycenter") for name in BY_HAND),
     *(pytest.param(*case.values, "identity", marks=case.marks) for case in every_other(BY_HAND, part=0)),
 ]
-"""Every symmetry from the barycenter, and every second one from the identity alone, to which the others fall back."""
+"""Every symmetry with the barycenter as start, and every second symmetry also with only the identity."""
 
 
 @pytest.mark.parametrize(("name", "start"), STARTS)
@@ -231,7 +233,7 @@ def test_pairs_whose_climb_ends_below_the_identity_fall_back_to_it() -> None:
 
 
 def climbed(symmetry: Symmetry, a: Params, b: Params, start: Element) -> float:
-    """A single climb from an element."""
+    """Run a single ascent from an element."""
     first, second = compared([a, b], symmetry)
     pursuit = Pursuit(symmetry, first, second, start)
     pursuit.climb(1000)
@@ -262,7 +264,9 @@ def test_restarts_of_pairs_are_at_least_as_good_as_none() -> None:
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_warm_start_goes_on_from_any_element(name: str) -> None:
-    """From an optimum nothing moves; from an element with scales and stretching matrices the climb is as usual."""
+    """From an optimum, nothing changes. From an element with scales and stretching matrices, the ascent works as
+    usual.
+    """
     symmetry = BY_HAND[name]
     method = WeightMatching(scales="keep" if name == "linear" else "balance")  # Matrices are rounded to rotations.
     a, b = drawn(symmetry, 1), drawn(symmetry, 2)

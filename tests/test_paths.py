@@ -1,4 +1,4 @@
-"""Paths: exact ends, formulas by hand, geodesics, and curves that training bends below the straight line."""
+"""Paths: exact endpoints, explicit formulas, geodesics, and curves that training lowers below the straight line."""
 
 import math
 
@@ -100,7 +100,7 @@ def test_geodesics_stay_canonical_and_have_constant_speed() -> None:
 
 
 def test_wasserstein_geodesics_interpolate_standard_deviations() -> None:
-    """W2(q_t, q_0) = t W2(q_0, q_1); with interpolated variances it would not be."""
+    """W2(q_t, q_0) = t W2(q_0, q_1). With interpolated variances, the equation would not hold."""
     path = rg.connect.WassersteinGeodesic()
     a = {"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([1.0, 0.5])}
     b = {"w": torch.tensor([2.0, 1.0])}, {"w": torch.tensor([3.0, 0.0])}
@@ -134,7 +134,7 @@ def test_combinations_round_once() -> None:
 
 
 class Ring(nn.Module):
-    """Two parameters; the loss is how far they are from the unit circle."""
+    """A network of two parameters, whose loss is the distance from the unit circle."""
 
     offset: Tensor
 
@@ -211,7 +211,7 @@ def test_a_curve_after_alignment_is_below_the_line_after_alignment() -> None:
 
 
 class Tied(nn.Module):
-    """One matrix under two names, with batch normalization between."""
+    """One matrix under two names, with batch normalization between its two uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Planes: distances are those of the parameters, values are the task's, one by one or many at a time."""
+"""Planes: distances are distances of the parameters, and values come from the task, one by one or many at a time."""
 
 import numpy as np
 import pytest

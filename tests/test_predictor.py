@@ -1,4 +1,4 @@
-"""Predictors: what is learned, what is resumed, what is refused."""
+"""Predictors: learning, resumption, and refusals."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,7 +107,7 @@ def test_classes_of_a_store_are_predicted_and_split_by_run(store: Store) -> None
 
 
 def test_of_a_run_the_last_checkpoint_is_read_unless_all_are_asked_for(store: Store) -> None:
-    """The same in all functions that learn from stores."""
+    """All functions that learn from stores have this default."""
     last, every = store.rows.final(), np.arange(len(store))
     assert 10 < len(last) < len(every)
     collection = Collection(store)
@@ -233,7 +233,7 @@ class Killed(Exception):
 
 
 def kill_after(steps: int) -> Any:
-    """A progress that ends the process, as it were, after some steps."""
+    """Return a progress display that simulates the end of the process after some steps."""
 
     def begin(label: str, total: float, /) -> Any:
         done = 0

@@ -1,4 +1,4 @@
-"""Learned inputs that networks are run on: exactly as invariant as the rest, learned, and kept in files."""
+"""Learned inputs on which networks are evaluated: as invariant as all other features, learned, and saved in files."""
 
 import copy
 from dataclasses import replace
@@ -18,7 +18,7 @@ from regauge.core.params import select
 from regauge.nets.mlp import MLP
 
 INSIDE_SINGLE = {"hf_llama": 1e-5}
-"""Models that compute in single precision inside, whatever their parameters."""
+"""Models that compute internally in single precision, for any parameters."""
 EXACT = 1e-9
 CASES = ("mlp_relu", "siren", "cnn_flatten", "resnet8_batch_A", "grouped_conv", "lstm", "vit", "hf_gpt2", "hf_llama")
 UNSEEN = {
@@ -28,7 +28,7 @@ UNSEEN = {
     "hf_gpt2": {"transformer.h.0.attn.c_attn.blocks", "transformer.h.1.attn.c_attn.blocks"},
     "hf_llama": {"model.layers.0.self_attn.q_proj.blocks", "model.layers.1.self_attn.q_proj.blocks"},
 }
-"""Sets of units without activations of their own: of operators that compute several layers, and blocks of units."""
+"""Sets of units without separate activations: units of operators that compute several layers, and blocks of units."""
 HEADS: dict[str, Any] = {
     "invariant": ws.Invariant(3),
     "equivariant": ws.Equivariant(),
@@ -55,7 +55,7 @@ def _module(case: str) -> nn.Module:
 
 @cache
 def net(case: str, head: str = "invariant", parts: tuple[str, ...] | None = None) -> ws.Metanet:
-    """A small net in float64 that runs networks on probes."""
+    """Return a small net in float64 that evaluates networks on probes."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         result = ws.Metanet(
@@ -78,7 +78,7 @@ def encoder(of: ws.Metanet) -> Any:
 
 
 def far(a: Any, b: Any) -> float:
-    """The largest difference, relative to the largest value of each tensor."""
+    """Return the largest difference, relative to the largest value of each tensor."""
     if isinstance(a, dict):
         assert a.keys() == b.keys()
         return max((far(a[name], b[name]) for name in a), default=0.0)
@@ -137,7 +137,7 @@ def test_probes_are_what_the_module_computes_one_network_after_the_other(case: s
 
 @cache
 def outputs_alone(case: str, inputs: int | tuple[int, ...] = 6) -> ws.Metanet:
-    """A net that reads nothing but outputs at probes."""
+    """Return a net that reads only outputs at probes."""
     torch.manual_seed(0)
     given = probes(case, inputs)
     if not isinstance(inputs, int):

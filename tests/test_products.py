@@ -1,4 +1,4 @@
-"""Products of matrices are the same by either library, however the matrices lie in memory."""
+"""Matrix products are equal with both libraries, for any memory layout of the matrices."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ from regauge.core.products import (
 
 SIZE = 144
 TOLERANCE = 1e-5
-"""Of sums of 144 products in single precision, relative to the largest of the results."""
+"""The tolerance for sums of 144 products in single precision, relative to the largest result."""
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "rows": lambda x: x,
@@ -52,7 +52,7 @@ def test_all_layouts(library: str, left: str, right: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("count", [None, 1, 3])
 def test_factors_and_shifts(library: str, layout: str, count: int | None) -> None:
-    """Of two matrices and of stacks."""
+    """The test covers products of two matrices and of stacks."""
     lead = () if count is None else (count,)
     a, b = LAYOUTS[layout](matrices(*lead)), LAYOUTS[layout](matrices(*lead, seed=1))
     expected = a.double() @ b.double()

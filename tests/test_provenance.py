@@ -1,4 +1,4 @@
-"""Where outputs come from: every command says it, hashes match the files, and equal runs write equal bytes."""
+"""Provenance of outputs: every command records it, hashes match the files, and equal runs write equal bytes."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Units that are not needed are found and removed without a change of the function; others by criteria."""
+"""Unneeded units are found and removed without a change of the function, and further units are removed by criteria."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,7 +44,7 @@ def generator(seed: int) -> torch.Generator:
 
 @cache
 def prepared(name: str) -> tuple[Case, nn.Module, rg.Symmetry, rg.Task]:
-    """A case in float64, away from its initial values, with its task."""
+    """Return a case in float64, far from its initial values, with its task."""
     case = BY_NAME[name]
     torch.manual_seed(0)
     module = case.module().double().eval()
@@ -61,13 +61,13 @@ def params_of(module: nn.Module) -> Params:
 
 
 def spot(network: Network, group: str, unit: int, *, reading: bool) -> list[tuple[str, Tensor]]:
-    """The tensors that make a unit, or read it, with the flat indices of its values."""
+    """Return the tensors that compute or read a unit, with the flat indices of its entries."""
     places = network.sites(group, reading=reading)
     return [(name, network.entries(name, site)[unit]) for name, site in places]
 
 
 def copied(network: Network, group: str, unit: int, other: int, factor: float = 1.0, *, is_odd: bool = False) -> Params:
-    """The parameters with a unit that is another one's double, up to a scale or a sign of every first family."""
+    """Return parameters with a unit that duplicates another unit, up to a scale or a sign of the first families."""
     made = dict(network.params)
     for name, site in network.sites(group, reading=False):
         flat, entries = made[name].flatten().clone(), network.entries(name, site)
@@ -84,7 +84,7 @@ PLANTED += ["grouped_conv", "vit", "batch_norm"]
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_units_are_removed_and_the_function_stays(name: str) -> None:
-    """In every group that can be cut one unit of each copy is the double of another, and in some another is unread."""
+    """In every group that can be cut, each copy has one duplicate unit, and in some groups another unit is unread."""
     _, module, symmetry, task = prepared(name)
     network = Network(params_of(module), symmetry, task)
     planted: dict[str, set[str]] = {}
@@ -113,7 +113,7 @@ def test_planted_units_are_removed_and_the_function_stays(name: str) -> None:
 
 
 def resolved(symmetry: rg.Symmetry) -> dict[str, object]:
-    """What each group of several units is, and the entries that each unit owns in each axis."""
+    """Return the meaning of each group of several units, and the entries that each unit owns on each axis."""
     return {
         group.name: (
             *(group.kind, group.size, group.within, group.scales, group.signs),
@@ -235,7 +235,9 @@ def test_fitted_readers_are_never_worse_on_their_own_objective() -> None:
 
 @pytest.mark.parametrize("name", ["cnn_flatten", "batch_norm", "llama"])
 def test_by_default_others_take_the_place_of_removed_units(name: str) -> None:
-    """With a task outputs stay nearest to those of the given network; without one magnitude decides."""
+    """With a task, the outputs stay as close as possible to the given network's outputs. Without a task, magnitude
+    decides.
+    """
     _, module, symmetry, task = prepared(name)
     (inputs, _), *_ = task.batches
     given, errors = task.run(params_of(module), inputs), {}
@@ -285,7 +287,7 @@ def test_dead_and_constant_units_are_folded_where_something_can_take_them_up() -
 
 
 def test_a_unit_that_becomes_unread_goes_too() -> None:
-    """What is not needed any more behind another removal is found in a later round."""
+    """A unit that becomes unneeded after another removal is found in a later round."""
     module, symmetry, task = relu_net()
     params = params_of(module)
     params["4.weight"][:, 2] = 0.0
@@ -393,7 +395,7 @@ def test_data_that_judge_choose_nothing() -> None:
 
 
 class Bottleneck(nn.Module):
-    """Two layers with only a matrix between them, one before units of ReLU."""
+    """Two layers with only a matrix between them, one before ReLU units."""
 
     def __init__(self, *, has_reader: bool) -> None:
         super().__init__()
@@ -453,7 +455,7 @@ def test_cut_ranks_do_not_depend_on_the_gauge_and_are_cut_by_name_alone() -> Non
 
 
 class Normed(nn.Module):
-    """Units of ReLU that are divided by their norm."""
+    """ReLU units that are divided by their norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -483,7 +485,7 @@ def test_a_silent_last_unit_does_not_hide_a_norm_over_its_group() -> None:
 
 
 class Versioned(nn.Module):
-    """Loads only tensors that say of which version they are, as MNASNet of torchvision does."""
+    """A module that loads only tensors with their version, as MNASNet of torchvision does."""
 
     _version = 2
 

@@ -1,4 +1,4 @@
-"""The contract: public names, where they are, and the order of their arguments."""
+"""The public interface: public names, their places, and the order of their arguments."""
 
 import ast
 import inspect
@@ -51,7 +51,7 @@ SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (rg.bayes.posterior_slice, "first second third module batches *"),
     (rg.bayes.posterior_collapse, "posterior ends module batches *"),
 ]
-"""The first positional arguments in their order, then names among those that are keyword-only."""
+"""The first positional arguments in their order, then names of some keyword-only arguments."""
 
 FIELDS = {
     rg.Group: "name size kind placements",
@@ -62,10 +62,10 @@ FIELDS = {
 }
 SOURCE = Path(rg.__file__).parent
 PRIVATE = {"core", "relaxed", "cli"}
-"""Packages whose names are for the library itself."""
+"""Packages whose names are only for the library itself."""
 FRONT_DOORS = sorted(path.parent for path in SOURCE.glob("*/__init__.pyi"))
 METHODS = (rg.alignment.Method, rg.gauging.GaugeMethod)
-"""Kinds of methods, which may stand at the front door in any number."""
+"""Kinds of methods, of which the public interface may contain any number."""
 
 
 @pytest.mark.parametrize(("function", "expected"), SIGNATURES, ids=lambda x: getattr(x, "__qualname__", ""))
@@ -120,7 +120,7 @@ def test_the_nearest_name_may_resemble_in_a_part(word: str, close: str | None) -
 
 
 def test_every_package_has_the_same_kind_of_front_door() -> None:
-    """A stub, which type checkers read and python follows: no line is left out by either."""
+    """Each package has a stub, which type checkers and Python read: neither of them omits a line."""
     assert {path.parent.name for path in SOURCE.glob("*/__init__.py")} - PRIVATE == {one.name for one in FRONT_DOORS}
     for folder in (SOURCE, *FRONT_DOORS):
         package = import_module(".".join(folder.relative_to(SOURCE.parent).parts))
@@ -131,7 +131,7 @@ def test_every_package_has_the_same_kind_of_front_door() -> None:
 
 
 def test_importing_modules_replaces_no_public_name() -> None:
-    """`regauge.connect.line` is the function, whatever was imported before, although its file has the same name."""
+    """`regauge.connect.line` is the function after any imports, although its file has the same name."""
     code = (
         "import sys\n"
         "from importlib import import_module\n"
@@ -158,7 +158,7 @@ def test_importing_modules_replaces_no_public_name() -> None:
 
 
 def test_every_public_function_checks_its_arguments() -> None:
-    """A function at the front door that takes a symmetry, a task or chance answers typical mistakes in a sentence."""
+    """A public function that takes a symmetry, a task or a generator answers typical mistakes in a sentence."""
     unchecked = set()
     for package in [rg, *(getattr(rg, name) for name in dir(rg) if inspect.ismodule(getattr(rg, name)))]:
         for name in getattr(package, "__all__", dir(package)):
@@ -176,7 +176,7 @@ def test_every_public_function_checks_its_arguments() -> None:
 
 
 def test_every_public_function_may_be_called_without_a_generator() -> None:
-    """Chance comes from seed 0 then, so that the outcome is the same every time."""
+    """By default, random numbers come from seed 0, so the result is always the same."""
     needy = set()
     for package in [rg, *(getattr(rg, name) for name in dir(rg) if inspect.ismodule(getattr(rg, name)))]:
         for name in getattr(package, "__all__", dir(package)):

@@ -1,4 +1,6 @@
-"""Tensors without values: quantized weights are refused by name on every path, counters, masks and indices pass."""
+"""Tensors without usable values: quantized weights are refused by name everywhere, and counters, masks and indices are
+accepted.
+"""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Results for a network and for a copy that is translated are equal: everything works on representatives."""
+"""Results for a network and for a translated copy are equal, because everything works on representatives."""
 
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -33,16 +33,16 @@ CUT = {
     "GRU": {"layer.weight_ih_l0": 2},
     "convolutions": {"1": 2},
 }
-"""Groups of some networks, and the units that are left of them."""
+"""Groups of some networks, and the numbers of their remaining units."""
 
 
 def translated(symmetry: rg.Symmetry, params: Params, seed: int = 1, parts: tuple[str, ...] = TRANSLATED) -> Params:
-    """A copy that is moved by a random element."""
+    """Return a copy that is transformed by a random element."""
     return symmetry.act(symmetry.random(generator(seed), parts), params)
 
 
 def far(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
-    """The distance of two fingerprints, relative to the first."""
+    """Return the distance of two fingerprints, relative to the first fingerprint."""
     one, other = (fingerprint(params, symmetry) for params in (a, b))
     return float((one - other).norm() / one.norm())
 
@@ -72,7 +72,7 @@ def test_networks_with_a_gain_of_zero_are_compared(name: str) -> None:
 
 
 def described(symmetry: rg.Symmetry) -> list[tuple[Any, ...]]:
-    """Families as tuples, without strides along axes of length one, which say nothing."""
+    """Return families as tuples, without the strides of axes of length one, which have no meaning."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, tuple) and len(value) == 4 and isinstance(value[3], int):
@@ -147,7 +147,7 @@ NETS_WITH_BOTH = ("decoder", "tied decoder", "post-norm", "batch norm", "layer s
 
 
 IN_CI = (*NETS_WITH_BOTH, *sorted(NETS)[::5])
-"""With them each kind of layer reads some networks."""
+"""Cases with which each kind of layer reads some networks."""
 
 
 @pytest.mark.parametrize(

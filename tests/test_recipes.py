@@ -1,4 +1,4 @@
-"""Recipes: mergekit's files, with every method computed once more here, tensor by tensor."""
+"""Recipes: mergekit's files, with every method computed a second time in this file, tensor by tensor."""
 
 import math
 import re
@@ -30,7 +30,7 @@ Params = Mapping[str, Tensor]
 
 
 def build(seed: int, layers: int = LAYERS, **settings: Any) -> Any:
-    """A random Llama."""
+    """Return a random Llama."""
     torch.manual_seed(seed)
     own = {"vocab_size": 24, "initializer_range": 0.3, "num_hidden_layers": layers, "tie_word_embeddings": False}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | own | settings)).eval()
@@ -38,7 +38,9 @@ def build(seed: int, layers: int = LAYERS, **settings: Any) -> Any:
 
 @pytest.fixture(scope="module", name="folders")
 def _folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base, three networks that were fine-tuned from it, and one that was not; one is sharded."""
+    """Return a base, three networks that were fine-tuned from it, and one that was not. One of the networks is
+    sharded.
+    """
     place = tmp_path_factory.mktemp("models")
     base = build(0)
     base.save_pretrained(place / "base")
@@ -95,7 +97,7 @@ def between(delta: Tensor, density: float, gamma: float) -> Tensor:
 
 
 def restored(kept: Tensor, delta: Tensor, order: float = 1) -> Tensor:
-    """As large as before by a norm."""
+    """Rescale a tensor to its original norm."""
     return kept * (delta.flatten().norm(order) / kept.flatten().norm(order))
 
 
@@ -113,12 +115,12 @@ def arc(a: Tensor, b: Tensor, t: float) -> Tensor:
 
 
 def slerped(a: Tensor, b: Tensor, t: float) -> Tensor:
-    """On the arc, but linear where tensors are nearly parallel."""
+    """Interpolate on the arc, or linearly if tensors are nearly parallel."""
     return (1 - t) * a + t * b if float((a * b).sum() / (a.norm() * b.norm())) > 0.9995 else arc(a, b, t)
 
 
 def arcs(a: Tensor, b: Tensor, t: float, axis: int) -> Tensor:
-    """Every vector along an axis by itself."""
+    """Apply spherical interpolation separately to every vector along an axis."""
     if a.ndim < 2:
         return arc(a, b, t)
     pairs = zip(a.movedim(axis, -1), b.movedim(axis, -1), strict=True)
@@ -139,7 +141,7 @@ def stock(deltas: list[Tensor]) -> Tensor:
 
 
 def chosen(deltas: list[Tensor], share: float) -> Tensor:
-    """SCE: the entries that vary most, weighed by mean squares, where the sign is that of the sum."""
+    """Compute SCE: the entries with the largest variance, weighted by mean squares, with the sign of the sum."""
     stack = torch.stack(deltas)
     variance = stack.var(0, unbiased=False).flatten()
     kept = torch.zeros_like(variance)
@@ -153,7 +155,7 @@ def chosen(deltas: list[Tensor], share: float) -> Tensor:
 
 
 def reinforced(deltas: list[Tensor], epsilon: float, r: float, alpha: float) -> Tensor:
-    """RAM+."""
+    """Compute RAM+."""
     stack = torch.stack(deltas)
     changed = stack.abs() > epsilon
     counts = changed.sum(0)
@@ -164,7 +166,7 @@ def reinforced(deltas: list[Tensor], epsilon: float, r: float, alpha: float) -> 
 
 
 def fused(base: Tensor, other: Tensor) -> Tensor:
-    """Arcee fusion."""
+    """Compute Arcee fusion."""
     p, q = (one.softmax(-1) + 1e-8 for one in (other, base))
     importance = (other - base).abs() * (p * (p / q).log()).sum(-1, keepdim=True)
     order = importance.flatten().sort().values
@@ -176,7 +178,7 @@ MODELS = "models: [{model: one, parameters: {%s}}, {model: two, parameters: {%s}
 VECTORS = "base_model: base\n" + MODELS
 WEIGHTS = [0.3, 0.9, 0.5]
 Expected = Callable[[str, Tensor, list[Tensor]], Tensor]
-"""From a name, the base's tensor and those of the three networks, in float64."""
+"""A function of a name, the base's tensor and the tensors of the three networks, in float64."""
 
 METHODS: dict[str, tuple[str, Expected]] = {
     "linear": (
@@ -508,7 +510,7 @@ def test_layers_are_stacked_and_the_result_loads() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek v3", "gpt neox", "mixtral"])
 def test_stacks_of_other_families_are_refused_or_load(name: str) -> None:
-    """Names that files have otherwise than modules; DeepSeek's first layer is of another kind than the others."""
+    """Names in files differ from names in modules. DeepSeek's first layer is of another kind than all other layers."""
     model = CASES[name].save(Path("a"), 0, shard="4KB")
     slices = "".join(f"  - sources: [{{model: a, layer_range: [0, {end}]}}]\n" for end in (1, 2))
     Path("r.yml").write_text(f"merge_method: passthrough\nslices:\n{slices}")
@@ -532,7 +534,9 @@ STACKS = {
 
 @pytest.mark.parametrize("name", STACKS)
 def test_stacks_are_cut_by_their_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One stack gets its first layer again, from another network; all others stay, and the result loads."""
+    """One stack gets a second copy of its first layer, from another network. All other stacks stay, and the result
+    loads.
+    """
     model = CASES[name].save(Path("a"), 0, shard="8KB")
     CASES[name].save(Path("b"), 1)
     stack, other = STACKS[name]
@@ -615,7 +619,7 @@ def logits(folder: str) -> Tensor:
 
 
 def move(source: str, out: str) -> None:
-    """A network that was moved along its orbit."""
+    """Return a network that was moved along its orbit."""
     main(["discover", "one", "-o", "symmetry.json"])
     checkpoint = Checkpoint.open(source)
     symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text()).bind(checkpoint.params)

@@ -1,4 +1,4 @@
-"""Recurrent cells that read their input and their state side by side, from zeros to begin with."""
+"""Recurrent cells that read the concatenation of input and state, starting with zeros."""
 
 from collections.abc import Callable
 from typing import Any
@@ -119,7 +119,7 @@ CELLS = {
 
 
 def found_in(step: Any, start: Start, joined: Joined | None) -> Symmetry:
-    """What is found, after it was verified."""
+    """Return the verified result of discovery."""
     shape = (2, STEPS, INPUTS, 3, 3) if step is convolutional else (2, STEPS, INPUTS)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     net = Cells(step, start, gates=CELLS[step][0], joined=joined)

@@ -1,4 +1,4 @@
-"""The reference of the site lists every public name; this needs no Sphinx."""
+"""The reference of the site lists every public name. The test does not need Sphinx."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ from generators.types import TYPES, shorten, types_page  # noqa: E402
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    """The text of every page of public names."""
+    """Return the text of every page of public names."""
     return api_pages()
 
 

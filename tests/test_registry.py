@@ -1,4 +1,4 @@
-"""Rules and leaf modules of users, and the numerical check that stands behind every rule."""
+"""User-defined rules and leaf modules, and the numerical check that follows every rule."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("nothing_registered")
 
 
 class Layered(nn.Module):
-    """linear - middle - linear."""
+    """A linear layer, a middle module, and a linear layer."""
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()

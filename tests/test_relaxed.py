@@ -1,4 +1,4 @@
-"""Relaxed elements: hard ones act as the symmetry does, and the action is linear, batched and differentiable."""
+"""Relaxed elements: hard elements act as in the symmetry, and the action is linear, batched and differentiable."""
 
 import math
 from collections.abc import Iterable
@@ -28,7 +28,9 @@ def act_relaxed(symmetry: Symmetry, matrices: Matrices, tensors: dict[str, Tenso
 
 
 def matrices_of(symmetry: Symmetry, element: rg.Element, keys: Iterable[Key] | None = None) -> dict[Key, Tensor]:
-    """A hard element as matrices: what it does to the rows of an identity matrix, where the groups act by the key."""
+    """Return a hard element as matrices: its effect on the rows of an identity matrix on which the groups act by the
+    key.
+    """
     found = {}
     for key in RelaxedAction(symmetry, symmetry.sites).keys if keys is None else keys:
         sizes, groups = block_sizes(symmetry, key[0]), []
@@ -104,14 +106,14 @@ def test_it_is_differentiable(name: str) -> None:
 
 
 def doubly_stochastic(*shape: int, seed: int) -> Tensor:
-    """A mean of three permutation matrices."""
+    """Return a mean of three permutation matrices."""
     n, g = shape[-1], generator(seed)
     orders = torch.rand(3, *shape[:-1], generator=g).argsort(-1)
     return torch.nn.functional.one_hot(orders, n).double().mean(0)
 
 
 def test_blocks_and_what_is_within_them() -> None:
-    """A grouped convolution, whose two inner groups share the matrix of the blocks, entry by entry."""
+    """In a grouped convolution, two inner groups share the matrix of the blocks, entry by entry."""
     symmetry, (blocks, before, after) = BY_HAND["grouped convolution"], (3, 2, 4)
     p = doubly_stochastic(blocks, blocks, seed=0)
     q = doubly_stochastic(blocks, blocks, before, before, seed=1)  # [target block, source block, unit, unit]
@@ -131,7 +133,7 @@ def test_blocks_and_what_is_within_them() -> None:
 
 
 def test_positions_are_carried_along() -> None:
-    """A flattened convolution output: the matrix is of the size of the channels."""
+    """For the flattened output of a convolution, the matrix has the size of the channels."""
     symmetry = Symmetry.from_axes({"conv": ("c", None, None, None), "fc": (None, "c*6")}).bind(
         {"conv": torch.zeros(5, 2, 3, 3), "fc": torch.zeros(4, 30)}
     )

@@ -1,4 +1,4 @@
-"""Versions agree, and addresses of the project stand in one place."""
+"""Versions agree, and addresses of the project are written in one place."""
 
 import re
 import tomllib

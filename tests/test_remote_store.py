@@ -1,4 +1,4 @@
-"""Stores at URLs: copied once, shard by shard, whole or not at all, and read like any other."""
+"""Stores at URLs are copied once, shard by shard, completely or not at all, and read like local stores."""
 
 import pickle
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def fill(store: Store, seed: int) -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """A store of two shards, of which there is a copy at the URL."""
+    """Return a store of two shards, with a copy at the URL."""
     monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path / "cache"))
     store = Store.create(tmp_path / "here", MLP, about={"from": "a test"})
     fill(store, 0)
@@ -44,7 +44,7 @@ def upload(store: Store) -> None:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are copied from the memory."""
+    """Return the names of the files that are copied from the memory file system."""
     names: list[str] = []
     get = MemoryFileSystem.get_file
 
@@ -103,7 +103,7 @@ def test_an_interrupted_copy_continues_and_a_short_one_is_refused(
 
 def test_errors_of_a_protocol_are_told(here: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     class NoCredentialsError(Exception):
-        """As packages of protocols raise them."""
+        """An error like those of protocol packages."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise NoCredentialsError("Unable to locate credentials.")

@@ -1,4 +1,6 @@
-"""Repair: every unit gets the interpolated mean and spread, in any traced model; what has none stays as it is."""
+"""Repair: every unit gets the interpolated mean and deviation, in any traced model. Units without a layer to repair do
+not change.
+"""
 
 import itertools
 import math
@@ -39,7 +41,7 @@ class Residual(nn.Module):
 
 
 class Convolutional(nn.Module):
-    """Convolutions of several sorts, a flattened linear layer and a transposed convolution."""
+    """Convolutions of several kinds, a linear layer after a flatten, and a transposed convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class Convolutional(nn.Module):
 
 
 class Products(nn.Module):
-    """Layers written out: matrices from the right and transposed, biases that are added."""
+    """Layers written as matrix products: right factors, transposed matrices, and added biases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +103,7 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, list[Tensor], int]:
 
 
 def by_hooks(module: nn.Module, params: rg.Params, batches: list[Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of the outputs of all linear layers and convolutions."""
+    """Return the mean and standard deviation of the outputs of all linear layers and convolutions."""
     seen: dict[str, list[Tensor]] = {}
 
     def watch(name: str) -> Any:
@@ -172,7 +174,7 @@ def test_statistics_do_not_depend_on_the_batches(case: tuple[nn.Module, list[Ten
 
 
 def test_layers_that_are_written_out_are_found() -> None:
-    """Without a bias the spread is right and the mean only follows."""
+    """Without a bias, the deviation is exact, and the mean is not corrected."""
     torch.manual_seed(0)
     module = Products().double()
     batches = data((5,))
@@ -254,7 +256,7 @@ def test_models_of_all_sorts_are_repaired(name: str) -> None:
 
 
 class Mixed(nn.Module):
-    """A normalized convolution, then linear layers without normalization, then one with it."""
+    """A normalized convolution, linear layers without normalization, and a normalized layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,7 +310,7 @@ def test_units_that_never_vary_keep_their_weights() -> None:
 
 
 def test_variance_collapses_as_random_weights_average() -> None:
-    """The mean of two independent layers has half the variance of each, and the table says so."""
+    """The mean of two independent layers has half of the variance of each layer, and the table shows this."""
     module = nn.Sequential(nn.Linear(40, 400, bias=False), nn.ReLU(), nn.Linear(400, 2)).double()
     a, b = drawn(module, 1), drawn(module, 2)
     found = rg.connect.variance_collapse(rg.connect.Straight().at(a, b, 0.5), module, (a, b), data((40,), (300,)))
@@ -373,7 +375,7 @@ def test_repair_lowers_the_loss_of_a_midpoint() -> None:
 
 
 class Undecided(nn.Module):
-    """Takes another way where a value is positive."""
+    """A module that takes another branch if a value is positive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -411,7 +413,7 @@ def test_bad_input_is_refused(function: Any) -> None:
 
 
 class Sized(nn.Module):
-    """Long batches take another layer than short ones."""
+    """A module in which long batches use another layer than short batches."""
 
     def __init__(self) -> None:
         super().__init__()

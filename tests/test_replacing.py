@@ -1,4 +1,6 @@
-"""Outputs that replace others: only the checkpoint's own files go, whenever a run ends, and what goes along is told."""
+"""Outputs that replace other outputs: at any end of a run, only the checkpoint's own files are removed, and removals
+are reported.
+"""
 
 import json
 import os
@@ -128,11 +130,11 @@ def test_what_makes_up_a_checkpoint(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """The end of a process."""
+    """An error that simulates the end of a process."""
 
 
 def _kill(monkeypatch: pytest.MonkeyPatch, step: int, *calls: tuple[Any, str]) -> None:
-    """From the call with this number on, nothing is done."""
+    """Prevent all effects from the call with a given number on."""
     done = 0
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,7 +156,9 @@ def _kill(monkeypatch: pytest.MonkeyPatch, step: int, *calls: tuple[Any, str]) -
 def test_a_file_is_never_beside_what_belongs_to_another(
     step: int, old: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every system call that puts a file and its card in place is the last one of a run; the next run goes on there."""
+    """For every system call that puts a file and its card in place, a run ends at this call, and the next run
+    continues.
+    """
     out, card = tmp_path / "out.safetensors", tmp_path / "out.md"
     shards, params = [replace(_shards(1)[0], file=out.name)], _params(1)
     if old in ("both", "file"):
@@ -193,7 +197,7 @@ def test_a_file_is_never_beside_what_belongs_to_another(
 def test_wherever_it_ends_nothing_is_lost(
     step: int, has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every system call that replaces a folder is the last one of a run; the next run mends what it left."""
+    """For every system call that replaces a folder, a run ends at this call, and the next run repairs the state."""
     out = _write(tmp_path / "out", 0)
     _put(out, OTHERS)
     count = 0
@@ -282,7 +286,7 @@ def test_what_describes_a_network_goes_along(tmp_path: Path, caplog: pytest.LogC
 
 @pytest.fixture
 def pair(tmp_path: Path) -> list[str]:
-    """Two folders and the symmetry of their networks, as arguments."""
+    """Return two folders and the symmetry of their networks, as arguments."""
     (tmp_path / "symmetry.json").write_text(SYMMETRY.bind(_params(0)).to_json())
     folders = [str(_write(tmp_path / name, seed)) for seed, name in enumerate("ab")]
     return [*folders, "--symmetry", str(tmp_path / "symmetry.json")]
@@ -344,7 +348,7 @@ def test_what_a_killed_run_left_of_a_file_is_removed(tmp_path: Path) -> None:
 
 
 def _child(work: Callable[[], object]) -> str:
-    """What an OSError says that work raises in a process of its own, or nothing."""
+    """Return the message of the OSError that work raises in a separate process, or nothing."""
     read, write = os.pipe()
     if os.fork() == 0:
         try:

@@ -1,4 +1,4 @@
-"""The report in a real browser, without a network: it opens, every picture is drawn, nothing complains."""
+"""The report in a real browser without a network: it opens, every picture is drawn, and there are no errors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def open_page(browser: "webdriver.Chrome", page: Path, width: int, scheme: str =
 
 
 def too_wide(browser: "webdriver.Chrome") -> list[str]:
-    """What reaches beyond the box that it stands in, by its first words."""
+    """Return the elements that extend beyond their box, by their first words."""
     found: list[str] = browser.execute_script(
         """return [...document.querySelectorAll('table, img')]
             .filter(e => e.getBoundingClientRect().right > e.parentElement.getBoundingClientRect().right + 1)

@@ -1,4 +1,6 @@
-"""Pages without a browser: tags close, pictures have words, and a phone and both schemes of colors are provided for."""
+"""Pages without a browser: tags are closed, pictures have descriptions, and pages support phones and both color
+schemes.
+"""
 
 import re
 from collections import Counter
@@ -13,15 +15,17 @@ import regauge.report
 
 TEMPLATES = Path(regauge.report.__file__).parent / "templates"
 EMPTY = {"meta", "link", "img", "br"}
-"""Elements without an end."""
+"""Elements without an end tag."""
 INLINE = {"p", "h1", "h2", "h3", "figcaption", "code", "strong", "span", "sup", "title"}
-"""Elements that hold text and other inline elements alone."""
+"""Elements that contain only text and other inline elements."""
 PHONE = 360
-"""Width of a phone in pixels."""
+"""The width of a phone in pixels."""
 
 
 class Page(HTMLParser):
-    """The elements of a page; an assertion fails where one is not closed, or closed twice, or stands in a text."""
+    """The elements of a page. An assertion fails if an element is not closed, is closed twice, or is inside of a text
+    element.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -44,7 +48,7 @@ class Page(HTMLParser):
         assert self.inside.pop() == tag
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of all elements of a kind."""
+        """Return the attributes of all elements of a kind."""
         return [attributes for name, attributes in self.elements if name == tag]
 
 
@@ -55,12 +59,12 @@ def _pages(demo: Path, folder: Path) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def pages(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The text of every page by the name of its template."""
+    """Return the text of every page by the name of its template."""
     return dict(_pages(demo_folder, tmp_path_factory.mktemp("pages")))
 
 
 def test_every_page_is_among_them(pages: dict[str, str]) -> None:
-    """A new template of a page needs numbers in `page_cases`."""
+    """A new page template needs numbers in `page_cases`."""
     whole = {path.name.partition(".")[0] for path in TEMPLATES.iterdir() if "<!doctype" in path.read_text()}
     assert whole == {*pages} > {*PAGES}
 

@@ -1,4 +1,4 @@
-"""Reports as JSON: one object on the standard output with what the text says, unrounded, and nothing else."""
+"""Reports as JSON: one object on the standard output with the facts of the text, not rounded, and nothing else."""
 
 import json
 import sys
@@ -59,7 +59,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a model, data, networks and an alignment."""
+    """Return a working directory with a model, data, networks and an alignment."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mynets.py").write_text(MODELS)
     for seed, name in enumerate(("a", "b", "c0")):

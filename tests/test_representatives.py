@@ -1,4 +1,4 @@
-"""Rotations behind gains are part of the group, and networks are aligned, merged and compared as representatives."""
+"""Rotations behind gains belong to the group, and networks are aligned, merged and compared as representatives."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ ROTATABLE = [
     *("decoder", "sink", "patches", "two biases", "writes weights", "windows", "windows, padded beside a beta"),
     *("two norms", "means"),
 ]
-"""Networks of `NETS` with a stream behind gains that is rotated."""
+"""Networks of `NETS` with a stream after gains that is rotated."""
 
 
 def case(name: str) -> tuple[nn.Module, torch.Tensor, rg.Symmetry, Params]:
@@ -121,7 +121,7 @@ def test_copies_moved_by_any_part_come_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["residual", "batch norm", "decoder"])
 def test_an_element_moves_the_second_network_to_what_is_returned(name: str) -> None:
-    """Also where running variances are a part of gains, so that a bias has another coordinate."""
+    """This also holds if running variances are a part of gains, so that a bias has another coordinate."""
     _, _, symmetry, params = network(name)
     far = symmetry.act(symmetry.random(generator(6), UNROTATED), stranger(params, symmetry, 0.5))
     found = rg.align(params, far, symmetry)
@@ -131,7 +131,7 @@ def test_an_element_moves_the_second_network_to_what_is_returned(name: str) -> N
 
 @pytest.mark.parametrize("name", ["residual", "batch norm", "decoder", "tied decoder"])
 def test_gains_behind_running_statistics_are_matched_as_they_are(name: str) -> None:
-    """The order is that of networks without translations, with their own gains. Other gains become one."""
+    """The order is determined on networks without translations, with these gains. Other gains become one."""
     _, _, symmetry, params = network(name)
     has_statistics = name in ("residual", "batch norm")
     matched = representatives.on_matched(symmetry)
@@ -154,7 +154,7 @@ def test_gains_behind_running_statistics_are_matched_as_they_are(name: str) -> N
 
 
 def test_copies_that_one_climb_misses_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By further climbs from random elements; those of strangers are not tried."""
+    """Further ascents start at random elements. For strangers, no further ascents start."""
     _, _, symmetry, params = case("linear layers")
 
     def align(second: Params) -> tuple[float, int]:
@@ -188,7 +188,7 @@ def test_a_copy_is_rotated_although_orders_explain_nearly_all(monkeypatch: pytes
 
 @pytest.mark.parametrize("name", NETS)
 def test_a_translated_copy_is_the_same_network_to_every_method(name: str) -> None:
-    """And the line to the aligned network is the line between representatives."""
+    """The line to the aligned network is the line between representatives."""
     module, x, symmetry, params = network(name)
     other = stranger(params, symmetry, 0.4)
     moved = symmetry.act(symmetry.random(generator(2), ("translation",)), other)
@@ -226,7 +226,7 @@ def test_elements_of_the_whole_group_begin_a_match() -> None:
 
 
 def test_kept_scales_multiply_nothing() -> None:
-    """Networks are matched as they are then, also by methods that begin with such a method."""
+    """With this setting, networks are matched as stored, also by methods that begin with such a method."""
     _, _, symmetry, params = stream()
     other = stranger(params, symmetry, 0.5)
     keep = rg.WeightMatching(scales="keep")
@@ -250,7 +250,7 @@ def test_elements_within_tuples_of_methods_begin_a_match() -> None:
 
 
 def test_a_near_copy_among_many_is_left_as_close_as_its_noise() -> None:
-    """In the coordinates of the first network noise would be enlarged by its small gains."""
+    """In the coordinates of the first network, its small gains would enlarge noise."""
     _, _, symmetry, params = stream()
     params["norms.0.weight"] *= torch.linspace(0.02, 1, 8, dtype=torch.float64)
     noisy = {

@@ -1,4 +1,6 @@
-"""The table of rules: every operator in it stands in some module, and what is found there is true and no less."""
+"""The table of rules: every operator in it occurs in some module, and discovery finds exactly the correct groups
+there.
+"""
 
 import sys
 from functools import cache
@@ -17,12 +19,12 @@ from regauge.discovery.trace import Program, TraceError, trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
 OPAQUE = {"view_as_integer", "sum_as_integer", "topk_unsorted", "einsum_diagonal"}
-"""Cases whose operator has a rule that does not cover the call."""
+"""Cases with a call of an operator that its rule does not cover."""
 
 
 @cache
 def discovered(name: str) -> tuple[Between, Symmetry, frozenset[str]]:
-    """A case's module, what is found in it, and the operators in its traces."""
+    """Return a case's module, its discovered symmetry, and the operators in its traces."""
     net = Between(CASES[name].operator, CASES[name].where)
     names = set()
 
@@ -40,13 +42,13 @@ def discovered(name: str) -> tuple[Between, Symmetry, frozenset[str]]:
 
 
 def kinds(symmetry: Symmetry) -> str:
-    """The kinds of the groups that act on the units of the first layer."""
+    """Return the kinds of the groups that act on the units of the first layer."""
     acting = [group for group in symmetry.groups if any(p.parameter == "entry.bias" for p in group.placements)]
     return " ".join(sorted({group.kind for group in acting if not is_common(group)})) or "frozen"
 
 
 def is_common(group: Group) -> bool:
-    """Whether the group is one factor for all units."""
+    """Return whether the group is one factor for all units."""
     return group.size == 1 and not group.within
 
 
@@ -95,7 +97,7 @@ def test_what_is_found_in_a_trap_is_true(forward: Forward) -> None:
 
 
 class _Spectral(torch.nn.Module):
-    """A layer whose weights multiply complex numbers, held as complex numbers or as pairs of real ones."""
+    """A layer whose weights multiply complex numbers, stored as complex numbers or as pairs of real numbers."""
 
     def __init__(self, *, is_complex: bool) -> None:
         super().__init__()

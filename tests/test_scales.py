@@ -1,4 +1,4 @@
-"""Balanced scales: a stationary point, the smallest norm of the orbit, the same for every copy of a network."""
+"""Balanced scales: a stationary point with the smallest norm of the orbit, equal for every copy of a network."""
 
 from unittest import mock
 
@@ -18,7 +18,7 @@ from regauge.nets.transformer import GPT
 
 
 def recurrent(units: int) -> Symmetry:
-    """One family on both axes of a tensor."""
+    """Return a symmetry with one family on both axes of a tensor."""
     axes = {"ih": ("h", None), "hh": ("h", "h"), "out": (None, "h")}
     bound = Symmetry.from_axes(axes, kinds={"h": "scaled"})
     shapes = {"ih": (units, 5), "hh": (units, units), "out": (2, units)}
@@ -26,7 +26,7 @@ def recurrent(units: int) -> Symmetry:
 
 
 def experts(count: int, units: int, features: int) -> Symmetry:
-    """Scales of their own in every expert, on two axes of a tensor with three."""
+    """Return a symmetry with separate scales in every expert, on two axes of a tensor with three axes."""
     base = Group("e", count, tuple(Placement(n, 0) for n in ("w1", "w2", "router")), is_base=True)
     places = (Placement("w1", 1, scale=(1,)), Placement("w2", 2, scale=(-1,)))
     inner = Group("i", units, places, scales=1, within=("e",))
@@ -35,7 +35,9 @@ def experts(count: int, units: int, features: int) -> Symmetry:
 
 
 def three_exponents(units: int) -> Symmetry:
-    """A squared activation: what goes out is divided by the square; two families share an axis."""
+    """Return a symmetry with a squared activation: outgoing weights are divided by the square, and two families share
+    an axis.
+    """
     places = (
         Placement("in", 0, scale=(1, 0)),
         Placement("gate", 0, scale=(0, 1)),
@@ -47,7 +49,7 @@ def three_exponents(units: int) -> Symmetry:
 
 
 def fused(units: int) -> Symmetry:
-    """Two families on blocks of one axis, as in a fused gate."""
+    """Return a symmetry with two families on blocks of one axis, as in a fused gate."""
     places = (
         Placement("w", 0, scale=(1, 0)),
         Placement("w", 0, start=units, scale=(0, 1)),
@@ -70,7 +72,7 @@ def norm(symmetry: Symmetry, params: Params) -> float:
 
 
 def scaled_by(symmetry: Symmetry, share: float, seed: int) -> Element:
-    """Random scales whose logarithms are of the size of `share`."""
+    """Return random scales whose logarithms have the size `share`."""
     element = symmetry.random(generator(seed), ("scale",))
     for group in symmetry.groups:
         value = element[group.name]
@@ -138,7 +140,7 @@ def test_deep_chains_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def uninitialized(symmetry: Symmetry, seed: int) -> Params:
-    """Mostly zeros, and values over thirty orders of magnitude, as memory that nobody wrote to may hold."""
+    """Return mostly zeros, and values over thirty orders of magnitude, as in uninitialized memory."""
     chance, params = generator(seed), {}
     for name, shape in symmetry.shapes.items():
         size = 10 ** (30 * torch.rand(shape, generator=chance, dtype=torch.float64) - 15)
@@ -174,7 +176,7 @@ def test_units_with_one_side_get_norm_one_and_units_without_weights_keep_their_f
 
 
 def normalized_filters(free: tuple[int, int], gain: tuple[int, int]) -> Symmetry:
-    """Two layers of filters (`f1`, `f2`, each with a normalization after it, which leaves no norm best) and gains."""
+    """Return two layers of filters (`f1`, `f2`) with normalizations, for which no norm is best, and gains."""
     less = (-gain[0], -gain[1])
     first = (Placement("f1", 0, scale=free), Placement("n1", 0, scale=gain), Placement("f2", 1, scale=less))
     second = (Placement("f2", 0, scale=free), Placement("n2", 0, scale=gain), Placement("out", 1, scale=less))
@@ -265,7 +267,7 @@ def test_the_aligned_network_does_not_depend_on_the_scales_of_the_second_one(nam
 
 @pytest.mark.parametrize("name", SYMMETRIES)
 def test_the_second_network_takes_over_the_scales_of_the_first(name: str) -> None:
-    """Scales of the first network move the whole line, so that nothing computed on it changes."""
+    """Scales of the first network transform the whole line, so values computed on the line do not change."""
     symmetry = SYMMETRIES[name]
     a, b, scales = drawn(symmetry, 6), drawn(symmetry, 7), scaled_by(symmetry, 3.0, 8)
     plain = rg.align(a, b, symmetry).params
@@ -286,7 +288,7 @@ def test_planted_scales_are_undone() -> None:
 
 
 def test_it_is_never_worse_than_the_identity() -> None:
-    """Single units that agree on one side only: balancing moves them apart, so the identity stays."""
+    """Single units agree on one side only. Balancing moves them apart, so the identity is returned."""
     symmetry = mlp_symmetry(2, 1, 2, kind="scaled")
     is_worse = []
     for seed in range(20):

@@ -1,4 +1,6 @@
-"""Tensors' shapes are types: checked here for every kind of group, and in any test with REGAUGE_CHECK_SHAPES=1."""
+"""Shapes of tensors are types. This file checks them for every kind of group, and REGAUGE_CHECK_SHAPES=1 checks them in
+any test.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Several processes make one output: it is the one that a single process makes, and a kill of one loses nothing."""
+"""Several processes make the same output as one process, and killing one process loses nothing."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def _params(seed: int) -> Params:
 
 
 def _symmetry() -> rg.Symmetry:
-    """A residual stream, and hidden units in every layer."""
+    """Return the symmetry of a residual stream and of hidden units in every layer."""
     axes: dict[str, tuple[str | None, ...]] = {"first.weight": ("stream", None), "last.weight": (None, "stream")}
     for k in range(LAYERS):
         axes |= {
@@ -62,13 +62,13 @@ def _symmetry() -> rg.Symmetry:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three networks in files of torch.distributed.checkpoint, a symmetry and a recipe."""
+    """Return a folder with three networks in files of torch.distributed.checkpoint, a symmetry and a recipe."""
     return _fill(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same for several tests, whose outputs have names of their own."""
+    """Return such a folder for several tests, whose outputs have separate names."""
     return _fill(tmp_path_factory.mktemp("shared"))
 
 
@@ -105,7 +105,7 @@ def _words(command: str, folder: Path, out: str, *more: str) -> list[str]:
 
 
 def _fork(act: Callable[[int], object], size: int = RANKS) -> list[int]:
-    """Call a function in several processes, as torchrun starts them, with the number of each."""
+    """Call a function in several processes, as torchrun starts them, with the index of each process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -132,7 +132,7 @@ def _fork(act: Callable[[int], object], size: int = RANKS) -> list[int]:
 
 
 def _start(words: Sequence[str], before: Callable[[int], object] = int, size: int = RANKS) -> list[int]:
-    """Run a command in several processes, each after a function of its number."""
+    """Run a command in several processes, each after a function of its index."""
 
     def act(rank: int) -> None:
         before(rank)
@@ -154,7 +154,9 @@ def _told(rank: int) -> str:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """The files of an output; what it says of its origin names the output's neighbors, and is compared without."""
+    """Return the files of an output. The provenance, which names the output's neighbors, is compared without these
+    names.
+    """
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "regauge.md"}
 
 
@@ -171,7 +173,7 @@ def test_processes_make_what_one_makes(command: str, folder: Path, monkeypatch: 
 
 
 IN_CI = (("recipe", 0, RANKS), ("merge", 2, 2))
-"""Every command, every process that is killed, and every number that goes on."""
+"""Cases with every command, every killed process, and every number of processes that continue."""
 
 
 @pytest.mark.parametrize(
@@ -182,10 +184,10 @@ IN_CI = (("recipe", 0, RANKS), ("merge", 2, 2))
     ],
 )
 def test_a_kill_of_one_process_loses_nothing(command: str, killed: int, size: int, shared_folder: Path) -> None:
-    """Every file that was finished is kept, whoever is killed and however many processes go on."""
+    """Every finished file is kept, for any killed process and any number of processes that continue."""
 
     def die(rank: int) -> None:
-        """Let a process be killed when it is about to write its second file."""
+        """Kill a process when it begins to write its second file."""
         from regauge.checkpoints.outputs import staging
 
         write, count = staging.write_shard, 0
@@ -257,7 +259,9 @@ PAIRS = ["copy", "blocked stranger", "stranger", "blocked copy"]
 
 @pytest.mark.parametrize(("name", "how"), covering(SHARED, PAIRS, of=4))
 def test_sweeps_are_shared(name: str, how: str, tmp_path: Path) -> None:
-    """Costs are summed over processes, and one of them solves: all find what one alone finds, and each reads less."""
+    """Costs are summed over processes, and one process solves. The result equals a single process, and each process
+    reads less.
+    """
     noise, is_blocked = 0.02 if how.endswith("copy") else 1, how.startswith("blocked")
     pair, method = pair_of(name, tmp_path, noise), rg.WeightMatching(max_sweeps=8)
     plan = pair.smaller()

@@ -1,4 +1,6 @@
-"""Sinkhorn: plans are doubly stochastic and their gradients right, also near saturation; matching never loses."""
+"""Sinkhorn: plans are doubly stochastic with correct gradients, even near saturation, and matching never becomes
+worse.
+"""
 
 import importlib
 import itertools
@@ -23,7 +25,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 def unrolled(logits: Tensor, temperature: float, iterations: int) -> Tensor:
-    """The same plan, differentiated through all iterations."""
+    """Return the same plan, differentiated through all iterations."""
     plan = logits / temperature
     for _ in range(iterations):
         plan = plan - plan.logsumexp(-1, keepdim=True)
@@ -88,7 +90,7 @@ def test_the_gradient_agrees_with_the_unrolled_one_near_saturation(temperature: 
 
 
 def reference(plan: Tensor, gradient: Tensor) -> Tensor:
-    """The same system of equations, solved with sixty digits."""
+    """Solve the same system of equations with sixty digits."""
     n = len(plan)
     with mpmath.workdps(60):
         p = mpmath.matrix(plan.tolist())
@@ -110,7 +112,7 @@ def reference(plan: Tensor, gradient: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("margin", [0, 5, 12, 25])
 def test_vanishing_gradients_of_saturated_plans_keep_their_direction(margin: int) -> None:
-    """All but a permutation is of the order exp(-margin), and so is the gradient."""
+    """Everything except a permutation has the size exp(-margin), and so does the gradient."""
     n = 7
     order = torch.randperm(n, generator=generator(0))
     logits, gradient = normal(n, n, seed=1), normal(n, n, seed=2)
@@ -250,7 +252,7 @@ def test_pairs_that_take_turns_are_those_of_one_program(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ["cnn_flatten", "grouped_conv", "torch_transformer", "lstm", "resnet20_layer_B"])
 def test_architectures(name: str) -> None:
-    """Planted under noise, from the identity: nearly all of the distance goes in a few steps."""
+    """With a hidden element and noise, a few steps from the identity remove nearly all of the distance."""
     (case,) = [case for case in CASES if case.name == name]
     symmetry = symmetry_of(case)
     a = {n: normal(*s, seed=k, dtype=torch.float32) for k, (n, s) in enumerate(symmetry.shapes.items())}

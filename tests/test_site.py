@@ -1,6 +1,7 @@
-"""The site: built without a warning, loads nothing from elsewhere, fits phones, and a search for `align` finds it.
+"""The site is built without a warning, loads nothing from other hosts, fits phones, and a search for `align` finds its
+page.
 
-The pages are those in the folder `REGAUGE_SITE`; `make docs-test` builds them, where a warning is an error.
+The folder `REGAUGE_SITE` contains the pages. `make docs-test` builds them, and treats warnings as errors.
 """
 
 import functools
@@ -25,12 +26,12 @@ PAGES = ("index", "howto", "gallery", "reference/api/regauge.align", "reference/
 
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The folder of the built pages."""
+    """Return the folder of the built pages."""
     return ROOT / os.environ["REGAUGE_SITE"]
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and says nothing."""
+    """A server of files that prints nothing."""
 
     def log_message(self, *args: object) -> None:
         pass
@@ -38,7 +39,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    """Where the pages are served, on this machine."""
+    """Return the address on this machine at which the pages are served."""
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"

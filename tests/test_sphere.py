@@ -1,4 +1,4 @@
-"""The unit sphere: exact laws in float64, float32 against float64, and gradients where points coincide."""
+"""The unit sphere: exact laws in float64, float32 compared with float64, and gradients at coinciding points."""
 
 import math
 
@@ -21,7 +21,7 @@ def points(dim: int, seed: int, *shape: int) -> Tensor:
 
 
 def at_angle(x: Tensor, angle: float, seed: int) -> Tensor:
-    """Points at an exact angle from those of x."""
+    """Return points at an exact angle from the points x."""
     away = sphere.normalize(sphere.tangent(x, points(x.shape[-1], seed, *x.shape[:-1])))
     return math.cos(angle) * x + math.sin(angle) * away
 

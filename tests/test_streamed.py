@@ -1,4 +1,4 @@
-"""Streamed alignment: what the in-memory method finds, in less memory, from files that stay on the disk."""
+"""Streamed alignment finds the result of alignment in memory, with less memory, from files on the disk."""
 
 import importlib
 import itertools
@@ -38,7 +38,7 @@ ONE_WAY = [
     "resnet20_batch_B",
     "gpt",
 ]
-"""Each with one treatment of scales; the others have all three."""
+"""Methods that are tested with one treatment of scales each. Other methods are tested with all three."""
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ ONE_WAY = [
     + [(name, ("balance", "recompute", "keep")[k % 3]) for k, name in enumerate(ONE_WAY)],
 )
 def test_streaming_finds_what_matching_in_memory_finds(name: str, scales: str, tmp_path: Path) -> None:
-    """Networks as they are; tests/test_streamed_representatives.py is about representatives."""
+    """Networks are matched as stored; tests/test_streamed_representatives.py tests representatives."""
     pair, method = pair_of(name, tmp_path), rg.WeightMatching(scales=scales)  # type: ignore[arg-type]
     expected = rg.align(*pair.params, replace(pair.symmetry, translations=(), gains=()), method=method)
     whole = pair.plan(UNLIMITED, scales)
@@ -86,7 +86,7 @@ def test_working_sets_in_blocks_give_the_same(name: str, noise: str, tmp_path: P
 
 @pytest.mark.parametrize("name", ["resnet20_batch_B", "torch_transformer", "mlp_relu"])
 def test_streaming_leaves_nothing_of_a_random_element(name: str, tmp_path: Path) -> None:
-    """With the scales that move running statistics, too."""
+    """The element includes scales that transform running statistics."""
     pair = pair_of(name, tmp_path)
     a, symmetry = pair.params[0], pair.symmetry
     save(symmetry.act(symmetry.random(torch.Generator().manual_seed(3), PARTS), a), tmp_path / "moved.safetensors")
@@ -166,7 +166,7 @@ def test_a_plan_that_cannot_hold_so_little_says_how_much_it_needs(tmp_path: Path
 
 
 def _signed_group() -> Group:
-    """Signs like those of a residual stream with two norms: shared, of one norm, of the other norm."""
+    """Return signs like those of a residual stream with two norms: shared signs, and signs of each norm."""
     rows = {"writer": (1, 0, 0), "gain1": (1, 1, 0), "reader1": (0, 1, 0), "gain2": (1, 0, 1), "reader2": (0, 0, 1)}
     return Group("g", 4, tuple(Placement(name, 0, sign=sign) for name, sign in rows.items()), signs=3)
 
@@ -256,7 +256,7 @@ print(int(peak[1]) * 1024 - base, plan.peak)
 
 @pytest.mark.usefixtures("resident")
 def test_the_plan_bounds_the_memory_of_blocks(tmp_path: Path) -> None:
-    """In a process of its own, where no pages are left that other tests freed, or that the system takes back."""
+    """The test runs in a separate process, in which no memory of other tests is free or reclaimed."""
     with torch.device("meta"):
         module = mlp(1024, 3072, 1024, activation=torch.tanh)
     symmetry = rg.discover(module, (torch.zeros(2, 1024, device="meta"),))
@@ -301,7 +301,7 @@ def model():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the resident memory")
 @pytest.mark.parametrize("command", ["align", "merge --rule karcher"])
 def test_a_command_holds_no_more_than_it_tells(command: str, tmp_path: Path) -> None:
-    """With all that is imported and traced since it began."""
+    """The measurement includes everything that is imported and traced since the start."""
     (tmp_path / "larger_nets.py").write_text(LARGER)
     generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):

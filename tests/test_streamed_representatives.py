@@ -29,7 +29,7 @@ CHOSEN = (
     *ROTATED, "decoder", "tied decoder", "post-norm", "gain plus one", "two norms", "residual", "batch norm",
     "layer scale", "linear layers", "fused attention",
 )  # fmt: skip
-"""A network of each kind of translations and of gains."""
+"""A network for each kind of translations and of gains."""
 
 
 def save(params: Params, path: Path) -> Path:
@@ -38,7 +38,7 @@ def save(params: Params, path: Path) -> Path:
 
 @contextmanager
 def from_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Networks in files are streamed, whatever their size."""
+    """Stream networks in files of any size."""
     with monkeypatch.context() as patch:
         patch.setattr(FileJob, "fits", False)
         yield
@@ -57,7 +57,7 @@ def align_both(
 
 
 def require_same(expected: Result[Params], found: Result[Params], b: Params, far: float = 1e-8) -> None:
-    """Equal but for rounding, which climbs of rotations enlarge: they end where a step gains less than a share."""
+    """Assert equality up to rounding, which ascents of rotations enlarge, because they end at small improvements."""
     assert gap(expected.params, found.params) <= far
     assert set(expected.notes) == set(found.notes)
     assert expected.element.rotation.keys() == found.element.rotation.keys()
@@ -89,7 +89,7 @@ def test_strangers_are_matched_as_in_memory(name: str, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("name", ["stream", "patches", "layer scale", "gain plus one"])
 def test_near_copies_are_reordered_as_in_memory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where scales and matrices are fitted, within what the fit leaves."""
+    """Fitted scales and matrices are equal within the tolerance of the fit."""
     _, _, symmetry, params = case(name)
     other = moved(symmetry, stranger(params, symmetry, 0.02), parts=("permutation", "sign", "scale", "translation"))
     expected, found = align_both(monkeypatch, tmp_path, params, other, symmetry)

@@ -1,4 +1,4 @@
-"""Laws of buffers that no training changes: whatever moves a network leaves them bit by bit as they are."""
+"""Laws of buffers that training does not change: all transformations of a network preserve them bit by bit."""
 
 import itertools
 import math
@@ -44,7 +44,7 @@ def case(name: str) -> tuple[nn.Module, Tensor, Symmetry]:
 
 
 def network(name: str, seed: int) -> Params:
-    """Values away from initialization, with the structure of the module."""
+    """Return values far from initialization, with the structure of the module."""
     module, _, symmetry = case(name)
     state = {key: tensor.detach() for key, tensor in module.state_dict().items()}
     moved = perturb(state, {n for n, _ in module.named_buffers()}, generator(seed))
@@ -106,7 +106,7 @@ def test_it_is_found_and_random_elements_keep_it(name: str) -> None:
 
 @each_network
 def test_units_are_exchanged(name: str) -> None:
-    """Freezing everything is no answer."""
+    """Freezing all groups does not pass this test."""
     _, _, symmetry = case(name)
     if name not in ("made of unequal degrees", "triangular hidden layer"):
         assert any(group.has_order for group in symmetry.groups)
@@ -226,7 +226,7 @@ def test_pruning_keeps_the_rows_that_remain(name: str) -> None:
 
 
 def reordered(name: str, seed: int) -> Params:
-    """A network whose units stand in any order, structure and all."""
+    """Return a network with its units, including structure, in a random order."""
     _, _, symmetry = case(name)
     free = replace(symmetry, groups=tuple(replace(g, classes=()) for g in symmetry.groups), structure=())
     return free.act(free.random(generator(seed), ("permutation",)), network(name, 0))
@@ -254,7 +254,7 @@ def test_structure_in_another_order_is_carried_over(name: str) -> None:
 
 
 def test_a_matching_of_units_in_pairs_is_carried_over() -> None:
-    """No two units of either group can be exchanged alone: refinement leaves a choice, which the search makes."""
+    """No two units of one group alone can be exchanged: refinement leaves a choice to the search."""
     groups = tuple(Group(name, 5, (Placement("m", axis), Placement(name, 0))) for axis, name in enumerate("xy"))
     symmetry = Symmetry(groups, {"m": (5, 5), "x": (5,), "y": (5,)}, structure=("m",))
     orders = [torch.randperm(5, generator=generator(k)) for k in range(2)]
@@ -319,7 +319,7 @@ def test_frozen_parameters_are_kept_where_they_are_named() -> None:
 
 
 class Statistics(nn.Module):
-    """Normalizations of every form: an operator, written out, frozen with gains, by training, by power iteration."""
+    """Normalizations of every form: an operator, explicit code, frozen gains, by training, and by power iteration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,7 +369,7 @@ def test_without_values_an_element_waits_for_them() -> None:
 
 
 def test_classes_are_those_of_the_networks_that_are_given() -> None:
-    """The module that the symmetry was found on may have another structure."""
+    """The module on which the symmetry was found may have another structure."""
     _, _, symmetry = case("made")
     torch.manual_seed(1)
     other = {key: tensor.detach() for key, tensor in made(DEGREES.sort().values).double().state_dict().items()}

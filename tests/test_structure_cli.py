@@ -1,4 +1,4 @@
-"""Buffers that no training changes, at the command line: every command keeps them in the files that it writes."""
+"""Buffers that training does not change, on the command line: every command preserves them in its output files."""
 
 from pathlib import Path
 

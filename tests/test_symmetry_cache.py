@@ -1,4 +1,4 @@
-"""The cache of symmetries: what was found once is found again, and only where nothing that it depends on changed."""
+"""The cache of symmetries returns an earlier result only if nothing on which it depends has changed."""
 
 import json
 import os
@@ -26,7 +26,7 @@ KNOWN = "is known from an earlier run"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tiny Llama folders with tied embeddings, a and b."""
+    """Return two tiny Llama folders with tied embeddings, a and b."""
     root = tmp_path_factory.mktemp("pair")
     for seed, name in enumerate("ab"):
         torch.manual_seed(seed)
@@ -45,7 +45,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, and a copy of the folders that can be changed."""
+    """Return a separate cache, and a copy of the folders that a test may change."""
     monkeypatch.setenv("REGAUGE_CACHE", str(tmp_path / "cache"))
     shutil.copytree(pair, tmp_path / "pair")
     return tmp_path / "pair"
@@ -53,7 +53,7 @@ def folder(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def align(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[bool, dict[str, bytes]]]:
-    """Aligns the two folders; returns whether their symmetry was known, and what was written."""
+    """Align the two folders. Return whether their symmetry was cached, and the output."""
 
     def run(*args: str) -> tuple[bool, dict[str, bytes]]:
         out = folder / "out"

@@ -1,4 +1,4 @@
-"""Two implementations of one model: the tensors of one are found in those of the other one, by their values."""
+"""Two implementations of one model: the tensors of one are found among the tensors of the other by their values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ Params = dict[str, Tensor]
 
 
 def implementation(seed: int = 0, dtype: torch.dtype = torch.float64) -> Params:
-    """A network of three layers with attention, gates, convolutions, biases and norms."""
+    """Return a network of three layers with attention, gates, convolutions, biases and norms."""
     chance = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -40,7 +40,7 @@ def implementation(seed: int = 0, dtype: torch.dtype = torch.float64) -> Params:
 
 
 def layered(make: Callable[[Params], Params]) -> Callable[[Params], Params]:
-    """A conversion of each layer, and of what is in none."""
+    """Return a conversion of each layer, and of the tensors outside of layers."""
 
     def convert(a: Params) -> Params:
         b = {"wte": a["embed.weight"], "final.weight": a["norm.weight"]}
@@ -53,12 +53,12 @@ def layered(make: Callable[[Params], Params]) -> Callable[[Params], Params]:
 
 
 def others(own: Params, *taken: str) -> Params:
-    """All tensors of a layer but those of some modules."""
+    """Return all tensors of a layer except the tensors of some modules."""
     return {f"m.{name}": one for name, one in own.items() if name.partition(".")[0] not in taken}
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Rows of heads whose rotary halves are interleaved."""
+    """Return the rows of heads with interleaved rotary halves."""
     return x.reshape(HEADS, 2, -1, *x.shape[1:]).transpose(1, 2).reshape(x.shape)
 
 
@@ -75,7 +75,7 @@ def by_head(own: Params) -> Params:
 
 
 def grouped(own: Params) -> Params:
-    """Two groups of queries with a head of keys and of values each, of which A has fewer rows."""
+    """Return two groups of queries, each with one head of keys and values, of which A has fewer rows."""
     q, k, v = (own[f"{x}.weight"] for x in QKV)
     return {
         "attn.weight": torch.cat(

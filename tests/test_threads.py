@@ -1,4 +1,4 @@
-"""A symmetry as a picture: every axis on which a group acts has its dot, threads do not cover one another."""
+"""A symmetry as a picture: every axis with a group has its dot, and threads do not cover one another."""
 
 import re
 from collections import defaultdict
@@ -24,7 +24,7 @@ def layout_of(symmetry: rg.Symmetry) -> ThreadLayout:
 
 
 def found() -> rg.Symmetry:
-    """A traced network with a frozen input and a frozen output."""
+    """Return a traced network with a frozen input and a frozen output."""
     torch.manual_seed(0)
     first = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Tanh())
     return rg.discover(nn.Sequential(*first, nn.Flatten(), nn.Linear(54, 5)).eval(), torch.randn(2, 3, 7, 7))

@@ -1,4 +1,4 @@
-"""Training of small classifiers: repeatable, and it learns."""
+"""Training of small classifiers is repeatable, and lowers the loss."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What can go wrong while nets are trained: kills, full disks, damaged states, folders that cannot be written to."""
+"""Faults during the training of nets: kills, full disks, damaged states, and folders without write permission."""
 
 import os
 import signal
@@ -40,13 +40,13 @@ COMMANDS = {
         *("--net", "perceptron", "--aligned"),
     ],
 }
-"""Every command that trains a net on a store, with settings of little work."""
+"""Every command that trains a net on a store, with settings for little work."""
 EVERY_COMMAND = pytest.mark.parametrize("command", list(COMMANDS))
 
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store of small sine networks."""
+    """Return a folder with a store of small sine networks."""
     folder = tmp_path_factory.mktemp("stores")
     architecture = Architecture("SIREN", "regauge.nets.siren:Siren", {"width": 4, "depth": 1, "omega": 3.0})
     store = Store.create(folder / "zoo", architecture, rg.discover(architecture.module(), (torch.randn(5, 2),)))
@@ -60,7 +60,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def place(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The present folder, with the store; a state is kept after every step, and pictures of reports are empty."""
+    """Use a new current folder with the store. A state is saved after every step, and pictures of reports are empty."""
     for drawing in ("savefig", "draw_without_rendering"):
         monkeypatch.setattr(f"matplotlib.figure.Figure.{drawing}", lambda *args, **options: None)
     (tmp_path / "zoo").symlink_to(stores / "zoo")
@@ -71,7 +71,7 @@ def place(stores: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 @pytest.fixture(scope="module")
 def whole(stores: Path) -> Callable[[str], Path]:
-    """What a command that is not interrupted makes, each run once."""
+    """Return the output of each command without an interruption. Each command runs once."""
 
     def run(command: str) -> Path:
         made = stores / f"{command}.safetensors"
@@ -88,7 +88,7 @@ def whole(stores: Path) -> Callable[[str], Path]:
 
 
 def is_same(left: Path, right: Path) -> bool:
-    """Whether two files hold the same net."""
+    """Return whether two files contain the same net."""
     one, other = load(left), load(right)
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
@@ -99,7 +99,7 @@ def names_in(folder: Path) -> set[str]:
 
 @pytest.fixture
 def interrupted(place: Path, request: pytest.FixtureRequest) -> Path:
-    """The state that a training left which was killed halfway."""
+    """Return the state of a training that was killed halfway."""
     code, errors, _ = run_apart([*COMMANDS[request.param], "-o", "out.safetensors"], then="kill", at=14)
     assert code == -signal.SIGKILL, errors
     assert "out.safetensors" not in names_in(place)
@@ -117,10 +117,10 @@ EVERY_INTERRUPTED = pytest.mark.parametrize(
 def test_a_kill_at_any_moment_changes_nothing(
     command: str, parts: int, place: Path, whole: Callable[[str], Path]
 ) -> None:
-    """Whichever change of its files comes next; then the training goes on from its last state.
+    """The kill may come before any change of files. Afterwards, the training continues from its last state.
 
-    Locks, states and outputs are written alike by all commands: the first changes are met in the training of a
-    predictor, and those of others are met before the first state, halfway and at the end.
+    All commands write locks, states and outputs in the same way. Therefore the first changes are tested in the training
+    of a predictor, and the changes of other commands before the first state, halfway and at the end.
     """
     arguments = [*COMMANDS[command], "-o", "out.safetensors"]
     code, errors, total = run_apart(arguments)

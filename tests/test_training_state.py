@@ -1,4 +1,4 @@
-"""Trainings that were interrupted: the same call continues them, to the bits of one that was not."""
+"""Interrupted trainings: the same call continues them, with results that equal uninterrupted trainings bit by bit."""
 
 from collections.abc import Callable
 from functools import cache
@@ -36,7 +36,7 @@ class Stop(Exception):
 
 
 class StopAfter(Recorded):
-    """A progress that ends a training after some steps, as a user does."""
+    """A progress display that ends a training after some steps, like a user."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def test_interrupted_trainings_continue_to_the_same_bits(
 
 @cache
 def sirens() -> tuple[nn.Module, rg.Symmetry, Params]:
-    """Small sine networks."""
+    """Return small sine networks."""
     module = Siren(2, 4, 1, depth=1, omega=3.0, generator=seeded(0))
     chance = seeded(1)
     networks = {name: torch.randn(40, *tensor.shape, generator=chance) for name, tensor in module.state_dict().items()}
@@ -155,7 +155,7 @@ SMALL: dict[str, Any] = {"width": 6, "depth": 1, "epochs": 3, "batch": 8}
 def test_interrupted_nets_over_networks_continue_to_the_same_bits(
     fit: Callable[..., nn.Module], stops: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """Four steps are an epoch; without a generator all chance is that of the seed 0."""
+    """Four steps are an epoch. Without a generator, all random numbers come from seed 0."""
     path, whole = tmp_path / "state.safetensors", Recorded()
     expected = fit(generator=seeded(0), progress=whole).state_dict()
     for stop in stops:

@@ -1,4 +1,4 @@
-"""Small transformers: what they compute, and how they are drawn."""
+"""Small transformers: their functions, and their random initialization."""
 
 import pytest
 import torch

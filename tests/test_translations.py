@@ -43,7 +43,7 @@ from regauge.core.element import PARTS
 from regauge.core.params import Params
 
 TRAPS = {"sink": ("blocks.0.k.bias", "blocks.0.v.bias"), "tied decoder": ("positions.weight.mean(0)",)}
-"""Families that other networks have, and these do not."""
+"""Families that similar networks have, but these networks do not."""
 LEFT = {
     "decoder": 21,
     "sink": 21,
@@ -53,8 +53,9 @@ LEFT = {
     "convolutions": 2,
     "two norms": 16,
 }
-"""Dimensions of the null space that are no translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
-and O(4) 10 and 6); shears of a stream that attention reads without a norm; kernels of two convolutions in a row."""
+"""Dimensions of the null space that are not translations, scales or matrices: rotations behind gains (O(7) has 21, O(5)
+and O(4) have 10 and 6), shears of a stream that attention reads without a norm, and kernels of two consecutive
+convolutions."""
 ROTATED = {
     "decoder": 21,
     "sink": 21,
@@ -154,7 +155,7 @@ def test_pairs_of_families_add_in_any_order_and_have_one_representative(name: st
     networks = {key: t.expand(len(pairs), *t.shape) for key, t in params.items()}
 
     def one_of_each(chosen: list[str]) -> rg.Element:
-        """For each pair, the translation of one of its families."""
+        """Return, for each pair, the translation of one of its families."""
         rows = {key: torch.tensor([float(key == one) for one in chosen], dtype=torch.float64) for key in vectors}
         steps = {key: torch.tensordot(row, vectors[key], dims=0) for key, row in rows.items()}
         return symmetry.identity((len(pairs),)).translated(steps)
@@ -169,7 +170,7 @@ def test_pairs_of_families_add_in_any_order_and_have_one_representative(name: st
 
 
 BENT = ("talking heads", "branches with numbers", "branches with a number and a gain")
-"""Nets that multiply what is added by two parameters of the representative, one after the other."""
+"""Nets that multiply an added value by two parameters of the representative, one after the other."""
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -212,7 +213,7 @@ def test_populations_are_split_and_moved_network_by_network(name: str) -> None:
 
 
 def null_space(module: nn.Module, params: Params, names: list[str], inputs: list[Tensor]) -> Tensor:
-    """The directions in which no output changes, `[directions, values]`."""
+    """Return the directions in which no output changes, `[directions, values]`."""
     sizes = [params[name].numel() for name in names]
 
     def run(values: Tensor) -> Tensor:
@@ -228,7 +229,7 @@ def null_space(module: nn.Module, params: Params, names: list[str], inputs: list
 
 
 def tangents(symmetry: rg.Symmetry, params: Params, names: list[str]) -> Tensor:
-    """The directions of the group's translations, scales and matrices, by central differences."""
+    """Return the directions of the group's translations, scales and matrices, by central differences."""
     blank, rows = symmetry.identity(), []
 
     def add(change: rg.Element, back: rg.Element) -> None:
@@ -348,7 +349,7 @@ def test_representatives_of_half_precision_are_kept_wider_and_lead_back_exactly(
 
 
 class TwoReaders(nn.Module):
-    """A layer that reads behind a norm whose gain stays, and once more behind another norm, or none."""
+    """A layer that reads after a norm with a fixed gain, and a second time after another norm or without a norm."""
 
     def __init__(self, second: nn.Module) -> None:
         super().__init__()
@@ -367,26 +368,26 @@ def test_a_layer_that_reads_behind_two_gains_is_left_alone(second: nn.Module) ->
 
 
 def _read_again(m: Any, x: Tensor) -> Tensor:
-    """The layer that shifts units has another reader."""
+    """Return a network in which the layer that shifts units has a second reader."""
     return film(m, x) + m.shift(x[..., 4:6]).sum(-1, keepdim=True)
 
 
 def _difference(m: Any, x: Tensor) -> Tensor:
-    """Differences of the scores that two queries give to one key."""
+    """Return differences of the scores that two queries give to one key."""
     k = m.k(x).mT
     out: Tensor = m.o((m.q(x) @ k - m.v(x) @ k).tanh())
     return out
 
 
 def _twice(m: Any, x: Tensor) -> Tensor:
-    """Twice the scores minus the scores."""
+    """Return twice the scores minus the scores."""
     scores = m.q(x) @ m.k(x).mT
     out: Tensor = m.o((2.0 * scores - scores - 1.0).tanh())
     return out
 
 
 def _powers(m: Any, x: Tensor) -> Tensor:
-    """A factor that is a power of a power, forty times."""
+    """Return a factor that is a power of a power, forty times."""
     factor = x[..., :4].sigmoid()
     for _ in range(40):
         factor = factor * factor
@@ -401,7 +402,7 @@ def _branch(m: Any, x: Tensor, factor: Callable[[Any, Tensor], Any]) -> Tensor:
 
 
 def _branch_twice(m: Any, x: Tensor) -> Tensor:
-    """A branch behind a factor, which another layer reads as it is."""
+    """Return a branch behind a factor, which another layer also reads without the factor."""
     h = m.a(x)
     c = m.c(m.b(h).relu())
     out: Tensor = m.o((h + m.t * c).sigmoid()) + c[..., :3].tanh()
@@ -409,7 +410,7 @@ def _branch_twice(m: Any, x: Tensor) -> Tensor:
 
 
 def _factor_of_branch(m: Any, x: Tensor) -> Tensor:
-    """A factor that is added beside the branch that it multiplies, to inputs without a bias."""
+    """Return a factor that is added to the branch that it multiplies, for inputs without a bias."""
     h = m.a(x).tanh()
     out: Tensor = m.o((h + m.t * m.c(m.b(h).relu()) + m.t).sigmoid())
     return out
@@ -449,7 +450,7 @@ UNLIKE: dict[str, tuple[Callable[..., Tensor], Callable[[], dict[str, nn.Module 
         3,
     ),
 }
-"""Networks that look like one through which a constant passes, and do not let it pass."""
+"""Networks that look like networks through which a constant passes, but do not pass it."""
 
 
 @pytest.mark.parametrize("name", UNLIKE)
@@ -530,7 +531,7 @@ def test_discovery_leaves_the_module_alone() -> None:
 
 
 def test_values_alone_side_by_side_keep_their_offset() -> None:
-    """A concatenation of a single value moves offsets as any other does."""
+    """A concatenation of a single value passes offsets like any other concatenation."""
 
     class Alone(nn.Module):
         def __init__(self) -> None:
@@ -546,7 +547,7 @@ def test_values_alone_side_by_side_keep_their_offset() -> None:
 
 
 def anew(module: nn.Module, params: Params, x: Tensor) -> Params:
-    """The network with the statistics of these inputs."""
+    """Return the network with the statistics of the given inputs."""
     copied = copy.deepcopy(module)
     copied.load_state_dict(params)
     for layer in copied.modules():
@@ -624,7 +625,7 @@ def test_a_norm_that_is_used_twice_keeps_its_statistics() -> None:
 
 
 class Places(nn.Module):
-    """Tokens and a table of places, of which short inputs read the first rows."""
+    """Tokens and a table of positions, of which short inputs read the first rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -648,7 +649,7 @@ def test_a_table_of_which_some_rows_are_not_read_is_translated_as_a_whole() -> N
 
 
 def test_a_layer_that_is_called_under_two_names_is_translated_under_both() -> None:
-    """No gain scales the stream, so that the second name of its writer has a translation alone."""
+    """No gain scales the stream, so the second name of its writer has a separate translation."""
 
     class Twice(nn.Module):
         def __init__(self) -> None:
@@ -676,7 +677,7 @@ def test_a_layer_that_is_called_under_two_names_is_translated_under_both() -> No
 
 
 def test_a_layer_scale_of_channels_first_is_a_vector() -> None:
-    """A gain of shape [channel, 1, 1] between a writer and a norm, as in ConvNeXt."""
+    """The gain between a writer and a norm has the shape [channel, 1, 1], as in ConvNeXt."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Transport plans: exact without entropy, optimal with it, and always of the right marginals."""
+"""Transport plans: exact without entropy, optimal with entropy, and always with the correct marginals."""
 
 import itertools
 
@@ -51,7 +51,9 @@ def test_split_units_and_the_linear_program_agree(n: int, m: int) -> None:
 
 
 def test_pricing_finds_the_optimum_of_the_whole_program() -> None:
-    """Many more pairs than the first program has, so that pairs must be added: an assignment agrees."""
+    """There are many more pairs than in the first program, so pairs must be added. The result agrees with an
+    assignment.
+    """
     profit = drawn(40, 50, 0) + 3 * drawn(40, 1, 1) * drawn(1, 50, 2)
     best = float((_split_units(profit.numpy(), 200) * profit).sum())
     assert float((_linear_program(profit.numpy()) * profit).sum()) == pytest.approx(best)

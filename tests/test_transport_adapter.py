@@ -1,4 +1,4 @@
-"""LoRA adapters carried to another base: copies get exactly what the adapter gives, in its rank and in its format."""
+"""LoRA adapters transferred to another base: copies get exactly the adapter's change, in its rank and format."""
 
 import json
 import re
@@ -23,7 +23,7 @@ KINDS = (nn.Linear, nn.Conv2d, nn.Embedding)
 
 
 def factors(nets: Networks, *, seed: int = 7, size: float = 0.3, only: str = "") -> dict[str, Tensor]:
-    """Factors for every layer of a network whose weight is no other tensor, too."""
+    """Return factors for every layer of a network, including layers whose weight is not a separate tensor."""
     g, made = chance(seed), dict[str, Tensor]()
     tied = {name for names in nets.symmetry.tied for name in names}
     for name, kind in nets.module.named_modules():
@@ -42,7 +42,7 @@ def factors(nets: Networks, *, seed: int = 7, size: float = 0.3, only: str = "")
 
 
 def adapted(base: Mapping[str, Tensor], made: Mapping[str, Tensor], scale: float = 1.0) -> rg.Params:
-    """A network with factors, written down once more."""
+    """Return a network with factors, computed by a second implementation."""
     result = dict(base)
     for name, down in made.items():
         if "lora_A" in name:
@@ -156,7 +156,7 @@ MODELS: dict[str, tuple[Any, Any, tuple[str, ...], bool]] = {
 
 
 def place(folder: Path, name: str, **settings: Any) -> rg.Symmetry:
-    """Folders of a base "a", a copy of it in another gauge "copy", another base "b", and an adapter of "a"."""
+    """Return folders of a base "a", its copy in another gauge "copy", another base "b", and an adapter of "a"."""
     make, config, targets, is_turned = MODELS[name]
     for seed, part in enumerate("ab"):
         torch.manual_seed(seed)
@@ -183,7 +183,7 @@ def place(folder: Path, name: str, **settings: Any) -> rg.Symmetry:
 
 
 def says(folder: Path, base: str, adapter: str) -> Tensor:
-    """What a base with an adapter says."""
+    """Return the outputs of a base with an adapter."""
     model = open_clean(folder / base).double()
     state = {n: t.double() for n, t in rg.load(f"{folder / base}+{folder / adapter}").items()}
     lacking, unknown = model.load_state_dict(state, strict=False)

@@ -1,4 +1,4 @@
-"""The change of a fine-tune carried to another base: copies get it exactly, and nothing that is given changes."""
+"""The change of a fine-tune transferred to another base: copies get it exactly, and no argument changes."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""`regauge transport`: folders and files get what Python gives them, in memory and streamed."""
+"""`regauge transport`: folders and files get the result of Python, in memory and streamed."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ USED = ["--data", "mydata.py:batches", "--outputs", "logits"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base, a fine-tune of it, and another base, in shards."""
+    """Return a base, its fine-tune, and another base, in shards."""
     folder = tmp_path_factory.mktemp("folders")
     for seed, name in enumerate(FOLDERS):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A command and the Python function behind it: the same files give the same numbers and the same tensors."""
+"""A command and its Python function: the same files give the same numbers and the same tensors."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
 
 
 OWN = [("merge", "normed"), ("repair", "normed"), ("canonicalize", "normed"), ("prune", "masked"), ("gauge", "halved")]
-"""Running statistics that are made anew or kept as stored, units that masks tie, and numbers of 16 bits."""
+"""Networks with recomputed or stored running statistics, units tied by masks, and 16-bit numbers."""
 
 
 @pytest.mark.parametrize(("verb", "name"), covering(FACES, MODULES, part=2, own=OWN))
@@ -36,7 +36,7 @@ def agree(x: Any, y: Any) -> bool:
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """All numbers and texts of nested values by their places."""
+    """Return all numbers and texts of nested values, by their paths."""
     if isinstance(value, Tensor):
         return flat(value.double().flatten().tolist(), name) | {f"{name} dtype": str(value.dtype)}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Tied heads of folders get a tensor of their own, so that streams rotate: in the library and on the command line."""
+"""Tied heads of folders become separate tensors, so that streams can rotate: in the library and on the command line."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ TIED = FolderCase(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[Any], rg.Symmetry]:
-    """Two tied folders of starts of their own, their models, and the symmetry without the tie."""
+    """Return two tied folders with separate initializations, their models, and the symmetry without the tie."""
     place = tmp_path_factory.mktemp("untie")
     models = [TIED.save(place / name, seed) for seed, name in enumerate("ab")]
     names = [str(place / name) for name in "ab"]

@@ -1,4 +1,4 @@
-"""The module that a caller gives stays as it was, whether it can be traced or not."""
+"""The caller's module does not change, whether or not it can be traced."""
 
 import copy
 import io
@@ -17,7 +17,7 @@ Writes = Callable[["Awkward", Tensor, Tensor], Any]
 
 
 class Memory:
-    """An object that is no module, with a layer in it, as caches of keys and values have them."""
+    """An object that is not a module, but contains a layer, like caches of keys and values."""
 
     def __init__(self) -> None:
         self.calls, self.kept, self.inner = 0, deque([1.0]), Layer()
@@ -29,7 +29,7 @@ class Layer:
 
 
 class Awkward(nn.Module):
-    """Two layers; what is done on the way is a function of the module, the input and the hidden units."""
+    """Two layers, with a given function of the module, the input and the hidden units between them."""
 
     def __init__(self, writes: Writes, *, is_traceable: bool) -> None:
         super().__init__()
@@ -165,12 +165,12 @@ TRACED = (
     flags,
     hooks,
 )
-"""What a module can do and be traced."""
+"""Actions of a module that can be traced."""
 EVERY = (*TRACED, plain_tensor_in_place, clipped_data, gradients, new_part, written_input)
 
 
 def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that an object holds, with the way to it."""
+    """Return every tensor that an object contains, with its path."""
     if isinstance(value, Tensor):
         yield path, value
         return
@@ -185,7 +185,7 @@ def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def shape_of(value: Any) -> Any:
-    """What an object consists of, in its order, without the values of tensors."""
+    """Return the components of an object in their order, without the values of tensors."""
     if isinstance(value, Tensor):
         grad = value.grad if value.is_leaf else None
         return type(value), id(value), value.requires_grad, id(grad)

@@ -1,4 +1,6 @@
-"""Verbs that write what they make: from checkpoints with `out=`, the same as from dictionaries in memory."""
+"""Functions that write their results: from checkpoints with `out=`, they give the same results as from dictionaries in
+memory.
+"""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,6 @@
-"""Verification: one element of all groups where these have many values, and the guilty named where it fails."""
+"""Verification: one element of all groups, many values for each group, and the wrong group in the message of a
+failure.
+"""
 
 import math
 from dataclasses import replace
@@ -52,7 +54,7 @@ def test_groups_of_few_values_are_tried_alone_too() -> None:
 @pytest.mark.parametrize("part", ["0.bias", "2.weight", "2.bias", "4.weight", "6.weight"])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_wrong_group_behind_right_ones_is_named_alone(part: str, seed: int) -> None:
-    """One placement is left out of one of three groups, of which the others are right."""
+    """One placement of one of three groups is omitted. The two other groups are correct."""
     module = net()
     symmetry = rg.discover(module, X)
     guilty = next(g for g in symmetry.groups if any(p.parameter == part for p in g.placements))
@@ -67,7 +69,7 @@ def test_a_wrong_group_behind_right_ones_is_named_alone(part: str, seed: int) ->
 
 @pytest.mark.parametrize("kind", ["signed", "scaled"])
 def test_two_wrong_groups_that_undo_each_other_are_seen(kind: str) -> None:
-    """Each flips one side of one unit: together they do nothing whenever their values agree."""
+    """Each group flips one side of one unit. Together they have no effect if their values agree."""
     module = nn.Sequential(nn.Linear(5, 1, bias=False), nn.Identity(), nn.Linear(1, 3)).double()
     axes = {"0.weight": ("a", None), "2.weight": (None, "b")}
     symmetry = rg.Symmetry.from_axes(axes, kinds={"a": kind, "b": kind})
@@ -127,7 +129,7 @@ def test_large_tensors_are_perturbed_everywhere_and_no_two_rows_alike() -> None:
 
 
 class Masked(nn.Module):
-    """Tokens of which half are hidden at random in each pass, with noise on the others."""
+    """Tokens of which half are masked at random in each pass, with noise on the others."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Tokens of folders that are combined: equal ones are carried, differing ones refused with the difference."""
+"""Tokens of combined folders: equal vocabularies are accepted, and different vocabularies are refused with the
+difference.
+"""
 
 import json
 from pathlib import Path
@@ -24,7 +26,7 @@ WORDS = ["<unk>", "<s>", "</s>", *"abcdefghijklmnopqrstu"]
 
 
 def write_tokens(folder: Path, words: list[str], kind: str = "WordLevel") -> None:
-    """A tokenizer in which the words have their places as numbers."""
+    """Write a tokenizer in which the index of a word is its id."""
     vocabulary = {word: k for k, word in enumerate(words)}
     if kind == "WordLevel":
         model = tokenizers.models.WordLevel(vocabulary, unk_token="<unk>")
@@ -37,7 +39,7 @@ def write_tokens(folder: Path, words: list[str], kind: str = "WordLevel") -> Non
 
 
 def write_model(name: str, seed: int, words: list[str], kind: str = "WordLevel", **settings: Any) -> Any:
-    """A random model with its tokenizer."""
+    """Write a random model with its tokenizer."""
     sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
@@ -114,7 +116,7 @@ OTHER = ["<unk>", "<s>", "</s>", *"bacdxyz", *WORDS[10:], "w"]
 
 
 def rows_of(folder: str, token: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of a token in the embedding and in the head."""
+    """Return the rows of a token in the embedding and in the head."""
     tensors = load(folder)
     row = transformers.AutoTokenizer.from_pretrained(folder).get_vocab()[token]
     embedding = tensors["model.embed_tokens.weight"]
@@ -126,7 +128,9 @@ def rows_of(folder: str, token: str) -> tuple[torch.Tensor, torch.Tensor]:
     [("WordLevel", False, "2KB"), ("WordLevel", True, "1GB"), ("BPE", False, "1GB"), ("BPE", True, "2KB")],
 )
 def test_vocabularies_are_united(kind: str, is_tied: bool, shard: str) -> None:
-    """Tokens of both are averaged; those of one have its row, because the other takes it over."""
+    """Common tokens are averaged. A token of only one network has this network's row, which the other network
+    copies.
+    """
     for seed, (name, words) in enumerate((("a", WORDS), ("b", OTHER))):
         write_model(name, seed, words, kind, tie_word_embeddings=is_tied).save_pretrained(name, max_shard_size=shard)
     Path("r.yml").write_text(
@@ -181,7 +185,7 @@ def test_tokens_are_said_one_by_one() -> None:
 
 
 def test_moved_networks_with_other_tokens_are_aligned_first() -> None:
-    """Permuted tokens, permuted units: merging is the identity when both are undone."""
+    """Tokens and units are permuted. If both permutations are undone, the merge is the identity."""
     model = write_model("a", 0, WORDS)
     main(["discover", "a", "-o", "symmetry.json"])
     symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text()).bind(load("a"))
@@ -203,7 +207,7 @@ def test_moved_networks_with_other_tokens_are_aligned_first() -> None:
 
 
 def test_padded_rows_and_equal_tokens() -> None:
-    """Rows behind the last token are carried where all have them, and left out where vocabularies are united."""
+    """Rows after the last token are kept if all networks have them, and dropped if vocabularies are unified."""
     for seed, name in enumerate("ab"):
         write_model(name, seed, WORDS, vocab_size=32)
     main(["merge", "a", "b", "--tokenizer", "union", "-o", "same"])
@@ -230,7 +234,7 @@ def test_a_union_is_asked_for_and_has_a_place(
 
 
 def test_other_families_have_axes_of_tokens() -> None:
-    """Biases of heads, and heads under other names: found by building the model with one token more."""
+    """Biases of heads, and heads under other names, are found by building the model with one additional token."""
     for seed, (name, words) in enumerate((("a", WORDS), ("b", OTHER))):
         torch.manual_seed(seed)
         sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -321,7 +325,7 @@ def test_networks_without_tokens_are_refused(capsys: pytest.CaptureFixture[str])
 
 
 def logits_of(folder: str, tokens: list[str], cls: Any = None) -> torch.Tensor:
-    """What a network computes for a text, for the tokens in their own order."""
+    """Return the logits of a network for a text, with the tokens in the network's order."""
     known = transformers.AutoTokenizer.from_pretrained(folder).get_vocab()
     model = (cls or transformers.AutoModelForCausalLM).from_pretrained(folder).eval()
     with torch.no_grad():
@@ -330,7 +334,9 @@ def logits_of(folder: str, tokens: list[str], cls: Any = None) -> torch.Tensor:
 
 
 def write_moved(order: torch.Tensor, **settings: Any) -> None:
-    """Network a, and b: a moved along its orbit, with a little noise, and its tokens in another order."""
+    """Write network a, and network b: a moved along its orbit, with little noise, and with its tokens in another
+    order.
+    """
     model = write_model("a", 0, WORDS, **settings)
     main(["discover", "a", "-o", "symmetry.json", "--overwrite"])
     params = dict(model.state_dict())
@@ -355,7 +361,7 @@ def write_moved(order: torch.Tensor, **settings: Any) -> None:
 def test_tokens_in_another_order_are_brought_to_the_first(
     settings: dict[str, Any], is_streamed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The aligned network has the tokens of A, computes what B computes of every text, and lies next to A."""
+    """The aligned network has the tokens of A, computes the function of B for every text, and is close to A."""
     order = torch.randperm(len(WORDS), generator=torch.Generator().manual_seed(2))
     write_moved(order, **settings)
     if is_streamed:
@@ -390,7 +396,7 @@ def test_a_new_order_of_tokens_has_a_place(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize(("is_tied", "is_streamed"), [(False, True), (True, False)])
 def test_networks_are_aligned_under_a_union(is_tied: bool, is_streamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of tokens that B lacks are those of A, and all others compute what B computes."""
+    """Rows of tokens that B lacks come from A, and all other rows compute the function of B."""
     write_model("a", 0, WORDS, tie_word_embeddings=is_tied)
     write_model("b", 1, OTHER, tie_word_embeddings=is_tied)
     if is_streamed:

@@ -1,4 +1,4 @@
-"""The laws of networks over networks: one battery over layers, heads and architectures."""
+"""The laws of nets over networks: the same tests over layers, heads and architectures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,13 +26,13 @@ HEADS: dict[str, Callable[[], Any]] = {
 EVERY_LAYER = pytest.mark.parametrize("layer", list(ws.LAYERS))
 EVERY_CASE = pytest.mark.parametrize("case", NAMES)
 UNITS = [name for name in NAMES if name != "mlp_linear"]
-"""Architectures with units; where all groups are of matrices no head has features of units."""
+"""Architectures with units. If all groups are groups of matrices, no head has features of units."""
 NO_UNITS = [("mlp_linear", layer, head) for layer in ws.LAYERS for head in ("invariant", "equivariant")]
 HEADED = ("case", "layer", "head")
 EVERY_MOVE = pytest.mark.parametrize(HEADED, [*covering(UNITS, ws.LAYERS, HEADS, of=1), *NO_UNITS])
-"""Every architecture with every layer, and the heads in turn."""
+"""Every architecture with every layer, and with the heads in turn."""
 EVERY_SECOND = pytest.mark.parametrize(HEADED, [*covering(UNITS, ws.LAYERS, HEADS, part=1, of=2), *NO_UNITS[::3]])
-"""Every second of them."""
+"""Every second case of `EVERY_MOVE`."""
 SOME = pytest.mark.parametrize(
     ("case", "layer", "head"),
     [
@@ -43,12 +43,12 @@ SOME = pytest.mark.parametrize(
         for shift in (0, len(ws.LAYERS) // 2)
     ],
 )
-"""Every architecture and every head with two layers in turn."""
+"""Every architecture and every head, with two layers in turn."""
 EXACT = 1e-9
 
 
 def make(case: str, layer: str, head: Any, **options: Any) -> ws.Metanet:
-    """A small net in float64, standardized by networks of its own."""
+    """Return a small net in float64, standardized by random networks."""
     settings = {"width": 8, "depth": 2, "generator": generator(0), **options}
     net = ws.Metanet(symmetry(case), layer=ws.LAYERS[layer](), head=head, **settings).double().eval()
     net.standardize(population(case, seed=7))
@@ -56,7 +56,7 @@ def make(case: str, layer: str, head: Any, **options: Any) -> ws.Metanet:
 
 
 def far(a: Any, b: Any) -> float:
-    """The largest difference, relative to the largest value; of each tensor of a dictionary."""
+    """Return the largest difference, relative to the largest value, also for each tensor of a dictionary."""
     if isinstance(a, dict):
         assert a.keys() == b.keys()
         return max(far(a[name], b[name]) for name in a) if a else 0.0
@@ -180,7 +180,7 @@ def test_spread_over_networks_lasts_through_eight_layers(case: str, layer: str) 
 
 @EVERY_CASE
 def test_moments_are_read_and_respect_the_symmetry(case: str) -> None:
-    """Beside logarithms of values, which are large in some networks and tiny in others."""
+    """The net also reads logarithms of values, which are large in some networks and tiny in others."""
     net = make(case, "propagation", ws.Invariant(3), values=ws.Logarithms(), reads_moments=True)
     networks = population(case)
     moved = symmetry(case).act(symmetry(case).random(generator(1), net.parts, (3,)), networks)
@@ -206,7 +206,7 @@ def test_statistics_of_canonical_networks_stay_the_same(case: str) -> None:
 
 
 def test_logarithms_tell_networks_apart_that_differ_by_orders_of_magnitude() -> None:
-    """Standardized, the small ones would all be read as zero."""
+    """After standardization, all small values would be read as zero."""
     networks = population("mlp_linear", 6)
     sizes = torch.logspace(-3, 2, 6, dtype=torch.float64)
     networks = {name: tensor * sizes.reshape(-1, *[1] * (tensor.ndim - 1)) for name, tensor in networks.items()}
@@ -220,7 +220,7 @@ def test_logarithms_tell_networks_apart_that_differ_by_orders_of_magnitude() -> 
 
 
 def test_huge_and_empty_networks_are_read_in_single_precision() -> None:
-    """Such as those whose training diverged, or died."""
+    """Examples are networks whose training diverged, or whose units died."""
     options = {"values": ws.Logarithms(), "reads_moments": True}
     net = make("mlp_relu", "propagation", ws.Invariant(3), **options).float()
     networks = population("mlp_relu", dtype=torch.float32)
@@ -302,7 +302,7 @@ def test_architectures_with_the_same_tensors_are_told_apart_by_their_symmetry() 
 
 
 def mlp(*widths: int) -> tuple[rg.Symmetry, Params]:
-    """The symmetry of an MLP, and random networks."""
+    """Return the symmetry of an MLP, and random networks."""
     module = MLP(widths)
     networks = {
         name: torch.randn(3, *t.shape, generator=generator(4), dtype=torch.float64)

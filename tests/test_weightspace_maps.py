@@ -1,4 +1,4 @@
-"""Layers with maps of their own between all tensors: every setting of them, and what they can tell apart."""
+"""Layers with separate maps between all tensors: every setting, and the networks that they can distinguish."""
 
 from itertools import permutations, product
 
@@ -143,7 +143,7 @@ AXES = [axes for count in (1, 2) for axes in permutations(range(3), count)]
 
 
 def test_messages_are_sums_over_the_units_of_one_end() -> None:
-    """Whatever axes of a block its two ends have, in whatever order: apart, shared, or neither."""
+    """The two ends of a block may have any axes in any order: separate axes, shared axes, or no axes."""
     sizes = (2, 3, 4)
     block = Block("w", ("w",), (), sizes, 2, ())
     for into, out in product(AXES, AXES):

@@ -1,4 +1,6 @@
-"""Units that are split in two count as one, where nets know along which axes parameters sum over units."""
+"""Two copies into which a unit was split count as one unit, if nets know the axes along which parameters sum over
+units.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +24,7 @@ from regauge.nets.transformer import ViT
 
 
 def cnn(width: int) -> nn.Module:
-    """Two convolutions, the second one grouped, a flatten, two linear layers."""
+    """Return two convolutions (the second one grouped), a flatten, and two linear layers."""
     return nn.Sequential(
         *(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, groups=2), nn.ReLU(), nn.Flatten()),
         *(nn.Linear(2 * width * 4 * 4, width), nn.Tanh(), nn.Linear(width, 3)),
@@ -30,7 +32,7 @@ def cnn(width: int) -> nn.Module:
 
 
 class Turned(nn.Module):
-    """Two linear layers whose weights are held (in, out), the second one masked."""
+    """Two linear layers with weights of shape (in, out), the second one masked."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,8 +54,8 @@ FAMILIES: dict[str, tuple[Callable[[int], nn.Module], Callable[[], tuple[Any, ..
     "lstm": (lambda k: models.Recurrent(nn.LSTM, 5 * k), models.normal(2, 6, 5)),
     "vit": (lambda k: ViT(16, 8, width=8 * k, heads=2 * k, layers=1), models.normal(2, 1, 16, 16)),
 }
-"""Members by a factor of all widths, and inputs. The stream of a vision transformer has a norm, which sees copies:
-there the law is one of nets alone."""
+"""Members by a factor of all widths, and inputs. The stream of a vision transformer has a norm, which depends on
+copies, so in this case the law holds only for nets."""
 LAYERS: dict[str, Any] = {**{name: kind() for name, kind in ws.LAYERS.items()}, "dws": ws.DWS(pooling="mean")}
 EVERY_LAYER = pytest.mark.parametrize("layer", list(LAYERS))
 EXACT = 1e-8
@@ -61,7 +63,7 @@ EXACT = 1e-8
 
 @cache
 def member(family: str, factor: int) -> tuple[nn.Module, rg.Symmetry]:
-    """A network in float64, and the symmetry of its architecture."""
+    """Return a network in float64, and the symmetry of its architecture."""
     make, inputs = FAMILIES[family]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -71,7 +73,7 @@ def member(family: str, factor: int) -> tuple[nn.Module, rg.Symmetry]:
 
 @cache
 def networks(family: str) -> Params:
-    """Random networks of the narrow member."""
+    """Return random networks of the narrow member."""
     chance = generator(1)
     found = {
         name: t + 0.3 * torch.randn(3, *t.shape, generator=chance, dtype=torch.float64)
@@ -83,7 +85,9 @@ def networks(family: str) -> Params:
 
 @cache
 def copies(family: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """For each unit of the wide member the one that it is a copy of, and its part of the outgoing weights."""
+    """Return, for each unit of the wide member, the unit of which it is a copy, and its share of the outgoing
+    weights.
+    """
     chance, parents, parts = generator(2), {}, {}
     for one, two in zip(*(member(family, factor)[1].groups for factor in (1, 2)), strict=True):
         assert one.name == two.name
@@ -96,7 +100,7 @@ def copies(family: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def split(family: str, params: Params) -> Params:
-    """Every unit split in two, in a random order; its outgoing weights are divided by random numbers."""
+    """Split every unit into two copies in a random order, whose outgoing weights are divided by random numbers."""
     parents, parts = copies(family)
     symmetries = [member(family, factor)[1] for factor in (1, 2)]
     layouts = [ws.compile_layout(one, readers=ws.find_readers(one), contracted=()) for one in symmetries]
@@ -127,7 +131,7 @@ def far(a: Tensor, b: Tensor) -> float:
 
 
 class Reading(nn.Module):
-    """Parameters that are read, and that give units their values, in many ways."""
+    """Parameters that are read in many ways, and from which units get their values in many ways."""
 
     def __init__(self) -> None:
         super().__init__()

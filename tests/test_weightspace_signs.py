@@ -1,4 +1,4 @@
-"""What networks over networks that multiply features by weights must not lose, jump at or mix up."""
+"""Nets that multiply features by weights: they lose no information, are continuous, and do not mix up units."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def first_weight(networks: Params) -> str:
 
 
 NATIVE = [ws.ScaleGMN(), ws.ScaleGMN(is_scaled=True), ws.Propagation()]
-"""Layers that respect signs, or scales too, without a canonical form of them."""
+"""Layers that respect signs, or also scales, without a canonical form."""
 
 
 @pytest.mark.parametrize("layer", [ws.ScaleGMN(), ws.Propagation(), ws.RelationalAttention(heads=2)])
@@ -197,7 +197,9 @@ def test_signs_are_respected_with_probes(layer: Any) -> None:
 
 
 class Squares(nn.Module):
-    """An MLP of squared ReLUs: a unit whose incoming weights are doubled needs a quarter of its outgoing ones."""
+    """An MLP of squared ReLUs: if the incoming weights of a unit are doubled, its outgoing weights are divided by
+    four.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +275,9 @@ def test_scales_are_canonical_where_more_depends_on_them() -> None:
 @pytest.mark.parametrize("head", [ws.Invariant(3), ws.Equivariant()], ids=["numbers", "changes"])
 @pytest.mark.parametrize("layer", NATIVE, ids=str)
 def test_maps_of_features_that_stay_zero_are_not_made(layer: Any, head: Any) -> None:
-    """Signs of queries and keys in Qwen3 multiply no values of single units, and reach them by few messages."""
+    """Signs of queries and keys in Qwen3 multiply no values of single units, and few messages carry these signs to
+    units.
+    """
     networks = population("hf_qwen3")
     net = make(symmetry("hf_qwen3"), networks, layer, head)
     made = net(networks)

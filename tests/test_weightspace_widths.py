@@ -1,4 +1,4 @@
-"""Nets that read networks of other widths than those that they were made for."""
+"""Nets that read networks of other widths than the widths for which the nets were made."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ LLAMA = {**models.LLAMA, "num_hidden_layers": 1, "hidden_size": 16, "intermediat
 
 
 def cnn(width: int) -> nn.Module:
-    """Two convolutions, a flatten, two linear layers."""
+    """Return two convolutions, a flatten, and two linear layers."""
     return nn.Sequential(
         *(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, groups=2), nn.ReLU(), nn.Flatten()),
         *(nn.Linear(2 * width * 4 * 4, width), nn.ReLU(), nn.Linear(width, 3)),
@@ -33,7 +33,7 @@ def cnn(width: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Widths:
-    """A family of networks: two members and an input of both."""
+    """A family of networks: two members, and an input for both."""
 
     narrow: Callable[[], nn.Module]
     wide: Callable[[], nn.Module]
@@ -79,7 +79,7 @@ HEADS: dict[str, Callable[[], Any]] = {
 
 @cache
 def members(family: str) -> tuple[tuple[rg.Symmetry, Params], ...]:
-    """Symmetry and random networks of both members."""
+    """Return the symmetry and random networks of both members."""
     found = []
     for make in (FAMILIES[family].narrow, FAMILIES[family].wide):
         with torch.random.fork_rng():
@@ -100,7 +100,7 @@ def members(family: str) -> tuple[tuple[rg.Symmetry, Params], ...]:
 
 
 def far(a: Any, b: Any) -> float:
-    """The largest difference, relative to the largest value; of each tensor of a dictionary."""
+    """Return the largest difference, relative to the largest value, also for each tensor of a dictionary."""
     if isinstance(a, Tensor):
         return float((a - b).detach().abs().max() / b.detach().abs().max())
     assert a.keys() == b.keys()

@@ -1,4 +1,6 @@
-"""A network moved by a random element of its whole group, aligned with itself: nothing is left of the element."""
+"""A network is transformed by a random element of its whole group and aligned with itself: the element is completely
+undone.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +22,7 @@ from regauge.core.params import Params
 from regauge.core.probe import Probe, perturb, relative_change
 
 LEFT = 1e-6
-"""What may be left of a random element, as a share of the norm."""
+"""The largest remaining effect of a random element, as a share of the norm."""
 FAMILIES = (
     *("mlp_relu", "mlp_sine", "cnn_flatten", "glu", "rnn_relu", "lstm", "gru"),
     *("gpt", "llama", "vit", "hf_bert", "hf_gpt2", "hf_gpt_neox", "hf_llama", "hf_mixtral"),
@@ -31,7 +33,7 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Network:
-    """A module with parameters away from initialization, and its symmetry."""
+    """A module with parameters far from initialization, and its symmetry."""
 
     module: nn.Module
     params: Params
@@ -51,7 +53,7 @@ def network(name: str) -> Network:
 
 
 def left_of(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
-    """The distance of two networks as a share of the first one's norm, in all that moves."""
+    """Return the distance of two networks as a share of the first network's norm, over all transformed tensors."""
     names = [name for name in symmetry.sites if a[name].is_floating_point()]
     squares = [sum(float((a[n].double() - b[n].double()).square().sum()) for n in names)]
     return float((squares[0] / sum(float(a[n].double().square().sum()) for n in names)) ** 0.5)
@@ -59,7 +61,7 @@ def left_of(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
 
 @pytest.mark.parametrize("name", every_other([*FAMILIES, "mobilenet_v2"], part=0))
 def test_nothing_is_left_of_a_random_element(name: str) -> None:
-    """In float64 and in float32, and the merge of a network with its copy is the network."""
+    """This holds in float64 and in float32, and the merge of a network with its copy is the network."""
     found = network(name)
     a, symmetry = found.params, found.symmetry
     b = symmetry.act(symmetry.random(generator(len(name)), (*PARTS, "translation")), a)
@@ -106,7 +108,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_gains_near_zero_do_not_enlarge_noise(seed: int) -> None:
-    """What balancing knows about a unit with such a gain is noise, so its scale is fitted to the first network."""
+    """For a unit with such a gain, balancing measures only noise, so its scale is fitted to the first network."""
     torch.manual_seed(seed)
     module, chance = Scaled().double().eval(), generator(seed)
     symmetry = rg.discover(module, (torch.randn(3, 4, dtype=torch.float64),), verify=False)
@@ -123,7 +125,7 @@ def test_gains_near_zero_do_not_enlarge_noise(seed: int) -> None:
     "method", [rg.WeightMatching(), rg.alignment.MixedMatching(), rg.FrankWolfe(), rg.alignment.MergeMany()]
 )
 def test_scales_that_move_statistics_stay_where_these_are_computed_anew(method: rg.alignment.Method) -> None:
-    """By a task that prepares averages, or as the setting says: filters are then reordered and flipped only."""
+    """A task that recomputes statistics, or a setting, has the effect that filters are only permuted and flipped."""
     torch.manual_seed(0)
     module = (
         nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2)).double().eval()
@@ -161,7 +163,9 @@ def test_a_setting_keeps_the_scales_that_move_statistics() -> None:
 
 @pytest.mark.parametrize("name", ["gpt", "hf_llama", "hf_mamba"])
 def test_where_the_second_network_is_on_its_orbit_makes_no_difference(name: str) -> None:
-    """Nor does it where the first one is: its element moves all that is between the two."""
+    """The position of the first network makes no difference either: its element transforms everything between the
+    networks.
+    """
     found = network(name)
     a, symmetry = found.params, found.symmetry
     b = perturb(a, symmetry.buffers, generator(7))
@@ -197,7 +201,7 @@ class Frozen(nn.Module):
 def test_gains_that_are_buffers_do_not_keep_scales(
     is_mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without these buffers the scales of the filters around them would have no smallest norm."""
+    """Without these buffers, the scales of the neighboring filters would have no smallest norm."""
     torch.manual_seed(0)
     middle = nn.BatchNorm2d(8) if is_mixed else Frozen(8)
     stem = nn.Sequential(nn.Conv2d(1, 6, 3), Frozen(6), nn.ReLU(), nn.Conv2d(6, 8, 3), middle, nn.ReLU())
@@ -225,7 +229,7 @@ def test_gains_that_are_buffers_do_not_keep_scales(
 
 
 def linear_mlp(*widths: int, seed: int = 0) -> tuple[rg.Symmetry, Params]:
-    """A bottleneck between two layers, and networks of any rank."""
+    """Return a bottleneck between two layers, and networks of any rank."""
     axes = {"0.weight": ("h", None), "0.bias": ("h",), "1.weight": (None, "h")}
     shapes = {"0.weight": widths[1::-1], "0.bias": widths[1:2], "1.weight": widths[:0:-1]}
     params = {n: torch.randn(s, generator=generator(seed), dtype=torch.float64) for n, s in shapes.items()}
@@ -234,7 +238,9 @@ def linear_mlp(*widths: int, seed: int = 0) -> tuple[rg.Symmetry, Params]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_matrix_whose_rank_is_in_doubt_is_fitted(seed: int) -> None:
-    """Balancing leaves it; the direction that both networks have little of does not hold up the fit of the others."""
+    """Balancing skips it. A direction that is small in both networks does not prevent the fit of all other
+    directions.
+    """
     symmetry, a = linear_mlp(3, 6, 6, seed=seed)
     u, values, v = torch.linalg.svd(a["1.weight"])
     a["1.weight"] = u * torch.cat([values[:-1], values[:1] * 1e-4]) @ v
@@ -262,7 +268,9 @@ def test_matrices_of_any_rank_are_found(widths: tuple[int, int, int], dead: str)
 @pytest.mark.parametrize("widths", [(3, 12, 12), (12, 12, 3), (6, 9, 9), (8, 3, 8)])
 @pytest.mark.parametrize("method", [rg.WeightMatching(), rg.alignment.MergeMany(), rg.FrankWolfe()], ids=repr)
 def test_matrices_of_any_rank_do_not_enlarge_noise(widths: tuple[int, int, int], method: rg.alignment.Method) -> None:
-    """A nearly singular product says little about small directions, which are fitted to the first network."""
+    """A nearly singular product contains little information about small directions, which are fitted to the first
+    network.
+    """
     symmetry, a = linear_mlp(*widths)
     for seed in range(3):
         chance = generator(seed)
@@ -334,13 +342,13 @@ def test_the_norm_cannot_be_made_smaller() -> None:
 
 
 def _one(tensor: Tensor) -> Tensor:
-    """The identity: factors of one, or an identity matrix."""
+    """Return the identity: factors of one, or an identity matrix."""
     is_square = tensor.shape[-1] == tensor.shape[-2]
     return torch.eye(tensor.shape[-1], dtype=tensor.dtype).expand_as(tensor) if is_square else torch.ones_like(tensor)
 
 
 def test_networks_that_are_compared_keep_the_same_matrices() -> None:
-    """Here one is singular within rounding; of a population only its pair is affected."""
+    """In this test, one matrix is singular up to rounding. In a population, this affects only its pair."""
     symmetry, a = linear_mlp(6, 4, 6)
     near = {n: t.clone() for n, t in a.items()}
     near["0.weight"][0] = near["0.weight"][1] * (1 + 1e-6 * torch.arange(6).double())

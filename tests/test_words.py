@@ -1,6 +1,7 @@
-"""How plainly README, pages, docstrings, help and errors read: lengths of sentences, and words that the style forbids.
+"""Plain language of README, pages, docstrings, help and errors: lengths of sentences, and words that the style forbids.
 
-A bound is what was last measured and goes down with it; a goal stands beside it. A failure prints the worst sentences.
+A bound is the last measured value, and is lowered together with the value; a goal is next to each bound. A failure
+prints the worst sentences.
 """
 
 import ast
@@ -20,7 +21,7 @@ from regauge.cli.commands import commands_by_name
 from regauge.cli.main import Command
 
 LONG = 40
-"""Words; no sentence should have more."""
+"""The largest number of words in a sentence."""
 
 MEAN = {
     "README": 10.6,
@@ -48,7 +49,7 @@ IDIOMS = {
 }  # goal: 0; in messages an option `beside` and the name of a row in records
 
 REASONS = ("NoRuleError", "UndecidedError", "RearrangementError", "AssertionError")
-"""Errors that discovery and readers catch and put into a sentence."""
+"""Errors that discovery and readers catch and insert into a sentence."""
 WITHOUT_REMEDY = 52  # reasons that readers of files put into a sentence; a new error says what to do
 REMEDY = re.compile(
     r"(?:^|[;:,(.?] |\b(?:or|and|then|instead|please|so|may|for .*?) )(?:or |and |then |best )?`?(?:"
@@ -60,12 +61,12 @@ REMEDY = re.compile(
     r"unpack|upgrade|upload|use|wait|widen|wrap|write)\b|"
     r"`(?:regauge|rg|print|element)\b|pip install|did you mean|one by one|at a time"
 )
-"""What to do."""
+"""A pattern of words that tell the user what to do."""
 EXPECTED = re.compile(
     r"\b(?:must|needs?|has to|have to|at least|at most|expected|may not|can be|wanted|only|cannot|instead of|such as|"
     r"between|from 0|positive|(?:is|are) for|there (?:is|are)|they are|it has|has:|reads|belongs? to|but)\b"
 )
-"""What is expected, or there."""
+"""A pattern of words that state what is expected, or what exists."""
 
 TABLES = 8  # goal: 0; rows that records have named, and a reason of a judge
 
@@ -75,13 +76,14 @@ IDIOM = re.compile(
     r", so that\b",
     re.IGNORECASE,
 )
-"""Riddles and idioms of a translation: "by default", "next to", "remaining" and "therefore" are the usual words."""
+"""A pattern of riddles and idioms of a translation. The usual words are "by default", "next to", "remaining" and
+"therefore"."""
 FENCED = re.compile(r"^(```|:::).*?^\1$|<!--.*?-->|^\$\$.*?^\$\$$", re.DOTALL | re.MULTILINE)
 NOT_PROSE = re.compile(r"^\s*(?:\||#|!\[|:::|>>>|\.\.\. |\(.*\)=$)")
 """Lines of tables, headings, pictures, directives, targets and examples."""
 ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
 ENTRY = re.compile(r"^\s*\*{0,2}[\w, ]+: ")
-"""The name before the text of an argument."""
+"""A pattern of the name before the text of an argument."""
 SECTION = re.compile(r"^\s*(Args|Returns|Raises|References|Example|Examples|Yields|Attributes|Note):$")
 ABBREVIATION = re.compile(r"\b(al|e\.g|i\.e|vs|etc|cf|eq|fig|sec|no|approx)\.", re.IGNORECASE)
 END = re.compile(r"(?<=[.!?])[\"')*\]]*\s+(?=[\"'(*\[]*[A-Z0-9]|[a-z][\w-]*: )")
@@ -89,7 +91,7 @@ END = re.compile(r"(?<=[.!?])[\"')*\]]*\s+(?=[\"'(*\[]*[A-Z0-9]|[a-z][\w-]*: )")
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence and where it stands."""
+    """A sentence and its place."""
 
     text: str
     place: str
@@ -103,7 +105,7 @@ class Sentence:
 
 
 def sentences_in(paragraph: str, place: str) -> Iterator[Sentence]:
-    """Sentences of at least four words; code and formulas are one word each, links their text."""
+    """Yield the sentences of at least four words. Code and formulas count as one word each, and links as their text."""
     text = re.sub(r"``?[^`]+``?|\$[^$]+\$", "Code", paragraph)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = ABBREVIATION.sub(r"\1", " ".join(text.split()))
@@ -114,7 +116,7 @@ def sentences_in(paragraph: str, place: str) -> Iterator[Sentence]:
 
 
 def paragraphs_of(lines: list[str], first: int = 1) -> Iterator[tuple[int, str]]:
-    """Paragraphs and items of lists, with the lines where they begin."""
+    """Yield paragraphs and list items, with their first lines."""
     begin, held = first, list[str]()
     for number, line in enumerate([*lines, ""], first):
         is_item = ITEM.match(line)
@@ -127,14 +129,14 @@ def paragraphs_of(lines: list[str], first: int = 1) -> Iterator[tuple[int, str]]
 
 
 def sentences_of_page(page: Path) -> Iterator[Sentence]:
-    """The sentences of a page of Markdown, without blocks, tables, headings and comments."""
+    """Yield the sentences of a Markdown page, without blocks, tables, headings and comments."""
     text = FENCED.sub(lambda found: "\n" * found[0].count("\n"), page.read_text(encoding="utf-8"))
     for line, paragraph in paragraphs_of(text.splitlines()):
         yield from sentences_in(paragraph, f"{page.relative_to(ROOT)}:{line}")
 
 
 def sentences_of_docstring(text: str, place: str) -> Iterator[Sentence]:
-    """The sentences of a docstring, without references, examples, formulas and the names of arguments."""
+    """Yield the sentences of a docstring, without references, examples, formulas and the names of arguments."""
     lines, section, is_example = list[str](), "", False
     for line in text.splitlines():
         heading = SECTION.match(line)
@@ -151,7 +153,7 @@ def sentences_of_docstring(text: str, place: str) -> Iterator[Sentence]:
 
 
 def public_docstrings() -> Iterator[tuple[str, str]]:
-    """Docstrings of public functions and classes, of public methods, and of attributes, each with its place."""
+    """Yield docstrings of public functions and classes, of public methods, and of attributes, each with its place."""
     names = {name.rpartition(".")[2] for name in PUBLIC}
     for path in FILES:
         for node in tree_of(path).body:
@@ -165,7 +167,7 @@ def public_docstrings() -> Iterator[tuple[str, str]]:
 
 
 def help_texts(commands: Any = Command, typed: str = "regauge") -> Iterator[tuple[str, str]]:
-    """Descriptions of commands, and texts of their options, each with its place."""
+    """Yield descriptions of commands and texts of their options, each with its place."""
     for name, options in commands_by_name(commands).items():
         yield f"{typed} {name}", inspect.getdoc(options) or ""
         inner = get_type_hints(options, include_extras=True).get("command")
@@ -178,7 +180,7 @@ def help_texts(commands: Any = Command, typed: str = "regauge") -> Iterator[tupl
 
 
 def sentences_of_help() -> Iterator[Sentence]:
-    """The sentences of the help of all commands; what several options say counts once."""
+    """Yield the sentences of the help of all commands. A text that several options share counts once."""
     places: dict[str, str] = {}
     for place, text in help_texts():
         places.setdefault(text, place)
@@ -188,7 +190,7 @@ def sentences_of_help() -> Iterator[Sentence]:
 
 
 def text_of(node: ast.AST) -> str:
-    """The text of a string in the source, with a word for each value in braces."""
+    """Return the text of a string in the source, with one word for each value in braces."""
     if isinstance(node, ast.BinOp):
         return text_of(node.left) + text_of(node.right)
     if isinstance(node, ast.JoinedStr):
@@ -197,7 +199,7 @@ def text_of(node: ast.AST) -> str:
 
 
 def sentences_of_errors() -> Iterator[Sentence]:
-    """The sentences of all errors that are raised with a text."""
+    """Yield the sentences of all errors that are raised with a text."""
     for path, every in nodes().items():
         for node in every:
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
@@ -206,7 +208,7 @@ def sentences_of_errors() -> Iterator[Sentence]:
 
 
 def sentences_of_messages() -> Iterator[Sentence]:
-    """The sentences of all other texts in the source: what commands print, notes, warnings, and named errors."""
+    """Yield the sentences of all other texts in the source: printed texts, notes, warnings, and named errors."""
     for path, every in nodes().items():
         skipped: set[int] = set()
         for node in every:
@@ -221,9 +223,9 @@ def sentences_of_messages() -> Iterator[Sentence]:
 
 
 def errors_without_a_remedy() -> list[str]:
-    """Errors that neither say what to do, nor what is expected, nor end in a value that may say it.
+    """Return errors without advice, without an expectation, and without a value at the end that may contain them.
 
-    Reasons are left out, which another error gives with a remedy: they begin with "it", or are of a kind for reasons.
+    Reasons to which another error adds a remedy are excluded: they begin with "it", or are of a kind for reasons.
     """
     found = []
     for path, every in nodes().items():
@@ -239,7 +241,7 @@ def errors_without_a_remedy() -> list[str]:
 
 @cache
 def sentences() -> dict[str, list[Sentence]]:
-    """All sentences that users read, by kind of place."""
+    """Return all sentences that users read, by kind of place."""
     return {
         "README": list(sentences_of_page(ROOT / "README.md")),
         "pages": [one for page in PAGES for one in sentences_of_page(page)],
@@ -251,7 +253,7 @@ def sentences() -> dict[str, list[Sentence]]:
 
 
 def worst(found: list[Sentence]) -> str:
-    """The longest sentences, one a line."""
+    """Return the longest sentences, one per line."""
     return "\n".join(str(one) for one in sorted(found, key=lambda one: -one.words)[:30])
 
 

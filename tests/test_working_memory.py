@@ -1,4 +1,4 @@
-"""The memory of work on networks in files: announced before it begins, and never too small."""
+"""The memory of work on networks in files is announced beforehand, and is never too small."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,9 @@ WORKS: dict[str, tuple[int, Callable[..., object]]] = {
 def test_no_tensors_beyond_what_is_announced(
     net: str, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where streams are rotated, as for these unrelated networks. Networks are transformed as large ones are."""
+    """The bound also holds if streams are rotated, as for these unrelated networks. Networks are transformed like large
+    networks.
+    """
     monkeypatch.setattr(lazy_chart, "LARGE", 0)
     torch.manual_seed(0)
     module, inputs = NETS[net]()
@@ -64,7 +66,7 @@ def test_no_tensors_beyond_what_is_announced(
 
 
 def test_costs_of_wide_layers_are_announced(tmp_path: Path) -> None:
-    """They are what matters where a layer has more units than inputs and outputs."""
+    """Costs dominate if a layer has more units than inputs and outputs."""
     module = mlp(4, 512, 3)
     symmetry = rg.discover(module.eval(), torch.zeros(2, 4))
     values = 4 * sum(tensor.numel() for tensor in module.state_dict().values())

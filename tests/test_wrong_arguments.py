@@ -1,4 +1,4 @@
-"""Every public function with arguments of wrong types: one sentence that regauge raises, and no error from inside."""
+"""Every public function with arguments of wrong types: regauge raises one sentence, and no internal error occurs."""
 
 import linecache
 import traceback
@@ -56,7 +56,7 @@ WRONG: dict[str, Any] = {
     "NaN": {name: tensor * float("nan") for name, tensor in a.items()},
     "a place without a file": "/nowhere/x.safetensors",
 }
-"""Values of wrong types; where one of them is right, the function may return."""
+"""Values of wrong types. If one of them is valid, the function may return."""
 
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "discover": (rg.discover, {"module": A, "example_inputs": X}, "ones keep move example_kwargs"),
@@ -91,9 +91,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "ContinuousDescent": (rg.ContinuousDescent, {}, "steps lr seconds every kept"),
     "Sinkhorn": (rg.Sinkhorn, {}, "loss"),
 }
-"""Functions, arguments that are right, and further ones that are tried."""
+"""Functions, valid arguments, and additional arguments that are tried."""
 MEANT = {("discover", "example_inputs"), ("Task", "batches")}
-"""Arguments that the user's own module reads, which says what it cannot do with them."""
+"""Arguments that the user's own module reads, which raises its own errors."""
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_a_wrong_argument_is_told_in_a_sentence(name: str) -> None:
 
 
 def _is_told(error: Exception) -> bool:
-    """Whether a line of regauge raised an error of the kinds that callers are told."""
+    """Return whether a line of regauge raised an error of the kinds that callers expect."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     source = linecache.getline(last.filename, last.lineno or 1)
     is_kind = isinstance(error, TypeError | ValueError | KeyError | rg.TraceError)

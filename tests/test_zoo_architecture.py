@@ -1,4 +1,4 @@
-"""Architectures: built from text, known by their tensors, the same after a round trip."""
+"""Architectures: built from text, identified by their tensors, and equal after a round trip."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ CASES = (
 
 
 class Stack(nn.Module):
-    """A user's module with a parameter before its variadic one."""
+    """A user's module with a parameter before its variadic parameter."""
 
     def __init__(self, activation: nn.Module, *widths: int) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def test_factories_of_old_stores_are_found_where_they_are_now() -> None:
 
 
 class OwnMLP(ResidualMLP):
-    """A user's copy of a network that regauge had once."""
+    """A user's copy of a network that regauge had in an earlier version."""
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ class OwnMLP(ResidualMLP):
     ],
 )
 def test_a_store_of_a_network_that_regauge_has_no_longer(factory: str, tmp_path: Path) -> None:
-    """It is read as ever; its module is refused with a remedy, and the remedy works."""
+    """The store can still be read. Its module is refused with a remedy, and the remedy works."""
     known = Architecture("old", "regauge.nets.mlp:ResidualMLP", RESIDUAL)
     store = Store.create(tmp_path / "store", known)
     params = {spec.name: torch.randn(2, *spec.shape) for spec in known.layout}

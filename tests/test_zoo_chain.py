@@ -1,4 +1,4 @@
-"""Chains: recognized in modules, and their gradients are those of autograd."""
+"""Chains are recognized in modules, and their gradients equal autograd's gradients."""
 
 import platform
 
@@ -23,7 +23,7 @@ GROUPS, MEMBERS, BATCH = 2, 3, 7
 
 
 def chain_of(module: nn.Module, *, reads_vectors: bool) -> tuple[Link, ...] | None:
-    """The links of a fully connected chain."""
+    """Return the links of a fully connected chain."""
     steps = steps_of(module, reads_vectors=reads_vectors)
     return None if steps is None else links_of(steps)
 
@@ -72,7 +72,7 @@ CHAINS = {
 def assert_as_autograd(
     module: nn.Module, chain: VectorChain | ImageChain, params: Params, inputs: Tensor, targets: Tensor
 ) -> None:
-    """Losses, gradients and outputs of every network are those of the module."""
+    """Assert that losses, gradients and outputs of every network equal those of the module."""
     networks = len(next(iter(params.values())))
     for _ in range(2):  # The second time in buffers that the first one left.
         losses, gradients = chain.gradients(params, inputs, targets)
@@ -115,7 +115,7 @@ def test_gradients_are_those_of_autograd(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["sine", "tanh"])
 def test_single_precision_loses_little(name: str, library: str) -> None:
-    """In single precision the functions of the hidden layers are numpy's, and products can be oneDNN's."""
+    """In single precision, numpy computes the functions of hidden layers, and oneDNN may compute products."""
     module = CHAINS[name].double()
     links = chain_of(module, reads_vectors=True)
     assert links is not None
@@ -159,7 +159,7 @@ class Scaled(nn.Module):
 
 
 def alter(how: str, module: nn.Module) -> None:
-    """Change what a layer computes, from outside."""
+    """Change the function of a layer from outside, for example by a hook."""
     layer = next(part for part in module.modules() if isinstance(part, nn.Linear))
     match how:
         case "hook":
@@ -235,7 +235,7 @@ def test_images_must_be_flattened() -> None:
 
 
 class Called(nn.Module):
-    """Pooling, flattening and activations as functions and methods."""
+    """A network with pooling, flattening and activations as functions and methods."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class Called(nn.Module):
 
 
 class Averaged(nn.Module):
-    """The mean over positions as a method, behind a pooling without parameters."""
+    """A network with the mean over positions as a method, after a pooling without parameters."""
 
     def __init__(self, *axes: int) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ class Averaged(nn.Module):
 
 
 class Waves(nn.Module):
-    """Maxima of sines, behind a convolution of a mean that keeps its axes."""
+    """A network with maxima of sines, after a convolution of a mean that keeps its axes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,7 +344,7 @@ def test_gradients_of_convolutions_are_those_of_autograd(
 
 
 BLOCKED = {"small CNN", "VGG", "functions", "wide maxima", "groups and sines", "squashed twice"}
-"""Chains whose hidden values can lie in oneDNN's layout."""
+"""Chains whose hidden values can have oneDNN's layout."""
 
 
 HELD = {"one at a time": 1, "all at once": 2**30}
@@ -354,7 +354,7 @@ HELD = {"one at a time": 1, "all at once": 2**30}
 def test_convolutions_lose_little_in_single_precision(
     name: str, piece: str, networks_held: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In single precision hidden values can lie in oneDNN's layout."""
+    """In single precision, hidden values can have oneDNN's layout."""
     is_cut, held = piece == "cut", HELD[networks_held]
     monkeypatch.setattr("regauge.training.chains.image_chain.HELD_BYTES", held)
     if is_cut:
@@ -389,7 +389,9 @@ def test_convolutions_lose_little_in_single_precision(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
 def test_what_overflows_is_as_in_the_module(value: float, library: str) -> None:
-    """oneDNN's maxima and ReLU drop NaN, so a network that diverges leaves its layout; its neighbors do not notice."""
+    """oneDNN's maxima and ReLU drop NaN. Therefore a network that diverges leaves its layout, without an effect on its
+    neighbors.
+    """
     module = IMAGE_CHAINS["VGG"].float()
     generator = torch.Generator().manual_seed(0)
     params = {key: torch.randn(3, *tensor.shape, generator=generator) for key, tensor in module.state_dict().items()}
@@ -410,7 +412,7 @@ def test_what_overflows_is_as_in_the_module(value: float, library: str) -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have rules of their own")
 def test_freed_memory_is_kept() -> None:
-    """Tensors of 8 MiB are mapped once, not again whenever they are made."""
+    """Tensors of 8 MiB are mapped once, and not again at each allocation."""
     import resource
 
     keep_freed_memory()
@@ -422,7 +424,7 @@ def test_freed_memory_is_kept() -> None:
 
 
 def test_maxima_come_before_activations() -> None:
-    """What never falls is computed of the largest values alone; a sine falls."""
+    """Nondecreasing functions are computed only for the largest values. A sine decreases, so it is not moved."""
     layers = (nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
     steps = steps_of(nn.Sequential(*layers), reads_vectors=False)
     assert steps is not None

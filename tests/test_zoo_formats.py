@@ -1,4 +1,4 @@
-"""Public zoos in their own layouts: read into stores, run, and written again."""
+"""Public zoos in their own layouts are read into stores, evaluated, and written again."""
 
 import csv
 import gzip
@@ -42,7 +42,7 @@ def perturb(module: nn.Module) -> Params:
 
 
 def sine_chain(params: Params, x: Tensor) -> Tensor:
-    """What DWSNets' networks compute, from their files."""
+    """Return the outputs of DWSNets' networks, computed from their files."""
     for k in (0, 1):
         x = torch.sin(30 * (x @ params[f"seq.{k}.weight"].T + params[f"seq.{k}.bias"]))
     return x @ params["seq.2.weight"].T + params["seq.2.bias"] + 0.5
@@ -59,7 +59,7 @@ def output(store: Store, index: int, x: Tensor) -> Tensor:
 
 
 def moved(store: Store, x: Tensor) -> None:
-    """The symmetry that was found at the import leaves the imported networks' function alone."""
+    """Assert that the symmetry that was found at import preserves the function of the imported networks."""
     assert store.symmetry is not None
     assert store.symmetry.groups
     for k in range(len(store)):
@@ -109,7 +109,7 @@ def test_sine_networks_in_folders(tmp_path: Path) -> None:
 
 
 def write_nfn(folder: Path, numbers: Sequence[int], outputs: int = 1) -> dict[str, Params]:
-    """Files in the layout of NFN's sine networks."""
+    """Write files in the layout of NFN's sine networks."""
     made = {}
     for k in numbers:
         params = {}
@@ -149,7 +149,7 @@ def test_sine_networks_whose_numbers_give_the_split(tmp_path: Path) -> None:
 def test_a_downloaded_zoo_becomes_a_table_in_one_command(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the published split, where the download has one, and with whose networks these are in the first line."""
+    """The published split is used if the download has one, and the first line names the authors of the networks."""
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
     study, raw = importlib.import_module("published_zoos"), tmp_path / "raw"
     kind = {
@@ -191,7 +191,7 @@ CHAINS = [
 
 
 def chains(folder: Path, factory: str, settings: dict[str, Any]) -> Store:
-    """Networks of a chain, with labels."""
+    """Return networks of a chain, with labels."""
     architecture = Architecture("chain", factory, settings)
     store = Store.create(folder, architecture)
     parts = [perturb(architecture.module()) for _ in range(3)]
@@ -258,7 +258,9 @@ def test_classifiers_in_a_zip_file(tmp_path: Path) -> None:
 
 
 def write_small_cnn_zoo(folder: Path, activations: tuple[str, ...] = ("relu",), runs: int = 2) -> np.ndarray[Any, Any]:
-    """Trajectories of three checkpoints; every value is its place in the file, so that transposition shows."""
+    """Write trajectories of three checkpoints. Every value is its index in the file, so that a transposition is
+    visible.
+    """
     layout = [
         ("sequential/conv2d/bias:0", (4,)),
         ("sequential/conv2d/kernel:0", (3, 3, 1, 4)),
@@ -403,14 +405,14 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
-    """Attention from its formula."""
+    """Return attention, computed by its formula."""
     q, k, v = (heads_of(one, heads) for one in (q, k, v))
     scores = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
     return (scores @ v).transpose(1, 2).flatten(2)
 
 
 def small_transformer(params: Params, x: Tensor) -> Tensor:
-    """What networks of the Small Transformer Zoo compute, from their files."""
+    """Return the outputs of networks of the Small Transformer Zoo, computed from their files."""
     width = params["classifier.fc1.weight"].shape[1]
     if "embedding.conv1.weight" in params:
         patch = params["embedding.conv1.weight"]
@@ -445,7 +447,7 @@ def small_transformer_shapes(*, is_image: bool) -> dict[str, tuple[int, ...]]:
 
 
 def write_small_transformers(folder: Path, runs: int, *, is_image: bool = True) -> dict[str, Params]:
-    """Files in the layout of the Small Transformer Zoo; the table leaves out the last run."""
+    """Write files in the layout of the Small Transformer Zoo. The table lacks the last run."""
     name, best = ("mnist", "best1") if is_image else ("ag_news", "best")
     (folder / name).mkdir(parents=True)
     (folder / "metadata").mkdir()
@@ -523,7 +525,9 @@ def test_other_small_transformers_are_refused(tmp_path: Path) -> None:
 
 
 def vit_model_zoo(params: Params, x: Tensor) -> Tensor:
-    """What networks of ViTModelZoo compute, from their files, with GELU and LayerNorm from their formulas."""
+    """Return the outputs of networks of ViTModelZoo, computed from their files, with GELU and LayerNorm by their
+    formulas.
+    """
     own = {name.removeprefix("vit."): tensor for name, tensor in params.items()}
 
     def linear(name: str, x: Tensor) -> Tensor:
@@ -550,7 +554,9 @@ VIT = {"model::type": "vit_s_16", "model::o_dim": 4, "model::head::hidden_dim": 
 
 
 def write_vit_model_zoo(folder: Path, bases: int = 1, trials: int = 2) -> dict[str, Params]:
-    """Files in the layout of ViTModelZoo: fine-tuned networks with both kinds of classifiers, below their bases."""
+    """Write files in the layout of ViTModelZoo: fine-tuned networks with both kinds of classifiers, in the folders of
+    their bases.
+    """
     blocks = {"norm1.weight": (12,), "norm1.bias": (12,), "attn.qkv.weight": (36, 12), "attn.qkv.bias": (36,)}
     blocks |= {"attn.proj.weight": (12, 12), "attn.proj.bias": (12,), "norm2.weight": (12,), "norm2.bias": (12,)}
     blocks |= {"mlp.fc1.weight": (20, 12), "mlp.fc1.bias": (20,), "mlp.fc2.weight": (12, 20), "mlp.fc2.bias": (12,)}
@@ -653,7 +659,7 @@ def test_a_folder_with_its_model(tmp_path: Path) -> None:
 
 
 def test_files_that_no_training_wrote_are_skipped(tmp_path: Path) -> None:
-    """A zip file from macOS, and the same unpacked."""
+    """The test uses a zip file from macOS, and the unpacked zip file."""
     module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
     torch.save({f"seq.{name}": tensor for name, tensor in perturb(module).items()}, tmp_path / "one.pth")
     with zipfile.ZipFile(tmp_path / "mlps.zip", "w") as archive:
@@ -705,7 +711,7 @@ LINEAR = Architecture("linear", "regauge.nets.mlp:mlp", {"widths": [3, 2]})
 
 
 def saved(folder: Path, *names: str) -> None:
-    """Files of networks with an architecture that is given, so that an import reads none of them twice."""
+    """Return files of networks with a given architecture, so that an import reads no file twice."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         torch.save(perturb(LINEAR.module()), folder / name)

@@ -1,4 +1,4 @@
-"""Jobs that leave files: each is done once, workers may die, and a second run does what is missing."""
+"""Jobs that write files: each job is done once, workers may die, and a second run does the missing jobs."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ class Squares:
         return [int(self.path(key).read_text()) for key in self.keys if self.is_done(key)]
 
     def log(self) -> list[int]:
-        """The jobs that were done, twice those that were done twice."""
+        """Return the finished jobs. A job that was done twice occurs twice."""
         return sorted(int(path.stem) for suffix in ("txt", "again") for path in self.folder.glob(f"*.{suffix}"))
 
 
@@ -200,7 +200,7 @@ def test_pools_may_break_often_as_long_as_jobs_get_done(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Beating:
-    """Job k never ends, and shows that it is alive by a file that grows."""
+    """Job k never ends, and a growing file shows that it is alive."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""Optimizers on stacked tensors and schedules: what torch computes for each network alone, in float64."""
+"""Optimizers on stacked tensors and schedules: they equal torch's results for each network alone, in float64."""
 
 import math
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def gradients(step: int) -> list[Tensor]:
 
 
 def alone(name: str, settings: dict[str, list[float]], rates: Sequence[Rate]) -> list[list[Tensor]]:
-    """Every network by torch's own optimizer, `[network][tensor]`."""
+    """Return every network after torch's own optimizer, `[network][tensor]`."""
     _, kind, fixed = METHODS[name]
     results = []
     for k in range(NETWORKS):

@@ -1,4 +1,4 @@
-"""Populations modulo their symmetry: what moves along the orbits changes no distance and no barrier."""
+"""Populations modulo their symmetry: transformations along the orbits change no distance and no barrier."""
 
 from dataclasses import replace
 from functools import cache
@@ -59,7 +59,7 @@ def population(kind: str, count: int, seed: int = 0) -> Params:
 
 
 def task(kind: str) -> Task:
-    """The first network of every population of seed 0 classifies everything as the targets say."""
+    """Return a task: the first network of every population of seed 0 classifies all inputs correctly."""
     generator = torch.Generator().manual_seed(9)
     inputs = [torch.randn(n, 3, generator=generator, dtype=torch.float64) for n in (6, 4)]
     single = one(population(kind, 1), 0)
@@ -71,7 +71,7 @@ def one(params: Params, k: int) -> Params:
 
 
 def moved(kind: str, params: Params, seed: int) -> Params:
-    """Every network somewhere else on its orbit."""
+    """Return every network at another position on its orbit."""
     count = len(next(iter(params.values())))
     element = symmetry(kind).random(torch.Generator().manual_seed(seed), batch=(count,))
     return symmetry(kind).act(element, params)
@@ -215,7 +215,7 @@ def test_a_universe_finds_copies_of_one_network() -> None:
 
 
 def test_a_map_shows_distances_and_clusters_tell_planted_groups_apart() -> None:
-    """Two networks, each with copies that are a little perturbed and anywhere on their orbits."""
+    """There are two networks, each with slightly perturbed copies at random positions on their orbits."""
     centers, generator = population("scaled", 2), torch.Generator().manual_seed(4)
     kinds = np.array([0, 1, 1, 0, 1, 0, 0, 1])
     near = {
@@ -259,7 +259,9 @@ MLP = Architecture("MLP 3-5-4-2", "regauge.nets.mlp:mlp", {"widths": [3, 5, 4, 2
 
 
 def stored(folder: Path, count: int = 12) -> Store:
-    """Two checkpoints for each of some trajectories, one network with NaN; the first is the median of the ends."""
+    """Return two checkpoints for each of some trajectories, with NaN in one network. The first network is the medoid of
+    the final networks.
+    """
     single = discover(MLP.module(), (torch.randn(2, 3),))
     store = Store.create(folder, MLP, single)
     generator = torch.Generator().manual_seed(0)

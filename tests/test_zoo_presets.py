@@ -1,4 +1,4 @@
-"""Presets: architectures of the right size, data that fit them, and a few steps of training."""
+"""Presets: architectures of the correct size, data that fit them, and a few training steps."""
 
 import math
 from dataclasses import replace
@@ -45,7 +45,7 @@ SHAPES = {
 
 
 def few(name: str, out: int) -> Examples:
-    """A handful of random examples in the shapes of a data set."""
+    """Return a few random examples in the shapes of a data set."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(40, *SHAPES[name], generator=generator)
     if len(SHAPES[name]) > 1 or name == "breast-cancer":

@@ -1,4 +1,4 @@
-"""The store: what is read is what was written, whole or not at all, and found by what is known about it."""
+"""The store: reading returns exactly the written networks, complete or not at all, and metadata find networks."""
 
 import json
 import multiprocessing
@@ -233,7 +233,7 @@ def test_rows_without_a_value_meet_no_condition(tmp_path: Path) -> None:
 
 
 def specified(identity: int, salt: str) -> float:
-    """Where a trajectory falls, with Python's integers."""
+    """Return the split of a trajectory, computed with Python's integers."""
     wrap = 2**64 - 1
     z = (
         identity * 0x9E3779B97F4A7C15 + int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Jobs that fill stores: populations are trained, aligned and compared in parts, and the parts are the whole."""
+"""Jobs that fill stores: populations are trained, aligned and compared in parts, and the parts equal the whole."""
 
 import os
 import shutil
@@ -79,7 +79,7 @@ def test_what_was_discarded_is_in_the_store_and_not_final(tmp_path: Path) -> Non
 
 @pytest.fixture
 def small_stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Stacks of four networks, and the list of those that were begun."""
+    """Use stacks of four networks, and return the list of stacks that began."""
     begun: list[list[int]] = []
 
     def counted(config: Config, **settings: Any) -> Iterator[SavedNetworks]:
@@ -94,7 +94,7 @@ def small_stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 def trained_alone(folder: Path) -> Store:
-    """The same population in one piece."""
+    """Return the same population, trained in one piece."""
     store, jobs = plan_training(CONFIG, folder, size=20)
     run_jobs(jobs)
     store.refresh()
@@ -102,7 +102,7 @@ def trained_alone(folder: Path) -> Store:
 
 
 def assert_same_population(store: Store, other: Store) -> None:
-    """Whatever the shards are."""
+    """Assert that two populations are equal, for any shards."""
     order, reference = (np.lexsort((s.rows["step"], s.rows["id"])) for s in (store, other))
     names = [name for name in other.rows.names if name != "train_loss"]
     for name in names:
@@ -115,7 +115,7 @@ def assert_same_population(store: Store, other: Store) -> None:
 def test_a_kill_loses_the_stack_in_training_alone(
     last: int, small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of the stack after three, and after the last one, before the shard is written."""
+    """The kill comes in the middle of the fourth stack, or after the last stack, before the shard is written."""
     store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=20)
 
     def killed(self: Stage, ids: list[int], blocks: Iterator[SavedNetworks], *, is_last: bool) -> None:
@@ -167,7 +167,9 @@ def test_long_trajectories_are_written_in_pieces(
 def test_the_same_job_at_two_workers(
     moment: int, small_stacks: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One does all of it while the other one is before, in or behind the middle: nothing is lost or there twice."""
+    """One worker does the whole job while the other worker is before, in or after the middle: nothing is lost or
+    duplicated.
+    """
     store, jobs = plan_training(CONFIG, tmp_path / "zoo", size=20)
     keep, calls = Stage.keep, []
 
@@ -204,7 +206,7 @@ def test_shards_are_some_minutes_of_work(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A function by its name, which every worker can call."""
+    """The data come from a function that is named, so every worker can call it."""
     (tmp_path / "my_own_data.py").write_text(
         "import torch\nfrom regauge.zoo import Examples\n"
         "def blobs():\n"
@@ -255,7 +257,7 @@ def test_examples_are_read_where_networks_are_missing(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("before", [0, 1, 3])
 def test_a_population_is_extended(before: int, tmp_path: Path) -> None:
-    """From a store that is complete or not, to what a population of that size is."""
+    """A complete or incomplete store becomes equal to a population of the larger size."""
     _, jobs = plan_training(CONFIG, tmp_path / "zoo", size=7)
     for key in jobs.keys[:before]:
         jobs(key)
@@ -398,7 +400,9 @@ def test_blocks_are_the_matrix(tmp_path: Path) -> None:
 
 
 def test_a_store_records_the_library_of_matrix_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed run uses the recorded library, whatever its processor's default is, or says that another one is set."""
+    """A resumed run uses the recorded library for any default of its processor, or reports that another library is
+    set.
+    """
     monkeypatch.setattr(products, "has_onednn", lambda: True)
     with use_library("blas"):
         _, jobs = plan_training(CONFIG, tmp_path / "zoo", size=10)

@@ -1,4 +1,6 @@
-"""Training of populations: network i is the same however the population is cut, and as plain torch trains it."""
+"""Training of populations: network i is the same for any division of the population, and equals plain torch
+training.
+"""
 
 import functools
 import itertools
@@ -31,7 +33,7 @@ from regauge.zoo.training.trainer import cut
 
 
 class Branchless(nn.Module):
-    """No chain: a residual connection, normalization and a convolution, with buffers."""
+    """A network that is not a chain: a residual connection, normalization and a convolution, with buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,14 +48,14 @@ class Branchless(nn.Module):
 
 
 class Two(nn.Linear):
-    """Two outputs."""
+    """A module with two outputs."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         return x, super().forward(x)
 
 
 class Hooked(nn.Sequential):
-    """A chain but for a hook."""
+    """A chain with a hook."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -61,7 +63,7 @@ class Hooked(nn.Sequential):
 
 
 class Dropping(nn.Module):
-    """Draws random numbers while it is trained, in one of several ways."""
+    """A module that uses random numbers in training, in one of several ways."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -134,7 +136,7 @@ CASES: dict[str, tuple[PopulationConfig, Examples]] = {
 def trained(
     config: PopulationConfig, data: Examples, **how: Any
 ) -> tuple[dict[tuple[int, int], Params], dict[tuple[int, int], dict[str, Any]]]:
-    """Networks and rows by (id, step)."""
+    """Return networks and rows by (id, step)."""
     return collected(train(config, data=data, dtype=torch.float64, **how))
 
 
@@ -191,7 +193,7 @@ def test_any_module_is_trained_as_chains_are(name: str, monkeypatch: pytest.Monk
 
 
 class Comparing(nn.Module):
-    """Compares the examples of a batch, without any layer that says so."""
+    """A module that compares the examples of a batch, without a layer that shows this."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -606,7 +608,7 @@ def test_modules_without_chance_are_left_as_they_are() -> None:
 
 
 def labeled(targets: Tensor, validation: Tensor | None = None, **how: Any) -> Examples:
-    """Examples of four features with these targets."""
+    """Return examples of four features with the given targets."""
     validation = targets if validation is None else validation
     kept = validation.shape[int(how.get("is_signals", False))]
     return Examples("mine", torch.zeros(6, 4), targets, torch.zeros(kept, 4), validation, **how)

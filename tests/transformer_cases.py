@@ -20,7 +20,7 @@ def generator(seed: int) -> torch.Generator:
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it reads, and the kind that its stream has behind folded gains."""
+    """A model, its inputs, and the kind of its stream after gains are folded."""
 
     make: Callable[[], nn.Module]
     inputs: tuple[Tensor, ...]
@@ -78,7 +78,7 @@ CASES = {
 
 
 def network(case: Case, seed: int = 0) -> tuple[nn.Module, Params]:
-    """A module and parameters away from initialization, in float64."""
+    """Return a module and parameters far from initialization, in float64."""
     module = case.make().eval()
     params = {name: tensor.detach().double() for name, tensor in module.state_dict().items()}
     return module, perturb(params, {key for key, _ in module.named_buffers()}, generator(seed))

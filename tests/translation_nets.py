@@ -1,4 +1,4 @@
-"""Small networks with every family of translations, and with the traps that look like one."""
+"""Small networks with every family of translations, and with traps that resemble a family."""
 
 import copy
 from collections.abc import Callable
@@ -14,11 +14,13 @@ from regauge.core.chart import random_translation
 from regauge.core.params import Params
 
 EVERY = ("permutation", "sign", "scale", "shift", "linear", "translation")
-"""All parts of an element but rotations behind gains."""
+"""All parts of an element except rotations behind gains."""
 
 
 class Attention(nn.Module):
-    """Attention written by hand, before or after its norm; with a sink, weights of values do not sum to one."""
+    """Attention written without torch's attention, before or after its norm. With a sink, the weights of values do not
+    sum to one.
+    """
 
     def __init__(self, *, is_post: bool = False, has_sink: bool = False, has_table: bool = False) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class Attention(nn.Module):
 
 
 class Feedforward(nn.Module):
-    """Two layers behind or before a norm."""
+    """Two layers before or after a norm."""
 
     def __init__(self, *, is_post: bool = False) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class Feedforward(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Token and position embeddings, blocks, and a head of its own or the tied one."""
+    """Token and position embeddings, blocks, and a separate or tied head."""
 
     def __init__(self, *blocks: nn.Module, is_post: bool = False, is_tied: bool = False) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ class Tokens(nn.Module):
 
 
 class Patches(nn.Module):
-    """A vision transformer: patches and a class token side by side, positions added to both."""
+    """A vision transformer: patches and a class token are concatenated, and positions are added to both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class TopMixture(Mixture):
 
 
 class Parallel(nn.Module):
-    """Two biases that are added before anything reads them."""
+    """Two biases that are added before any layer reads them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +127,7 @@ class Parallel(nn.Module):
 
 
 class NormByHand(nn.Module):
-    """A LayerNorm that is written with means; its gain is a parameter plus a number."""
+    """A LayerNorm written with means, whose gain is a parameter plus a number."""
 
     def __init__(self, added: float = 0.0) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ class Residual(nn.Module):
 
 
 class Pooled(nn.Module):
-    """Means over positions between what writes into a norm and that norm, and between a norm and what reads it."""
+    """Means over positions between a writer and its norm, and between a norm and its reader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +212,7 @@ class SelfAttention(nn.Module):
 
 
 class Stream(nn.Module):
-    """A residual stream of RMS norms, read by linear layers alone."""
+    """A residual stream of RMS norms, which only linear layers read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,7 +251,7 @@ def _group_norms() -> nn.Module:
 
 
 class Windows(nn.Module):
-    """A layer reads windows of padded tokens behind a norm, and a head their means."""
+    """A layer that reads windows of padded tokens after a norm, and a head that reads their means."""
 
     def __init__(self, *, has_bias: bool = False, widths: tuple[int, ...] = (0, 0, 0, 1)) -> None:
         super().__init__()
@@ -266,7 +268,7 @@ class Windows(nn.Module):
 
 
 class WritesWeights(nn.Module):
-    """A layer's weights are written in each call, as RWKV does."""
+    """A module that writes a layer's weights in each call, like RWKV."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +282,7 @@ class WritesWeights(nn.Module):
 
 
 class TwoBiases(nn.Module):
-    """Two layers side by side, whose sum is normalized."""
+    """Two parallel layers, whose sum is normalized."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -309,14 +311,14 @@ def _heads(m: Any, x: Tensor) -> list[Tensor]:
 
 
 def pooled_by_query(m: Any, x: Tensor) -> Tensor:
-    """Attention of one learned query to all tokens."""
+    """Compute attention of one learned query to all tokens."""
     scores = m.q(m.query) @ m.k(x).mT
     out: Tensor = m.o((scores.softmax(-1) @ m.v(x)).tanh()).squeeze(1)
     return out
 
 
 def positive(m: Any, x: Tensor, eps: float = 0.0, *, is_by_k: bool = True) -> Tensor:
-    """Linear attention: features of queries and keys are the weights, divided by their sum."""
+    """Compute linear attention, whose weights are features of queries and keys divided by their sum."""
     q, k, v = _heads(m, x)
     q, k = functional.elu(q) + 1, functional.elu(k) + 1
     y = (q @ (k.mT @ v)) / (q @ (k if is_by_k else q).sum(-2).unsqueeze(-1) + eps)
@@ -325,7 +327,7 @@ def positive(m: Any, x: Tensor, eps: float = 0.0, *, is_by_k: bool = True) -> Te
 
 
 def causal_features(m: Any, x: Tensor, *, is_causal: bool = True) -> Tensor:
-    """Linear attention to earlier positions, by cumulative sums of states."""
+    """Compute linear attention to earlier positions, by cumulative sums of states."""
     q, k, v = functional.softplus(m.q(x)), functional.softplus(m.k(x)), m.v(x)
     states, total = (k[..., None] * v[..., None, :]).cumsum(-3), k.cumsum(-2)
     if not is_causal:
@@ -336,7 +338,7 @@ def causal_features(m: Any, x: Tensor, *, is_causal: bool = True) -> Tensor:
 
 
 def performer(m: Any, x: Tensor) -> Tensor:
-    """Attention by features, as Performer writes it: the inverse of the sum is a factor of a product of three."""
+    """Compute attention by features, as in Performer: the inverse of the sum is a factor of a product of three."""
     q, k, v = functional.softplus(m.q(x)), functional.softplus(m.k(x)), m.v(x)
     inverse = 1.0 / torch.einsum("...nd,...d->...n", q, k.sum(-2))
     context = torch.einsum("...nd,...ne->...de", k, v)
@@ -345,7 +347,9 @@ def performer(m: Any, x: Tensor) -> Tensor:
 
 
 def talking(m: Any, x: Tensor, *, is_dynamic: bool = False) -> Tensor:
-    """Attention whose heads are mixed before and behind the softmax, perhaps with a factor that inputs choose."""
+    """Compute attention whose heads are mixed before and after the softmax, optionally with a factor that depends on
+    inputs.
+    """
     q, k, v = _heads(m, x)
     weights = m.first((q @ k.mT).permute(0, 2, 3, 1)).softmax(-2)
     weights = m.second(weights).permute(0, 3, 1, 2)
@@ -356,14 +360,14 @@ def talking(m: Any, x: Tensor, *, is_dynamic: bool = False) -> Tensor:
 
 
 def film(m: Any, x: Tensor, added: float = 1.0, code: slice = slice(4, 6)) -> Tensor:
-    """A layer that scales and shifts units by another layer's outputs, which a code determines."""
+    """Compute a layer whose units are scaled and shifted by another layer's outputs, which a code determines."""
     scale, shift = m.scale(x[..., 4:6]), m.shift(x[..., code])
     out: Tensor = m.o(functional.gelu((added + scale) * m.a(x[..., :4]) + shift))
     return out
 
 
 def fused_film(m: Any, x: Tensor) -> Tensor:
-    """A layer that scales and shifts channels, with both from one layer."""
+    """Compute a layer whose channels are scaled and shifted by one other layer."""
     scale, shift = m.code(x[:, 0, 0, :3]).chunk(2, -1)
     y = scale[..., None, None] * m.a(x) + shift[..., None, None]
     out: Tensor = m.o(functional.gelu(y).mean((2, 3)))
@@ -371,14 +375,14 @@ def fused_film(m: Any, x: Tensor) -> Tensor:
 
 
 def by_class(m: Any, x: Tensor) -> Tensor:
-    """A layer that scales and shifts units by rows of two tables."""
+    """Compute a layer whose units are scaled and shifted by rows of two tables."""
     y = m.a(m.words(x[:, 0]))
     out: Tensor = m.o(functional.gelu(m.scale(x[:, 1]) * y + m.shift(x[:, 1])))
     return out
 
 
 def maxout(m: Any, x: Tensor, steps: Tensor | float = 1.0) -> Tensor:
-    """The largest of three linear pieces, and the larger of two."""
+    """Compute the maximum of three linear pieces, and the maximum of two."""
     y = (m.a(x).unflatten(-1, (4, 3)) * steps).amax(-1)
     first, second = m.b(y).chunk(2, -1)
     out: Tensor = m.o(functional.gelu(torch.maximum(first, second)))
@@ -386,7 +390,7 @@ def maxout(m: Any, x: Tensor, steps: Tensor | float = 1.0) -> Tensor:
 
 
 def context(m: Any, x: Tensor) -> Tensor:
-    """Convolutions with what attention over all positions reads added, as in GCNet."""
+    """Compute convolutions, with the result of attention over all positions added, as in GCNet."""
     h = m.a(x)
     read = (h.flatten(2) @ m.k(h).flatten(2).softmax(-1).mT)[..., 0]
     out: Tensor = m.o((h + m.t(m.n(m.u(read)).relu())[..., None, None]).relu().mean((2, 3)))
@@ -394,7 +398,7 @@ def context(m: Any, x: Tensor) -> Tensor:
 
 
 def dense(m: Any, x: Tensor) -> Tensor:
-    """Features of an earlier layer beside those of a later one, with a batch norm before each reader."""
+    """Concatenate features of an earlier and a later layer, with a batch norm before each reader."""
     h = m.i(x)
     h = torch.cat([h, m.c(m.n(h).relu())], 1)
     out: Tensor = m.o(m.e(h).relu().mean((2, 3)))
@@ -402,12 +406,12 @@ def dense(m: Any, x: Tensor) -> Tensor:
 
 
 def qkvo(width: int = 4) -> dict[str, nn.Module]:
-    """Queries, keys, values and the layer behind them."""
+    """Return layers for queries, keys, values and outputs."""
     return {**{name: nn.Linear(5, width) for name in "qkv"}, "o": nn.Linear(width, 4)}
 
 
 def film_layers(*, has_bias: bool = True) -> dict[str, nn.Module]:
-    """Layers of `film`."""
+    """Return the layers of `film`."""
     return {
         **{"a": nn.Linear(4, 5), "scale": nn.Linear(2, 5), "shift": nn.Linear(2, 5, bias=has_bias)},
         "o": nn.Linear(5, 3),
@@ -415,7 +419,7 @@ def film_layers(*, has_bias: bool = True) -> dict[str, nn.Module]:
 
 
 def branches(m: Any, x: Tensor) -> Tensor:
-    """Residual branches behind factors, and a bounded reader at the end."""
+    """Compute residual branches behind factors, with a bounded reader at the end."""
     h = m.a(x)
     h = h + m.s * m.c(m.b(h).relu())
     h = h + m.t * m.e(m.d(h).relu())
@@ -424,7 +428,7 @@ def branches(m: Any, x: Tensor) -> Tensor:
 
 
 def branch_layers(first: Tensor, second: Tensor) -> dict[str, nn.Module | Tensor]:
-    """Layers and factors of `branches`."""
+    """Return the layers and factors of `branches`."""
     names = {name: nn.Linear(4, 4) for name in "abcde"}
     return {**names, "s": first, "t": second, "o": nn.Linear(4, 3)}
 
@@ -528,7 +532,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], int]] = {
 
 
 def network(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
-    """A network away from its initialization, in float64, with its inputs and its symmetry; a copy of its own."""
+    """Return a copy of a network far from its initialization, in float64, with its inputs and its symmetry."""
     module, x, symmetry = _discovered(name)
     module = copy.deepcopy(module)
     torch.manual_seed(len(name))
@@ -551,7 +555,7 @@ def _discovered(name: str) -> tuple[nn.Module, Tensor, rg.Symmetry]:
 
 
 def stream(seed: int = 0) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
-    """A residual stream away from its initialization, like `network`."""
+    """Return a residual stream far from its initialization, like `network`."""
     torch.manual_seed(seed)
     module, x = Stream().double().eval(), torch.randn(7, 5, dtype=torch.float64)
     with torch.no_grad():
@@ -561,7 +565,7 @@ def stream(seed: int = 0) -> tuple[nn.Module, Tensor, rg.Symmetry, Params]:
 
 
 def stranger(params: Params, symmetry: rg.Symmetry, size: float, seed: int = 5) -> Params:
-    """A network with noise on its parameters."""
+    """Return a network with noise on its parameters."""
     chance = generator(seed)
     return {
         name: t + size * torch.randn(t.shape, generator=chance, dtype=t.dtype)
@@ -572,22 +576,22 @@ def stranger(params: Params, symmetry: rg.Symmetry, size: float, seed: int = 5) 
 
 
 def gap(one: Params, other: Params) -> float:
-    """The largest difference of two networks."""
+    """Return the largest difference of two networks."""
     return max(float((one[name] - other[name]).abs().max()) for name in one if one[name].is_floating_point())
 
 
 def drawn(symmetry: rg.Symmetry, seed: int, batch: tuple[int, ...] = ()) -> rg.Element:
-    """A random element with all parts, and translations that need statistics as stored, too."""
+    """Return a random element with all parts, including translations that are exact only with stored statistics."""
     element = symmetry.random(generator(seed), EVERY, batch=batch)
     return element.translated(random_translation(symmetry, generator(seed), batch, is_stored=True))
 
 
 def outputs(module: nn.Module, params: Params, x: Tensor) -> Tensor:
-    """The outputs of a network."""
+    """Return the outputs of a network."""
     found: Tensor = torch.func.functional_call(module, params, (x,), tie_weights=False)
     return found
 
 
 def generator(seed: int) -> torch.Generator:
-    """A source of chance."""
+    """Return a random generator."""
     return torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Networks of several architectures with a fine-tune and a copy in another gauge, for tests of carried changes."""
+"""Networks of several architectures with a fine-tune and a copy in another gauge, for tests of transferred changes."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,7 +26,7 @@ def words(*shape: int) -> Callable[[torch.Generator], Tensor]:
 
 
 class Own(nn.Module):
-    """Parameters that no layer holds, and a mask that is structure."""
+    """Parameters outside of layers, and a mask that is structure."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Own(nn.Module):
 
 
 class TiedGPT(GPT):
-    """The head reads with the rows of the embedding."""
+    """A language model whose head has the rows of the embedding."""
 
     def __init__(self) -> None:
         super().__init__(11, 6, width=12, layers=1, heads=2)
@@ -70,11 +70,11 @@ CASES: dict[str, Make] = {
 
 
 SYMMETRIES: dict[tuple[str, int], rg.Symmetry] = {}
-"""The symmetry of each case and seed, which is found once in a process."""
+"""The symmetry of each case and seed, which is discovered once in a process."""
 
 
 class Networks:
-    """A base, a fine-tune of it, a copy of the base in another gauge, and what the fine-tune is there."""
+    """A base, a fine-tune of it, a copy of the base in another gauge, and the fine-tune in this gauge."""
 
     def __init__(self, name: str, seed: int = 0) -> None:
         self.name = name
@@ -107,7 +107,7 @@ class Networks:
         return torch.func.functional_call(self.module, dict(params), (self.x,), tie_weights=False).detach()
 
     def ways(self) -> dict[str, dict[str, Any]]:
-        """The keywords of each mode; on this task the fine-tune itself is best."""
+        """Return the keywords of each mode. For this task, the fine-tune itself is the best network."""
         task = rg.Task(self.module, [(self.x, self.run(self.tuned))], criterion=functional.mse_loss)
         return {"weights": {}, "inputs": {"inputs": self.x, "module": self.module}, "task": {"task": task}}
 

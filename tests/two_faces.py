@@ -1,4 +1,4 @@
-"""Networks in files, and every command that measures beside the Python call that does the same."""
+"""Networks in files, and every measuring command next to its Python call."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def others():
 """
 EXAMPLES = 160
 MEMBERS = 24
-"""Networks in a store."""
+"""The number of networks in a store."""
 
 
 def normed() -> nn.Module:
@@ -62,7 +62,7 @@ SHAPES = {"normed": (1, 6, 6), "masked": (4,), "halved": (4,)}
 
 
 def batches(name: str, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Examples of four classes that are told by their inputs."""
+    """Return examples of four classes that their inputs determine."""
     chance = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(3):
@@ -74,7 +74,7 @@ def batches(name: str, seed: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def trained(name: str, seed: int) -> Params:
-    """A network after a few steps of training; its statistics are those of its own activations."""
+    """Return a network after a few training steps, with the statistics of its own activations."""
     torch.manual_seed(seed)
     module = MODULES[name]().float().train()
     optimizer = torch.optim.Adam(module.parameters(), 1e-2)
@@ -91,14 +91,14 @@ def trained(name: str, seed: int) -> Params:
 
 @cache
 def discovered(name: str) -> rg.Symmetry:
-    """The symmetry that Python finds, once for all verbs; every command finds it again."""
+    """Return the symmetry that Python finds, once for all functions. Every command finds it again."""
     module = MODULES[name]()
     return rg.discover(module, (torch.randn(2, *SHAPES[name], dtype=next(module.parameters()).dtype),))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A folder with networks a, b and c of one architecture, and what Python needs for them."""
+    """A folder with networks a, b and c of one architecture, and the objects that Python needs for them."""
 
     name: str
     folder: Path
@@ -130,32 +130,34 @@ class Case:
         return rg.Task(self.module.to(dtype), [(x.to(dtype), y) for x, y in batches(self.name, seed)])
 
     def prepared(self, judging: rg.Task, choosing: rg.Task) -> rg.Task:
-        """The task that recomputes statistics of batch normalization, where there are any, from data that choose."""
+        """The task that recomputes statistics of batch normalization, if there are any, from the data for choices."""
         if not any(name.endswith("running_mean") for name in self.module.state_dict()):
             return judging
         prepare = partial(rg.connect.reset_batchnorm, module=self.module, batches=list(choosing.batches))
         return replace(judging, prepare=prepare)
 
     def run(self, *words: str) -> dict[str, Any]:
-        """What a command says in JSON."""
+        """Return the JSON output of a command."""
         shown = StringIO()
         with redirect_stdout(shown):
             main([*words, "--json"])
         return json.loads(shown.getvalue())
 
     def options(self, *, data: bool = True) -> tuple[str, ...]:
-        """How a command is told the model, and data that choose and data that judge."""
+        """Return the options of a command for the model, the data for choices and the data for evaluation."""
         shape = "x".join(map(str, (2, *SHAPES[self.name])))
         dtype = str(self.dtype).removeprefix("torch.")
         model = ("--model", f"nets.py:{self.name}", "--input-shape", shape, "--input-dtype", dtype)
         return (*model, "--data", "nets.py:batches", "--test", "nets.py:others") if data else model
 
     def judged(self) -> tuple[str, ...]:
-        """The same for commands that trace nothing."""
+        """Return these options for commands that trace nothing."""
         return ("--model", f"nets.py:{self.name}", "--data", "nets.py:batches", "--test", "nets.py:others")
 
     def tasks(self) -> tuple[rg.Task, rg.Task]:
-        """The tasks that choose and that judge, as commands have them: statistics come from the data that choose."""
+        """Return the tasks for choices and for evaluation, as in commands. Statistics come from the data for
+        choices.
+        """
         choosing = self.task(0)
         return self.prepared(choosing, choosing), self.prepared(self.task(1), choosing)
 
@@ -355,4 +357,4 @@ FACES: dict[str, Face] = {
     "repair": repair,
     "flow judge": flow_judge,
 }
-"""What a command says and writes, and what Python computes from the same files."""
+"""The output of a command, and the result of Python for the same files."""

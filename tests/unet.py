@@ -28,7 +28,9 @@ class TimeEmbedding(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """Two convolutions after group normalization and SiLU; the time embedding is added between them."""
+    """Two convolutions after group normalization and SiLU, where the time embedding is added between the
+    convolutions.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, features: int, groups: int) -> None:
         super().__init__()
@@ -46,7 +48,7 @@ class ResBlock(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Self-attention, attention to a context where there is one, and a gated feed-forward layer (GEGLU)."""
+    """Self-attention, attention to a context if there is one, and a gated feed-forward layer (GEGLU)."""
 
     def __init__(self, features: int, heads: int, context: int | None) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ class TransformerBlock(nn.Module):
 
 
 class SpatialTransformer(nn.Module):
-    """Transformer blocks on the positions of an image, between two linear layers, added to the image."""
+    """Transformer blocks on the positions of an image, between two linear layers. The result is added to the image."""
 
     def __init__(self, channels: int, heads: int, depth: int, context: int | None, groups: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""VGG16."""
+"""The VGG16 network."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -13,7 +13,7 @@ VGG16: tuple[int | Literal["pool"], ...] = (
     *(512, 512, 512, "pool"),
     *(512, 512, 512, "pool"),
 )
-"""Channels of the 13 convolutions, and where positions are pooled."""
+"""The channels of the 13 convolutions, and the positions of pooling layers."""
 
 
 def vgg16(

@@ -1,4 +1,4 @@
-"""Architectures whose networks are read by networks: populations of each, and their symmetries."""
+"""Architectures whose networks are read by nets: populations of each architecture, and their symmetries."""
 
 from collections.abc import Callable
 from functools import cache
@@ -31,12 +31,13 @@ NAMES = (
     "hf_llama",
     "hf_mixtral",
 )
-"""Of `models.CASES` and `SHALLOW`."""
+"""Names of cases in `models.CASES` and `SHALLOW`."""
 SHALLOW: dict[str, Callable[[], nn.Module]] = {
     "resnet8_batch_A": lambda: resnet20(shortcut="A", blocks=1),
     "resnet8_group_B": lambda: resnet20(norm="group", blocks=1),
 }
-"""Residual networks with one block a stage: the kinds of tensors that deeper ones have, in a third of the time."""
+"""Residual networks with one block per stage: they have the kinds of tensors of deeper networks, and take a third of
+the time."""
 
 
 def generator(seed: int) -> torch.Generator:
@@ -45,12 +46,12 @@ def generator(seed: int) -> torch.Generator:
 
 @cache
 def symmetry(name: str) -> rg.Symmetry:
-    """The symmetry of a case."""
+    """Return the symmetry of a case."""
     return _found(name)[0]
 
 
 def population(name: str, networks: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64) -> Params:
-    """Random networks of a case, away from what initializations have in common."""
+    """Return random networks of a case, without the common properties of initializations."""
     found, start = _found(name)
     chance = generator(seed)
     result: Params = {}
@@ -67,7 +68,7 @@ def population(name: str, networks: int = 3, seed: int = 0, dtype: torch.dtype =
 
 
 def find_case(name: str) -> models.Case:
-    """The case of a name in `NAMES`."""
+    """Return the case of a name in `NAMES`."""
     if name in SHALLOW:
         return models.Case(name, SHALLOW[name], models.IMAGE, "")
     return next(case for case in models.CASES if case.name == name)
@@ -84,7 +85,7 @@ def _found(name: str) -> tuple[rg.Symmetry, Params]:
 
 
 def move_units(layout: Layout, name: str, element: Element, values: Tensor) -> Tensor:
-    """Features of one set of units, `[models, *sizes, width]`, moved by the permutations of a batched element."""
+    """Return features of one set of units, `[models, *sizes, width]`, permuted by a batched element."""
     units = layout.units[name]
     models_, ndim = len(values), len(units.axes)
 
@@ -104,7 +105,9 @@ def move_units(layout: Layout, name: str, element: Element, values: Tensor) -> T
 
 
 def move_changes(case: str, element: Element, before: Params, after: Params) -> tuple[Params, Params]:
-    """Changes of networks, moved by an element, and the changes of the moved networks, both without rounding."""
+    """Return changes of networks, transformed by an element, and the changes of the transformed networks, without
+    rounding.
+    """
     networks = population(case)
     changed = {name: tensor + before.get(name, 0) for name, tensor in networks.items()}
     one, other = (symmetry(case).act(element, params) for params in (changed, networks))

@@ -1,4 +1,4 @@
-"""The networks of Deep-Align's experiments have as many parameters as published."""
+"""The networks of Deep-Align's experiments have the published numbers of parameters."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Experiments on other devices: networks are trained and evaluated there, in half precision where it is fast."""
+"""Experiments on other devices: networks are trained and evaluated on the device, in half precision if this is fast."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trainings of experiments that were interrupted: the same call continues them."""
+"""Interrupted trainings of experiments: the same call continues them."""
 
 from collections.abc import Callable
 from pathlib import Path

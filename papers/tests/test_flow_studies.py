@@ -1,4 +1,4 @@
-"""Studies of flows: networks that begin alike, pairs that are aligned, pictures of images."""
+"""Studies of flows: networks with a common initialization, aligned pairs, and pictures of images."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,6 @@
-"""The experiments on learned alignment: what holds for their networks and matchers whatever is measured."""
+"""The experiments on learned alignment: properties of their networks and matchers that do not depend on
+measurements.
+"""
 
 from dataclasses import fields, replace
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Studies of learned alignment: which networks are kept from matchers, starts of other methods, reduced populations."""
+"""Studies of learned alignment: networks that are reserved, initializations of other methods, and reduced
+populations.
+"""
 
 import re
 from dataclasses import replace
@@ -39,7 +41,7 @@ MODULE = mlp(6, 8, 8, 3).double()
 
 
 def network(seed: int) -> Params:
-    """Random parameters in double precision."""
+    """Return random parameters in double precision."""
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(t.shape, generator=generator).double() for name, t in MODULE.state_dict().items()}
 

@@ -1,4 +1,4 @@
-"""The studies of merging: what must hold at any scale, however little the networks are trained."""
+"""The studies of merging: properties that hold at any scale, even after little training."""
 
 import json
 from dataclasses import replace

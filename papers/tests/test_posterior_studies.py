@@ -1,4 +1,4 @@
-"""The experiments of paper 004: what their tables must show whatever the networks are."""
+"""The experiments of paper 004: properties of their tables for any networks."""
 
 from dataclasses import replace
 from pathlib import Path

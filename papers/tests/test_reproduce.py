@@ -1,4 +1,4 @@
-"""`regauge reproduce`: every experiment from end to end in small, resumption, tables, and what it says."""
+"""`regauge reproduce`: every experiment from end to end in small size, resumption, tables, and printed output."""
 
 import io
 import json
@@ -50,7 +50,7 @@ TWINS = {
     ("004", "figure2"): "figure6",
     ("004", "figureA15"): "figure4",
 }
-"""Experiments that in small do what another one of the paper does."""
+"""Experiments that, in small size, equal another experiment of the paper."""
 SIBLINGS = {
     ("000", "mnist"): "uci",
     ("000", "mnist-long"): "uci",
@@ -71,7 +71,8 @@ SIBLINGS = {
     ("transformers", "causes-gpt"): "causes-vit",
     ("weightspace", "vits"): "cnns",
 }
-"""Experiments that measure what another one of the paper does, on other networks; `make thorough` runs them."""
+"""Experiments with the measurements of another experiment of the paper, on other networks. `make thorough` runs
+them."""
 IN_SMALL = [
     pytest.param(*pair, id="-".join(pair), marks=pytest.mark.thorough if pair in SIBLINGS else ())
     for pair in NAMES
@@ -81,7 +82,7 @@ IN_SMALL = [
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, str]]:
-    """Runs an experiment in small from end to end, each once; its folder, and what was printed."""
+    """Run an experiment in small size from end to end, once. Return its folder, and the printed output."""
     known: dict[tuple[str, str], tuple[Path, str]] = {}
 
     def run(paper: str, name: str) -> tuple[Path, str]:
@@ -240,7 +241,7 @@ def test_a_record_is_drawn_with_the_columns_that_are_asked_for(
 
 
 def interrupting(label: str, after: int) -> Progress:
-    """A progress that interrupts a part of the run after so many steps."""
+    """Return a progress display that interrupts a part of the run after a number of steps."""
     done = 0.0
 
     def begin(name: str, steps: float, /) -> Advance:
@@ -287,7 +288,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
 
 
 def hold(path: Path, connection: Any) -> None:
-    """Make a file slowly, in a process of its own: until the other end of the connection is closed."""
+    """Make a file slowly in a separate process, until the other end of the connection is closed."""
 
     def write() -> None:
         connection.send("begun")
@@ -299,7 +300,9 @@ def hold(path: Path, connection: Any) -> None:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[tuple[Path, Any, Callable[[], None]]]:
-    """The place of the record "1", which another process is making, that process, and what lets it end."""
+    """Return the place of the record "1", which another process is making, the process, and a function that lets it
+    end.
+    """
     run = Run("smoke", 0, tmp_path)
     run.record("settings", "0", lambda: {"by": "before"})
     (known,) = tmp_path.glob("steps/*/0.json")
@@ -675,7 +678,7 @@ def test_a_column_that_a_record_lacks_is_named(tmp_path: Path, refused: Callable
 
 
 def settings_class(**defaults: Any) -> Any:
-    """A class of settings with some fields, as another version of the code has it."""
+    """Return a class of settings with some fields, as in another version of the code."""
     return make_dataclass("Settings", [("steps", int), *((k, type(v), v) for k, v in defaults.items())], frozen=True)
 
 

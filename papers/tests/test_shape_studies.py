@@ -1,4 +1,4 @@
-"""The experiments of paper 003: what their tables must show whatever the networks are."""
+"""The experiments of paper 003: properties of their tables for any networks."""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Deep weight space networks as published, against a plain reference case by case, and what their code got wrong."""
+"""Published deep weight space networks, compared with a plain reference case by case, and the faults of the published
+code.
+"""
 
 from functools import cache
 from typing import Any
@@ -54,7 +56,7 @@ def make(head: Any, **settings: Any) -> ChainDWS:
 
 
 def plain_set(module: nn.Module, x: Tensor, config: chains.ChainConfig, heads: int) -> Tensor:
-    """A layer of sets `[units, inputs]`, one unit and one head after the other."""
+    """Return a layer of sets `[units, inputs]`, computed one unit and one head at a time."""
     maps = list(module.modules())
     linears = [m for m in maps if isinstance(m, nn.Linear)]
     if config.sets == "mean":
@@ -77,7 +79,7 @@ def plain_set(module: nn.Module, x: Tensor, config: chains.ChainConfig, heads: i
 
 
 def plain_map(net: ChainDWS, module: Any, x: Tensor, source: int, target: int, heads: int) -> Tensor:
-    """What tensor `target` hears from tensor `source` of one network, whole; weights come first, then biases."""
+    """Return the message from tensor `source` to tensor `target` of one network. Weights come first, then biases."""
     config = net.config
     pool = (lambda t, dims: t.amax(dims)) if config.pooling == "max" else (lambda t, dims: t.mean(dims))
     n, last = list(WIDTHS), LAYERS - 1
@@ -145,7 +147,7 @@ def plain_features(net: ChainDWS, params: Params, model: int) -> list[Tensor]:
 
 
 def plain_resize(module: Any, x: Tensor) -> Tensor:
-    """Feature by feature and unit by unit."""
+    """Compute the map feature by feature and unit by unit."""
     features = []
     for f in range(x.shape[-1]):
         scores = torch.stack([module.query @ x[:, unit, f] for unit in range(x.shape[1])]).softmax(0)

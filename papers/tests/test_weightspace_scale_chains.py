@@ -1,4 +1,6 @@
-"""ScaleGMN as published, against outputs of the published code, a plain reference, and what that code got wrong."""
+"""Published ScaleGMN, compared with outputs of the published code and a plain reference, and the faults of that
+code.
+"""
 
 import json
 from pathlib import Path
@@ -15,7 +17,8 @@ from regauge.nets.mlp import MLP
 from regauge_papers import chains
 
 PUBLISHED = json.loads((Path(__file__).parent / "published_scale_gmn.json").read_text())
-"""What `benchmarks/scale_gmn.py --reference` wrote: settings, and outputs of the published code in double precision."""
+"""The output of `benchmarks/scale_gmn.py --reference`: settings, and outputs of the published code in double
+precision."""
 WIDTHS = (3, 6, 5, 7, 2)
 
 
@@ -24,7 +27,7 @@ def symmetry(widths: tuple[int, ...] = WIDTHS, activation: Any = torch.tanh) -> 
 
 
 def networks(widths: tuple[int, ...] = WIDTHS) -> Params:
-    """By the formula of the benchmark."""
+    """Return networks by the formula of the benchmark."""
     tensors: Params = {}
     for name, tensor in MLP(widths).state_dict().items():
         steps = torch.arange(3 * tensor.numel(), dtype=torch.float64) + len(tensors)
@@ -33,7 +36,7 @@ def networks(widths: tuple[int, ...] = WIDTHS) -> Params:
 
 
 def fill(net: nn.Module) -> None:
-    """By the formula of the benchmark."""
+    """Set parameters by the formula of the benchmark."""
     with torch.no_grad():
         for k, (_, parameter) in enumerate(sorted(net.named_parameters())):
             steps = torch.arange(parameter.numel(), dtype=torch.float64)
@@ -65,7 +68,7 @@ def test_equals_the_published_code(row: dict[str, Any]) -> None:
 
 
 def edge_by_edge(net: chains.ChainScaleGMN, params: Params, model: int) -> Tensor:
-    """The forward net on one network, one weight after the other: equations 8 to 14 for hidden units."""
+    """Compute the forward net on one network, one weight at a time: equations 8 to 14 for hidden units."""
     tensors = list(params.values())
     weights, biases = [w[model] for w in tensors[::2]], [b[model] for b in tensors[1::2]]
     count = len(weights)
