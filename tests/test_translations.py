@@ -1,6 +1,7 @@
-"""Translations: what may be added is found, counted by hand and against the null space, and the chart keeps its laws.
+"""Translations: all possible additions are found, compared with explicit counts and the null space, and the chart obeys
+its laws.
 
-The numbers of dimensions in `NETS` were counted by hand, family by family.
+The numbers of dimensions in `NETS` were counted explicitly, family by family.
 """
 
 import copy

@@ -80,7 +80,7 @@ IDIOM = re.compile(
 "therefore"."""
 FENCED = re.compile(r"^(```|:::).*?^\1$|<!--.*?-->|^\$\$.*?^\$\$$", re.DOTALL | re.MULTILINE)
 NOT_PROSE = re.compile(r"^\s*(?:\||#|!\[|:::|>>>|\.\.\. |\(.*\)=$)")
-"""Lines of tables, headings, pictures, directives, targets and examples."""
+"""A pattern of lines of tables, headings, pictures, directives, targets and examples."""
 ITEM = re.compile(r"^\s*(?:[-*+]|\d+\.)\s+")
 ENTRY = re.compile(r"^\s*\*{0,2}[\w, ]+: ")
 """A pattern of the name before the text of an argument."""

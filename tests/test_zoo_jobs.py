@@ -22,10 +22,10 @@ from regauge.zoo.jobs.executors import dask
 
 @dataclass(frozen=True)
 class Squares:
-    """Job k leaves k squared, and a mark if that was there already; some kill their process at the first attempt.
+    """Job k writes k squared, and a mark if the file already exists. Some jobs kill their process at the first attempt.
 
-    A file appears by one operation that fails if it is there, so that no time is left between a result and the
-    knowledge of it in which the process could be killed.
+    One operation creates the file and fails if the file exists. Therefore the process cannot be killed between the
+    result and its mark.
     """
 
     folder: Path
