@@ -9,15 +9,21 @@ TYPES = {
         "of networks.",
     ),
     "FilePath": (("str | pathlib.Path", "pathlib.Path | str"), "The path of a file or folder."),
-    "Network": (("Params | FilePath",), "Parameters by name, or the path of a checkpoint, which is read when needed."),
+    "Network": (
+        ("Params | FilePath",),
+        "Parameters by name, or the path of a checkpoint. A checkpoint is read on access.",
+    ),
     "Destination": (
         ("regauge.Output | FilePath", "Output | FilePath"),
         "Where a result is written: a path, or `rg.Output` with its form.",
     ),
-    "Memory": (("int | str | MemoryLimit",), "The memory that a call may hold: a number of bytes, or a text as `3GB`."),
+    "Memory": (
+        ("int | str | MemoryLimit",),
+        "The memory that a call may use: a number of bytes, or a text such as `3GB`.",
+    ),
     "Outputs": (
         ("Callable[[Any], Any] | str | Sequence[str] | None",),
-        "The outputs that count: one name, several, a function of the output, or `None` for all tensors.",
+        "The outputs that are compared: one or several names, a function of the output, or `None` for all tensors.",
     ),
     "OnStep": (
         ("Callable[[regauge.training.State], object]", "Callable[[State], object]"),
@@ -40,25 +46,25 @@ TYPES = {
     ),
     "ByLayer": (
         ("float | Setting | tuple[float | Setting, ...]", "float | Setting"),
-        "One number, or a `Setting` by layer and module; a tuple has one for each network.",
+        "One number, or a `Setting` by layer and module. A tuple has one of them for each network.",
     ),
     "Populations": (
         (
             "regauge.storage.Store | Params | Sequence[regauge.storage.Store | Params] | regauge.storage.Collection",
             "Store | Params | Sequence[Store | Params] | Collection",
         ),
-        "A store, a population in memory, or several of these, of one architecture or more.",
+        "A store, a population in memory, or several stores and populations, of one or more architectures.",
     ),
     "ArrayLike": (
         (
             "_Buffer | _SupportsArray[dtype[Any]] | _NestedSequence[_SupportsArray[dtype[Any]]] | complex | bytes | "
             "str | _NestedSequence[complex | bytes | str]",
         ),
-        "What NumPy makes an array of: an array, a number, or lists of numbers.",
+        "An array, a number, or lists of numbers, which NumPy converts to an array.",
     ),
     "Scales": (
         ("Literal['balance', 'recompute', 'keep']",),
-        "What an alignment takes over from the first network: see :doc:`/explanation/scales`.",
+        "Which scales an alignment takes from the first network: see :doc:`/explanation/scales`.",
     ),
 }
 """By short name: what is written for it in signatures, and what it is. A later entry may contain an earlier one."""
