@@ -89,9 +89,9 @@ def align_posteriors(
     higher cost.
 
     Translations of `symmetry` are not applied, and scales are applied only if the method balances them. Translations
-    and scales change the prior density of the weights, unless the prior is flat. A translated posterior makes the same
-    predictions, but usually has another divergence from the prior. To translate a posterior, use `push`. To measure how
-    far a posterior is from the prior, use `compare_with_prior`.
+    and scales change the prior density of the weights, unless the prior is flat. A translated posterior makes the
+    predictions of the original posterior, but usually has another divergence from the prior. To translate a posterior,
+    use `push`. To measure how far a posterior is from the prior, use `compare_with_prior`.
 
     If full covariances were compared, the best permutation of a layer would be the solution of a quadratic assignment
     problem. `align_posteriors` uses only the diagonals of the covariances. `regauge.bayes.transport.distance` measures
@@ -167,7 +167,7 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
         posteriors: One or more posteriors of one architecture. Posteriors that are not diagonal Gaussians are replaced
             by their moments.
         weights: One nonnegative weight for each posterior, normalized to sum to one. By default, all weights are equal.
-            Buffers are averaged with the same weights.
+            `weights` also determine the averages of buffers.
 
     Raises:
         ValueError: There are no posteriors, the posteriors have different architectures, or the number of weights is
@@ -217,7 +217,7 @@ def one_gaussian(
     likelihood of held-out data. Activations of the mean network lose variance, which `repair` restores. With `repair`,
     the loss of the mean of sixteen MLPs on MNIST fell from 0.30 to 0.12. The members themselves had a loss of 0.09
     (cross-entropy, in nats). Running statistics of batch normalization are averaged, but these averages are wrong for
-    the mean network. Recompute these statistics with `reset_batchnorm` or `repair`.
+    the mean network. Recompute the running statistics with `reset_batchnorm` or `repair`.
 
     Args:
         members: At least two networks, or at least one posterior.

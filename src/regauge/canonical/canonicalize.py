@@ -78,11 +78,11 @@ def canonicalize(
 
     A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
     and `Linear(6, 2)` has six inner coordinates and at most rank two. If the rank is lower than the number of inner
-    coordinates, some entries of the factors do not affect the function. In this case, the canonical form contains the
-    factorization of the product by rank. The factorized network computes the same function. It is not on the orbit, but
-    networks on the orbit come arbitrarily close to it. Networks with the same canonical form therefore compute the same
-    function, but may lie on different orbits. Inner coordinates that are zero in both factors have zero gradients.
-    `factorize` computes only the factorization by rank.
+    coordinates, some entries of the factors do not affect the function. The canonical form then contains the
+    factorization of the product by rank, which preserves the function. The factorized network is not on the orbit of
+    the given network, but networks on the orbit come arbitrarily close to it. Networks with the same canonical form
+    therefore compute the same function, but may lie on different orbits. Inner coordinates that are zero in both
+    factors have zero gradients. `factorize` computes only the factorization by rank.
 
     Args:
         params: A network, a population with a leading model axis, or the path of a checkpoint. The given tensors are
@@ -177,7 +177,7 @@ def factorize(
         parts: The parts of the symmetry; see `canonicalize`. If "linear" is not among the parts, nothing changes.
 
     Returns:
-        The given tensors if every product has full rank. Otherwise, new tensors in float64 on the CPU.
+        The given tensors if every product has full rank, otherwise new tensors in float64 on the CPU.
     """
     symmetry = symmetry.bind(params)
     is_asked = parts is None or "linear" in parts

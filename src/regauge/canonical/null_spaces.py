@@ -38,7 +38,8 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
         symmetry: The symmetry. All sizes of its groups must be known.
 
     Returns:
-        The given tensors if every product has full rank. Otherwise, projected tensors are new tensors in float64.
+        The given tensors if every product has full rank. If a product has lower rank, projected tensors are new tensors
+        in float64.
 
     References:
         Kalman (1963), Mathematical description of linear dynamical systems, theorem 5, for the part that inputs reach

@@ -140,8 +140,8 @@ class Manifold:
         """Return the Karcher mean of canonical networks. The mean of two networks lies on the geodesic between them.
 
         Args:
-            networks: One or more networks. On each sphere, all networks should lie within a half sphere. Otherwise, the
-                mean may not be unique.
+            networks: One or more networks. On each sphere, all networks should lie within a half sphere, because
+                otherwise the mean may not be unique.
             weights: One nonnegative weight for each network. Default: equal weights.
 
         Raises:

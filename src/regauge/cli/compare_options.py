@@ -13,9 +13,9 @@ from regauge.cli.options import DATA_HELP, Batch, Checkpoints, JudgedOptions, Ma
 class Compare(JudgedOptions):
     """Find out whether B is a symmetric copy of A, a descendant of A, or an unrelated network.
 
-    The command aligns B to A. It measures distances, the share of each layer of A that B explains, and whether units
-    correspond in the stored order. The p-value of this correspondence is exact, unless somebody chose the order, for
-    example by aligning B to A. The page "comparison" of the documentation explains the verdicts. For three or more
+    The command aligns B to A. The command measures distances, the share of each layer of A that B explains, and whether
+    units correspond in the stored order. The p-value of the correspondence is exact, unless somebody chose the order,
+    for example by aligning B to A. The page "comparison" of the documentation explains the verdicts. For three or more
     checkpoints, or a folder of them, the command compares every pair, draws related networks as trees, and lists
     networks that are averages of others.
     """

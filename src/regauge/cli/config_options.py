@@ -19,7 +19,7 @@ def with_settings(config: type, names: str, **metavars: str) -> Callable[[type[T
     A setting that is true by default becomes an option with the values "yes" and "no".
 
     Args:
-        config: A dataclass in a module without torch. It has a docstring with a section "Attributes", or a base has.
+        config: A dataclass in a module without torch, whose docstring (or a base's) has a section "Attributes".
         names: The settings, separated by spaces. `option=setting` gives an option another name.
         metavars: Placeholders in the help, by option.
     """

@@ -75,7 +75,7 @@ Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "inte
 
 
 class UsageError(ValueError):
-    """An error about options that exclude each other. It names options; errors of the library name arguments."""
+    """An error about conflicting options. Its message names options, and messages of the library name arguments."""
 
 
 @dataclass(frozen=True)

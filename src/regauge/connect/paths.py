@@ -29,7 +29,7 @@ class Path(Protocol):
 
 @runtime_checkable
 class PreparedPath(Path, Protocol):
-    """A path that computes data, such as statistics, from its two endpoints. `walk` computes these data once."""
+    """A path for which `walk` computes data, such as statistics, once from the two endpoints."""
 
     def walk(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor]) -> Callable[[float], Params]:
         """Return a function that maps t to the network at t.

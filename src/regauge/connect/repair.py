@@ -124,12 +124,12 @@ def repair(
     """Give every unit of an interpolated network the interpolated mean and standard deviation of the endpoints.
 
     A linear layer or convolution is repaired if another linear layer or convolution follows. Before the nonlinearity,
-    each unit gets the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints. To
-    achieve this, the unit's incoming weights are rescaled and its bias is shifted. The architecture of the network
-    stays the same. Layers are repaired in graph order. The statistics of a layer are measured after all layers before
-    it were repaired. Therefore all layers have the desired statistics at the end. Measuring each endpoint takes one
-    pass over the batches. Each layer on the longest path through the model takes one further pass, which runs only up
-    to this layer. Statistics are computed over all examples and positions.
+    each unit gets the mean `sum_k w_k mean_k` and the *standard deviation* `sum_k w_k std_k` of the endpoints. The
+    repair rescales the incoming weights of each unit and shifts its bias. The architecture of the network stays the
+    same. Layers are repaired in graph order. The statistics of a layer are measured after all layers before it were
+    repaired. Therefore all layers have the desired statistics at the end. Measuring each endpoint takes one pass over
+    the batches. Each layer on the longest path through the model takes one further pass, which runs only up to this
+    layer. Statistics are computed over all examples and positions.
 
     The following parts are not changed: the last layer, layers whose weight is used twice, grouped transposed
     convolutions, embeddings, and the gates of recurrent layers. If a layer has no bias of its own, its mean is not
@@ -154,7 +154,7 @@ def repair(
             machine's memory.
 
     Returns:
-        The repaired network. If all endpoints equal the network itself, the result is this network with recomputed
+        The repaired network. If all endpoints equal the network itself, the result is the given network with recomputed
         running statistics.
 
     Raises:

@@ -119,8 +119,8 @@ def straighten(
     Parameters are trained, and buffers are not changed. Any model and loss can be used.
 
     Args:
-        params_a: The network at the fixed endpoint. This network is not modified.
-        params_b: The network from which training starts. This network is not modified.
+        params_a: The network at the fixed endpoint. The given network is not modified.
+        params_b: The network from which training starts. The given network is not modified.
         generator: The generator that samples examples and points on the path. Default: a generator with seed 0.
         on_step: A function that is called after each step with a `regauge.training.State`: the step number, loss and
             learning rate.
@@ -274,16 +274,16 @@ def train_path(
     """Optimize the inner control points of a path to minimize the expected loss at a uniformly random point of the
     path.
 
-    Every step uses one batch and one random t. Align the networks first. Otherwise, the curve mostly learns a detour
-    around a symmetry, which an alignment removes at no cost.
+    Every step uses one batch and one random t. Align the networks first. Between unaligned networks, the curve mostly
+    learns a detour around a symmetry, which an alignment removes at no cost.
 
     Only parameters are trained. Buffers are combined with the same weights as parameters. If a model has batch
     normalization, the task needs a `prepare` function that recomputes the statistics. The `prepare` function should use
     few batches, because it runs in every step. Gradients do not flow through `prepare`.
 
     Args:
-        params_a: The network at t = 0. This network is not modified.
-        params_b: The network at t = 1. This network is not modified.
+        params_a: The network at t = 0. The given network is not modified.
+        params_b: The network at t = 1. The given network is not modified.
         task: The task, with module, batches and loss. The batches are used in their order, repeatedly.
         path: The initial path, such as `Bezier.between(a, b)`. The given path is not modified.
         generator: The generator that samples t, on the CPU. Default: a generator with seed 0.

@@ -222,7 +222,7 @@ def cifar10(folder: str | Path | None = None) -> ImageData:
     Args:
         folder: A folder that contains `cifar-10-binary.tar.gz`, or `cifar10_jpeg_train.npz` and
             `cifar10_jpeg_test.npz`. By default, `cifar10` in the folder that the environment variable `REGAUGE_DATA`
-            names. If this folder is missing, the original archive is downloaded once.
+            names. If the default folder is missing, the original archive is downloaded once.
 
     Raises:
         FileNotFoundError: A file is missing and cannot be downloaded.
@@ -253,7 +253,7 @@ def cifar100(folder: str | Path | None = None) -> ImageData:
 
     Args:
         folder: A folder that contains `cifar-100-binary.tar.gz`. By default, `cifar100` in the folder that the
-            environment variable `REGAUGE_DATA` names. If this folder is missing, the archive is downloaded once.
+            environment variable `REGAUGE_DATA` names. If the default folder is missing, the archive is downloaded once.
 
     Raises:
         FileNotFoundError: The file is missing and cannot be downloaded.

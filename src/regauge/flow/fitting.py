@@ -66,7 +66,7 @@ def fit(
 
     The fit returns the weights with the best validation loss. By default, networks are aligned before the flow is
     fitted. The flow begins at the normal distribution with the mean and covariances of the aligned networks. The net
-    learns the difference between the population and this normal distribution. After the training, the output of the net
+    learns the difference between the population and the normal distribution. After the training, the output of the net
     is multiplied by a factor from 0 to 1 (the share), which is chosen by validation. The flow is compared with the
     normal distribution on held-out networks or, with a task, on sampled networks. The share is 0 unless the flow is
     better by more than one standard error. Therefore, on the compared networks, a flow is not worse than the normal
@@ -81,8 +81,8 @@ def fit(
         config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
         task: Examples and the loss by which sampled networks are judged. With a task, the training keeps the epoch
             whose sampled networks have the smallest loss, among the epochs that are not worse than the normal
-            distribution on held-out networks. Pass examples on which the networks were trained, or examples reserved
-            for this purpose. Never pass test examples.
+            distribution on held-out networks. Pass examples on which the networks were trained, or examples that are
+            reserved for choosing the epoch. Never pass test examples.
         starts: Initial networks of the population. If initial networks are given, a prior of independent values is
             matched to the initial networks instead of the trained networks.
         generator: The random generator from which one seed is sampled; by default a generator with seed 0.

@@ -60,7 +60,8 @@ class Flow:
         prior: The distribution of the start points of samples.
         moments: Statistics of the networks to which the flow was fitted.
         design: The settings from which the flow is built.
-        classes: The values of the label column; empty without labels. Networks can be sampled for one of these values.
+        classes: The values of the label column, empty without labels. `sample` can sample networks for one of the
+            values.
         about: Facts about the training run, as JSON.
         trained: The training history; None if the flow was loaded from a file.
         reference: The point in the space `networks` to which networks are aligned, `[values]`; None if the fit did not

@@ -74,10 +74,10 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
 
 
 def find_chance(near: int, count: int, held_out: int, of: int) -> float:
-    """Return the probability that at least `near` networks are near if generated networks are as different from
-    training networks as held-out networks are.
+    """Return the probability that at least `near` networks are near under the null hypothesis that generated networks
+    are as new as held-out networks.
 
-    Under this assumption, all rankings of the distances of generated and held-out networks are equally likely.
+    Under the null hypothesis, all rankings of the distances of generated and held-out networks are equally likely.
 
     Args:
         near: The number of generated networks below a bound.

@@ -56,7 +56,7 @@ def sample_store(
             of 256 networks, not to all networks together.
         noise: The amount of noise in each step.
         guide: A function that makes the guidance of each shard.
-        like: A store of networks with other widths. The sampled networks have the widths of this store.
+        like: A store of networks with other widths, which the sampled networks then have.
         label: The class label on which the networks are conditioned.
         seed: The seed of all random numbers.
         about: Additional facts that are written to the store. An interrupted run is continued only if the facts in its

@@ -24,8 +24,8 @@ class StraightLines:
     """Straight paths between two independent normal distributions of every coordinate.
 
     Between `x0 ~ N(m0, s0^2)` and `x1 ~ N(m1, s1^2)`, the point `x = (1 - t) x0 + t x1` is normal. Given x, the
-    velocity and the endpoint are also normal. Their means are linear in x, and their standard deviations do not depend
-    on x.
+    velocity and the endpoint are also normal. The means of velocity and endpoint are linear in x, and their standard
+    deviations do not depend on x.
     """
 
     start: tuple[Tensor, Tensor]

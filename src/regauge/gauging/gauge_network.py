@@ -48,8 +48,8 @@ def gauge(
 ) -> GaugeResult:
     """Transform the weights of a network such that they are easier to quantize, without changing its function.
 
-    In other tools, such transformations are programmed separately for each architecture. Examples are cross-layer
-    equalization, SmoothQuant, AWQ, QuaRot and SpinQuant. All of these transformations are elements of the symmetry that
+    Cross-layer equalization, SmoothQuant, AWQ, QuaRot and SpinQuant also transform weights for this purpose, but other
+    tools program them separately for each architecture. All these transformations are elements of the symmetry that
     `discover` finds. One of the following methods chooses the element:
 
     | method | what it moves | needs |

@@ -22,8 +22,8 @@ def flat_rotation(n: int) -> Square:
 
     All entries are `± n^-1/2` if a Hadamard matrix of the size is known. Known matrices are Sylvester's for powers of
     two, Paley's for 12, 20, 28, 36, 44 and other sizes, and Kronecker products of known matrices. Matrices of other
-    sizes need a further Kronecker factor, the matrix of the discrete Hartley transform. For size n, the entries of this
-    matrix are at most `(2 / n)^1/2`.
+    sizes need a further Kronecker factor, the matrix of the discrete Hartley transform. The entries of a Hartley matrix
+    of size n are at most `(2 / n)^1/2`.
 
     References:
         Paley (1933), On orthogonal matrices; Bracewell (1983), Discrete Hartley transform.

@@ -150,7 +150,7 @@ def read_mappings(path: str | Path) -> list[ScalePair]:
     """Return the pairs of a table in a JSON or YAML file; see `read_table`.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: The file does not exist.
         ValueError: The file does not contain a table of mappings.
     """
     path = Path(path)

@@ -65,7 +65,7 @@ class RoundToNearest:
         return self._unblock((values / step).round() * step, tensor, rows).to(tensor.dtype)
 
     def straight_through(self, tensor: Tensor, rows: tuple[int, ...]) -> Tensor:
-        """Return the rounded tensor. Its gradients treat rounding as the identity, but include the dependence of the
+        """Return the rounded tensor, whose gradients treat rounding as the identity but include the dependence of the
         step sizes on the tensor.
 
         References:

@@ -33,8 +33,8 @@ class Built:
         inputs: Positional inputs.
         kwargs: Keyword inputs.
         checkpoint: The checkpoint that describes the network; None for other models.
-        further: Other keyword inputs for the trace. They are used if the model cannot be traced with the first inputs,
-            or if the first inputs do not reach every submodel.
+        further: Other keyword inputs for the trace, which are used if the first inputs cannot be traced or do not reach
+            every submodel.
         lack: The reason why example inputs are missing.
     """
 

@@ -1,8 +1,9 @@
 """Loops over the experts of a mixture, converted such that they can be traced: every expert processes all tokens.
 
-The usual loop visits only experts that the router chose for at least one token. It cannot be traced, because the chosen
-experts depend on tensor values. The converted loop applies every expert to every token, and multiplies the results of
-experts that were not chosen by zero. The converted loop computes the same function as the original loop.
+The usual loop visits only experts that the router chose for at least one token. The usual loop cannot be traced,
+because the chosen experts depend on tensor values. The converted loop applies every expert to every token, and
+multiplies the results of experts that were not chosen by zero. The converted loop computes the same function as the
+original loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -52,9 +52,9 @@ def open_networks(
 
     Args:
         paths: The checkpoints: files, folders, BASE+ADAPTER, or hub models in the cache on this machine.
-        model: The model of the checkpoints, or its name. By default, the first checkpoint determines the model. For
-            this purpose, the first checkpoint must be a folder with config.json, or have a header that describes the
-            network.
+        model: The model of the checkpoints, or its name. By default, the first checkpoint determines the model. If
+            `model` is not given, the first checkpoint must be a folder with config.json, or have a header that
+            describes the network.
         symmetry: The symmetry to use instead of the symmetry of the model.
         streamed: Whether tensors stay on the disk and are read one by one, or a function that decides this, given the
             symmetry.

@@ -107,8 +107,8 @@ class TokenPlan:
             tokens: Tokens with specified rows. Each token has the index of the network that provides the row (None for
                 zeros), and the source.
             multiple: A number such that the number of rows is rounded up to a multiple of it.
-            kept: The number of rows of all networks, if all networks have the same tokens. In this case, rows without a
-                token keep their order.
+            kept: The number of rows of all networks, if all networks have the same tokens. Rows without a token then
+                keep their order.
 
         Raises:
             ValueError: A network lacks a token whose row it must provide.

@@ -76,7 +76,8 @@ def bring_together(
         source: The index of the checkpoint whose files are copied to the output.
         tokenizer: "union" (all tokens), "base" (the tokens of the first network), or the path of one of the folders.
         remedy: Advice for the error about different tokens.
-        is_shared: Whether tokens that some networks lack are dropped. By default, such tokens cause an error.
+        is_shared: Whether tokens that some networks lack are dropped. By default, tokens that some networks lack cause
+            an error.
 
     Raises:
         ValueError: Tokens differ and no vocabulary was chosen. A network has no tokenizer, or its embeddings have

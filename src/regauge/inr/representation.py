@@ -133,7 +133,7 @@ class Inr:
         in all other layers. Weights of a ReLU network have the bound 1/sqrt(n), as in torch. Biases with bound
         1/sqrt(n) are spread over many periods of the first layer's sines (`omega/sqrt(3)` = 17.3 rad for points in
         space). Therefore networks with different initializations have different phases. With `bias="siren"`, biases are
-        too small for this effect.
+        too small to spread over many periods.
 
         Args:
             generator: The random generator.

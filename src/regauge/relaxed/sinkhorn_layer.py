@@ -15,11 +15,12 @@ RANGE = 12.0
 CHECKED = 5
 """The number of multiplicative iterations between two checks of the marginals."""
 SPREAD = 16.0
-"""The largest range of logits, in units of the temperature, for which no higher temperatures are used first."""
+"""A range of logits, in units of the temperature. For larger ranges, the iteration starts at higher temperatures."""
 ROUGH = 1e-2
 """The tolerance at higher temperatures."""
 RIDGE = 8.0
-"""The number added to the diagonal of the normalized system, in units of the precision and the root of its size."""
+"""The number that is added to the diagonal of the normalized system, in units of the precision times the root of the
+system's size."""
 
 
 def sinkhorn(
@@ -35,8 +36,8 @@ def sinkhorn(
     The plan P maximizes `<P, logits> + temperature * entropy(P)`. As the temperature decreases, the plan tends to the
     optimal permutation for the logits. Columns sum to one up to rounding, and rows up to `tolerance`.
 
-    The gradient is that of the limit, by the implicit function theorem. Let H = P * G for the incoming gradient G, with
-    marginals a = P 1, b = P' 1. Then
+    The gradient is the gradient of the limit of the iteration, by the implicit function theorem. Let H = P * G for the
+    incoming gradient G, with marginals a = P 1, b = P' 1. Then
 
         (diag(a) - P diag(1/b) P') x = H 1 - P diag(1/b) H' 1,   y = (H' 1 - P' x) / b,
         grad = (H - P * (x 1' + 1 y')) / temperature
@@ -44,14 +45,14 @@ def sinkhorn(
     The matrix of the linear system is the Laplacian of a graph on the rows. The Laplacian is computed from the graph's
     weights, scaled to a unit diagonal, and solved by Cholesky decomposition. If a plan is nearly a permutation,
     differences such as 1 - P would lose precision. Differences from one are computed as sums over the other entries.
-    Even vanishing gradients therefore keep their direction. The gradient itself cannot be differentiated again.
+    Even vanishing gradients therefore have the right direction. The gradient itself cannot be differentiated.
 
     Args:
         logits: The logits, `[..., n, n]`.
         temperature: The positive temperature.
         potentials: The potentials g of similar logits, `[..., n]`, from which the iteration starts.
         tolerance: The largest accepted deviation of a row sum from one.
-        max_iterations: The largest number of iterations. Small temperatures need many.
+        max_iterations: The largest number of iterations. Small temperatures need many iterations.
 
     Returns:
         The plan, and its potentials g for the next call. The potentials have no gradient.
@@ -112,7 +113,9 @@ def normalize(logits: Tensor, tolerance: float, max_iterations: int) -> Tensor:
 
 
 def _anneal(logits: Tensor, max_iterations: int) -> Tensor:
-    """Return initial potentials, computed at higher temperatures that are halved until the requested one is reached."""
+    """Return initial potentials, computed at higher temperatures that are halved until the requested temperature is
+    reached.
+    """
     g = torch.zeros_like(logits[..., 0, :])
     spread = float(logits.amax() - logits.amin()) if logits.numel() else 0.0
     doublings = max(0, math.ceil(math.log2(max(spread, 1.0) / SPREAD)))

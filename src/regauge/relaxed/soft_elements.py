@@ -23,11 +23,13 @@ from regauge.relaxed.sinkhorn_layer import sinkhorn
 ITERATIONS = 20
 TOLERANCE = 1e-3
 SIGN_START = 1.0
-"""The initial logit of the signs of units paired by the identity: tanh(1) = 0.76. Other pairs start without a sign."""
+"""The initial logit of the signs of units paired by the identity: tanh(1) = 0.76. The signs of all other pairs start at
+zero."""
 
 
 APART = 20.0
-"""The penalty on pairs of units from different classes, in units of the temperature. Hard elements never pair them."""
+"""The penalty on pairs of units from different classes, in units of the temperature. Hard elements never pair units
+from different classes."""
 
 
 class SoftElement:
@@ -37,7 +39,7 @@ class SoftElement:
 
     Args:
         symmetry: The symmetry. All its sizes must be known.
-        keys: The keys of the matrices that will be needed.
+        keys: The keys of the required matrices.
         pairs: The number of pairs of networks.
         confidence: The share of each row of a plan that the identity has at the start. The remaining share is spread
             evenly.
@@ -106,15 +108,15 @@ class SoftElement:
     def parts(self, name: str) -> tuple[int, int, int] | None:
         """Return the size of a group's plans, the index of its first plan, and their number; None if it has no plans.
 
-        The index counts all plans of this size. A group has one plan for each combination of blocks and source blocks.
-        `blocks_of(name)` gives their numbers.
+        The index counts all plans of the group's size. A group has one plan for each combination of blocks and source
+        blocks. `blocks_of(name)` returns the numbers of blocks and source blocks.
         """
         return self._slices.get(name)
 
     def blocks_of(self, name: str) -> tuple[int, ...]:
         """Return the sizes of the groups within which a group is repeated, first for blocks, then for source blocks.
 
-        If none of these groups permutes its blocks, the sizes of source blocks are 1.
+        If the groups that contain the group do not permute their blocks, the sizes of source blocks are 1.
         """
         return self._blocks[name]
 
@@ -170,8 +172,8 @@ class SoftElement:
         """Return logits of unit pairs, computed from plans and signs. The probability of a pair is the sum of the
         probabilities of the pair with either sign.
 
-        The two signs have the logits v + z and v - z. Therefore the pair has the logit v + log cosh z up to a constant,
-        and the mean sign is tanh z.
+        The two signs have the logits v + z and v - z. Therefore the logit of the pair is v + log cosh z up to a
+        constant, and the mean sign is tanh z.
         """
         names = [name for name, (size, *_) in self._slices.items() if size == n]
         if not any(name in self.signs for name in names):

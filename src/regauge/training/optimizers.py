@@ -30,7 +30,7 @@ Parameters = Sequence[Tensor] | list[dict[str, Any]]
 
 
 class ParameterBlock(NamedTuple):
-    """Views of some parameters of some networks, and the settings of these networks.
+    """Views of some parameters of some networks, and the settings of the networks.
 
     Settings are numbers if all networks share them, otherwise tensors `[networks, 1]`.
     """

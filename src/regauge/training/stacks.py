@@ -37,7 +37,8 @@ class Engine(Protocol):
 
         Returns:
             Mean losses `[networks]`: cross entropy for class indices, squared error for numbers. The result also
-            contains gradients in the order of the trained parameters. The next call may overwrite these gradients.
+            contains gradients in the order of the trained parameters. The next call may overwrite the returned
+            gradients.
         """
 
     def outputs(self, params: Mapping[str, Tensor], inputs: Tensor) -> Tensor:

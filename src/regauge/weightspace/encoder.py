@@ -120,9 +120,9 @@ class Encoder(nn.Module):
     from absolute values. Features that signs change are computed from the signed values, by linear maps without biases.
     If positive scales act on values, the encoder also reads the values in these two ways. If half-period shifts still
     act on a bias, the bias is read as an angle. The features of the bias are then the sine and cosine of a sum: the
-    angle plus a linear map of the values that are added to the bias. The coefficients of this linear map are initially
-    at most one radian for each value, times the frequency. One of the added values is a learned multiple of the sine of
-    twice the angle.
+    angle plus a linear map of the values that are added to the bias. The coefficients of the linear map of added values
+    are initially at most one radian for each value, times the frequency. One of the added values is a learned multiple
+    of the sine of twice the angle.
 
     Args:
         has_pairs: Whether blocks with values between two or more units get feature vectors.

@@ -100,8 +100,8 @@ def from_laplace(laplace: Any) -> GaussianPosterior | KroneckerPosterior:
     (`DiagLLLaplace`, `KronLLLaplace`), and weights outside of a subnetwork (`DiagSubnetLaplace`, where standard
     deviations are zero).
 
-    In `KronLaplace`, a weight has the precision `G (x) A + delta I`. The inverse of this precision is not a Kronecker
-    product. The returned posterior therefore has the precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta
+    In `KronLaplace`, a weight has the precision `G (x) A + delta I`. The inverse of `G (x) A + delta I` is not a
+    Kronecker product. The returned posterior therefore has the precision `(G + c/pi I) (x) (A + c pi I)`, c^2 = delta
     (`KroneckerPosterior.from_kfac`), and is slightly narrower. With the `damping` of laplace-torch, the precision
     already is a Kronecker product, and is not changed. Biases and other vectors keep their standard deviations and lose
     their correlations.

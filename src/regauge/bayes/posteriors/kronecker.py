@@ -98,7 +98,7 @@ class KroneckerPosterior:
 
             N (G + c I / pi) (x) (A + c pi I),    c^2 = prior_precision / N,    pi^2 = mean(diag A) / mean(diag G),
 
-        The inverse of this precision is a Kronecker product again. The inverse of the exact sum `N G (x) A +
+        The inverse of the approximate precision is a Kronecker product. The inverse of the exact sum `N G (x) A +
         prior_precision I` is not a Kronecker product. The approximate precision is at least as large as the exact sum,
         so the posterior is never wider than with the exact sum.
 

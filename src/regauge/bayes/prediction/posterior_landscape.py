@@ -93,9 +93,9 @@ def posterior_line(
 
     Every point is sampled with the same noise. To compare a path to `q_b` with a path to the aligned `q_b.push(s, g)`,
     pass `noise` for the first path and `q_b.push_noise(s, g, noise)` for the second. Between diagonal Gaussians, a path
-    ends at `q_b` itself. Both paths then have the same loss at t = 1, because their samples compute the same functions.
-    If a path rewrites `q_b`, for example with rotated Kronecker factors, its endpoint has the distribution of `q_b`,
-    but different samples.
+    ends at `q_b` itself. At t = 1, the paths to `q_b` and to the aligned posterior then have the same loss, because
+    their samples compute the same functions. If a path rewrites `q_b`, for example with rotated Kronecker factors, its
+    endpoint has the distribution of `q_b`, but different samples.
 
     With `path=mixture`, nothing is sampled between the endpoints. The likelihood of a mixture is exactly the average of
     the likelihoods of the endpoints, each with all samples. The path of mixtures never has a barrier, because -log is
@@ -160,7 +160,7 @@ class PosteriorSlice:
             "log_prior" are sums over all examples and parameters. The surface "log_posterior" is the sum of
             "log_likelihood" and "log_prior", without the unknown normalizing constant. The surface "loss" is the
             negative log likelihood per example. The axes are orthonormal; `plane.points` marks the three networks.
-        examples: The number of examples. Sums over examples are divided by this number to compare them with losses.
+        examples: The number of examples, by which `per_example` divides sums to compare them with losses.
     """
 
     plane: Plane
@@ -191,10 +191,10 @@ def posterior_slice(
 ) -> PosteriorSlice:
     """Return the log posterior on the plane through three networks, or through the means of three posteriors.
 
-    For example, pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. The picture
-    of this plane shows how deep the valleys between the three posteriors are. The prior is often *higher* between
-    networks, because the weights have smaller norms there. Therefore the likelihood and the prior are separate
-    surfaces. For a plane through samples, pass one network of each posterior, `{n: t[0] for n, t in
+    For example, pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. A picture
+    of the plane through these three networks shows how deep the valleys between the posteriors are. The prior is often
+    *higher* between networks, because the weights have smaller norms there. Therefore the likelihood and the prior are
+    separate surfaces. For a plane through samples, pass one network of each posterior, `{n: t[0] for n, t in
     q.at(noise).items()}`. For the transformed posterior, pass the result of `push_noise` to `at`. With the transformed
     noise, a sample of `q.push(s, g)` computes the same function as the sample of `q`.
 

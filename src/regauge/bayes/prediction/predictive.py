@@ -55,8 +55,7 @@ class Predictive:
         targets: The targets of the examples, `[examples, ...]`.
         averages: The `statistics` of the likelihood, averaged over samples, `[examples, ...]`, and the average
             "log_likelihood".
-        is_exact: Whether the samples are the whole distribution, as for one network. In this case, all scores are
-            exact.
+        is_exact: Whether the samples are the whole distribution, as for one network. If true, all scores are exact.
 
     References:
         Rossi et al. (2023), equation 5, which is a sum and not negated.

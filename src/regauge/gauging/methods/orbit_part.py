@@ -49,7 +49,7 @@ class OrbitPart:
     Attributes:
         found: The groups that rotate, and the move that first sets gains to one.
         symmetry: The whole symmetry.
-        start: The network after its gains are set to one. The matrices of points act on this network.
+        start: The network after its gains are set to one. The matrices of points act on `start`.
     """
 
     def __init__(self, problem: GaugeProblem, *, is_scaled: bool) -> None:

@@ -31,7 +31,7 @@ class Smooth(GaugeMethod):
 
     Families of positive scales act on layer inputs, such as outputs of norms, attention values, hidden units and
     channels. For each family, activations are divided by `s = a^alpha / w^beta`, up to a common factor. The weights
-    that read these activations are multiplied by s. Here a is the size of each unit's activations, and w is the largest
+    that read the activations are multiplied by s. Here a is the size of each unit's activations, and w is the largest
     weight that reads the unit. The method tries several values of alpha on a grid. The method keeps the value of alpha
     for which rounding the weights changes the outputs of the layers least. If every value of alpha increases the change
     of the outputs, the family is not scaled. The symmetry contains all layers that read the same activations, including

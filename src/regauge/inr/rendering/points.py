@@ -36,8 +36,8 @@ class Projection:
         near: The largest initial distance of a point.
         close: The largest distance before the last update.
         tries: The largest number of random points per requested point.
-        seconds: The largest wall time. A round that has begun is finished. Without reaching this limit, results do not
-            depend on the machine.
+        seconds: The largest wall time. A round that has begun is finished. If the time limit is not reached, results do
+            not depend on the machine.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields; De Luigi et al. (2023).

@@ -70,7 +70,7 @@ class VectorChain:
     def pull(self, params: Mapping[str, Tensor], inputs: Tensor, judge: Judge) -> tuple[Tensor, list[Tensor]]:
         """Return losses `[networks]`, which `judge` computes from outputs, and the gradients of parameters in order.
 
-        The next call may overwrite these gradients.
+        The next call may overwrite the returned gradients.
         """
         hidden, slopes = self._forward(params, inputs, is_training=True)
         # The derivative overwrites the outputs, but a last activation still needs them.

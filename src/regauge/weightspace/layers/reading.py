@@ -162,7 +162,7 @@ def _rows(x: Tensor) -> Tensor:
 class _Largest(torch.autograd.Function):
     """The maximum along an axis; if several entries are the maximum, they share the gradient.
 
-    `x.max(axis)` also computes indices. Therefore it takes several times as long as the maximum alone.
+    `x.max(axis)` takes several times as long as `x.amax(axis)`, because it also computes indices.
     """
 
     @staticmethod

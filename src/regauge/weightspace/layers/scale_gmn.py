@@ -34,10 +34,10 @@ class ScaleGMN(Layer):
     features that signs change have no biases. Products are summed over units only if the signs of the summed units
     cancel in each product. Each sign is its own inverse, so forward and backward messages use the same products.
 
-    With `is_scaled`, features also change together with positive scales, as in the paper. In this case, `i(u)` consists
-    of the direction of `u`, and of logarithms of ratios of sizes that no scale changes. Backward messages begin at the
-    outputs, and use features that scale like outgoing weights. No weight is inverted, and kernels may be padded with
-    zeros.
+    With `is_scaled`, features also change together with positive scales, as in the paper. With `is_scaled`, `i(u)`
+    consists of the direction of `u`, and of logarithms of ratios of sizes that no scale changes. Backward messages
+    begin at the outputs, and use features that scale like outgoing weights. No weight is inverted, and kernels may be
+    padded with zeros.
 
     `ScaleGMN` differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
     first. The canonical form of scales is continuous (unlike that of signs), and the first layer can then read the

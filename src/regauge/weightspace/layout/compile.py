@@ -253,8 +253,8 @@ def compile_layout(
         contracted: Names of the groups of matrices that are replaced by products over their axes. Default: the groups
             whose products are small enough.
         is_signed: Whether features change under signs, because signs are not canonicalized.
-        has_shifts: Whether features also change under half-period shifts, because the shifts are not canonicalized. In
-            this case, values to which half periods are added are read through their sine and cosine. If half periods of
+        has_shifts: Whether features also change under half-period shifts, because the shifts are not canonicalized. If
+            true, values to which half periods are added are read through their sine and cosine. If half periods of
             several kinds are added to one value, the layout has no `waves`, and a canonical form is needed.
         readers: The axes (parameter, axis) along which layers sum over units. If `readers` is not empty, units have
             weights (shares) in all means.

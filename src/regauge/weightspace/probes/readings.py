@@ -39,8 +39,8 @@ class Along:
 
 
 def find_examples(values: Tensor, rolled: Tensor, count: int) -> Along | None:
-    """Find the axis of the examples by comparing values before and after the examples are rolled. Return None if there
-    is no such axis.
+    """Find the axis of the examples by comparing values before and after the examples are rolled. Return None if no
+    axis contains the examples.
     """
     if not values.numel():
         return None

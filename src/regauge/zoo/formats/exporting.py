@@ -90,10 +90,10 @@ def export_dwsnets(
 ) -> None:
     """Write DWSNets' folders: `networks_{split}_{label}_{number}/checkpoints/model_final.pth`, and `splits.json`.
 
-    Layer numbers increase by one in sine networks and by two in ReLU networks. Programs that read these sine networks
-    add 1/2 to the output of each network. If the function of a network does not include this addition, 1/2 is
-    subtracted from the last bias, so the function stays the same. The label is the column "label". The split is the
-    column "split" or, without a column "split", the split of the store.
+    Layer numbers increase by one in sine networks and by two in ReLU networks. Programs that read DWSNets' sine
+    networks add 1/2 to the output of each network. If the function of a network does not include the addition of 1/2,
+    1/2 is subtracted from the last bias, so the function stays the same. The label is the column "label". The split is
+    the column "split" or, without a column "split", the split of the store.
 
     Raises:
         ValueError: The networks are not chains of linear layers with ReLU or with sines of frequency 30, or have no

@@ -146,7 +146,7 @@ def read_dwsnets(path: str | Path) -> Source:
 
     Raises:
         FileNotFoundError: The path contains no files with the published names.
-        ValueError: The files do not contain sine networks of this layout.
+        ValueError: The files do not contain sine networks of the published layout.
 
     References:
         Navon et al. (2023), Equivariant architectures for learning in deep weight spaces, section 6.
@@ -161,7 +161,7 @@ def read_nfn(path: str | Path) -> Source:
 
     Raises:
         FileNotFoundError: The path contains no files with the published names.
-        ValueError: The files do not contain sine networks of this layout.
+        ValueError: The files do not contain sine networks of the published layout.
 
     References:
         Zhou et al. (2023), Permutation equivariant neural functionals, section 4.1, and their configurations.

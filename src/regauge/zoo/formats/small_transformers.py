@@ -3,9 +3,9 @@
 The files of the networks are `{set}/{run}_{epoch}_{hits}.pt`, where `hits` is the test accuracy in units of 1/10,000.
 The table `metadata/{set}.csv` lists checkpoints with the settings of their runs. `{set}` is "mnist" or "ag_news".
 Networks for images contain the embedding of patches and fixed position codes. Networks for texts contain no embedding
-and no position codes. Their inputs are word vectors, which all networks share and which are not part of the zoo. Each
-run also has a checkpoint with its best test accuracy. The name of this file has no epoch, and the checkpoint is not
-imported.
+and no position codes. The inputs of networks for texts are word vectors, which all networks share and which are not
+part of the zoo. Each run also has a checkpoint with its best test accuracy. The name of this file has no epoch, and the
+checkpoint is not imported.
 """
 
 import math

@@ -49,7 +49,7 @@ class Tree:
     """The files in a folder or zip file, without hidden files and without files that macOS adds to zip files.
 
     Raises:
-        FileNotFoundError: There is no such folder or file.
+        FileNotFoundError: The folder or file does not exist.
         ValueError: The file is not a zip file, or contains two files with the same name.
     """
 

@@ -86,7 +86,8 @@ class Fingerprints:
         """Return a table of the networks nearest to the checkpoint at a path: index, id, step and distance.
 
         Raises:
-            ValueError: `count` is less than 1, or the checkpoint's tensors differ from those of the store's networks.
+            ValueError: `count` is less than 1, or the tensors of the checkpoint differ from the tensors of the store's
+                networks.
         """
         if count < 1:
             raise ValueError(f"`count={count}`: it is at least 1")

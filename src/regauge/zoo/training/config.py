@@ -92,7 +92,7 @@ class Checkpoints:
 
     Attributes:
         every: The number of steps from one checkpoint to the next.
-        warmup: The number of steps before the first checkpoint. If this number is 0, the first checkpoint is the
+        warmup: The number of steps before the first checkpoint. If `warmup` is 0, the first checkpoint is the
             initialization.
     """
 
