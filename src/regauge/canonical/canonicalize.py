@@ -89,8 +89,8 @@ def canonicalize(
             not modified.
         symmetry: The symmetry of the architecture.
         parts: The parts of the symmetry to fix: some of "permutation", "sign", "scale", "shift", "linear",
-            "translation" and "rotation". Default: all parts. The canonical form is the same under elements of the given
-            parts.
+            "translation" and "rotation". Default: all parts. A network has the same canonical form before and after any
+            transformation from the given parts.
         reference: A network of the same architecture. With a reference, alignment to the reference fixes signs, half
             periods, rotations and order, instead of sums and sorting. Before the alignment, the translations, gains,
             scales and invertible matrices of the reference are fixed as well.

@@ -73,8 +73,9 @@ def fit_matching(
     training needs no labels. With a task, the net learns to align networks such that the loss is low on the straight
     line between them. Without a task, the net learns to recognize the units of changed copies, and to make networks
     close. The matcher uses its net only if, on held-out pairs of a task, the net is better than weight matching by more
-    than one standard error of the paired differences. If the net is not better by this amount, the matcher is weight
-    matching. `about["verdict"]` reports this choice with both numbers, and `about["gain"]` the difference.
+    than one standard error of the paired differences. If the net fails this test on held-out pairs, the matcher uses
+    weight matching instead. `about["verdict"]` reports this choice with both numbers, and `about["gain"]` the
+    difference.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or a list of these. The

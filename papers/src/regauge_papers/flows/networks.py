@@ -93,7 +93,7 @@ class Networks:
         """Return the task on some examples of data, for networks of the same or other widths.
 
         "learned" examples are the training examples without the tenth that is reserved for validation. Populations are
-        trained on these examples.
+        trained on the "learned" examples.
         """
         found = DATA[data or self.data]()
         inputs, classes = found[2:] if part == "test" else found[:2]

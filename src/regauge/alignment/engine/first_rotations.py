@@ -54,8 +54,7 @@ class Side:
 
 @dataclass(frozen=True)
 class TwoSided:
-    """Two parts of matrices. Only the rotation changes their product, because the actions of all other groups cancel in
-    the product.
+    """Two parts of matrices whose product changes only with the rotation. In the product, all other groups cancel.
 
     The product is summed over an inner index. For each inner index of the first part, `index` contains the
     corresponding index of the second part. Indices can repeat, because several heads may share keys and values.

@@ -15,9 +15,10 @@ from regauge.merging.rules.average import Average
 class GreedySoup(Average):
     """The mean of networks that are added one by one, except networks that would raise the loss of a task.
 
-    The networks are visited in order of increasing loss. The first network is included. Every other network is included
-    if the loss of the mean does not rise. Therefore, on the task, the result is never worse than the best network. The
-    guarantee requires that the task has no `prepare` function, because `prepare` changes means but not single networks.
+    The networks are visited in order of increasing loss. The network with the least loss is always included. A later
+    network is included if it does not raise the loss of the mean. Therefore, on the task, the result is never worse
+    than the best network. The guarantee requires that the task has no `prepare` function, because `prepare` changes
+    means but not single networks.
 
     References:
         Wortsman et al. (2022), Model soups, algorithm 1.

@@ -246,8 +246,8 @@ def plan_training(
     """Return the store of a population, new or from an interrupted run, and the jobs that fill the store.
 
     If a store contains only the first networks of the population, the missing networks are added. A population can be
-    extended, because network i does not depend on the number of networks. The only exception is a population that
-    discards the worst networks of each group, if the last group is incomplete. Training data are read only if the store
+    extended, because network i does not depend on the number of networks. A population cannot be extended if it
+    discards the worst networks of each group and its last group is incomplete. Training data are read only if the store
     lacks networks.
 
     Args:
