@@ -211,6 +211,62 @@ def test_losses_of_chains_by_hand_are_those_of_autograd() -> None:
         assert far(one, two) < 1e-10
 
 
+@pytest.mark.parametrize("family", ["cnn", "vit"])
+@pytest.mark.parametrize(("together", "calls"), [(0, 20), (3, 7), (20, 1)])
+def test_networks_are_evaluated_a_few_at_a_time(
+    family: str, together: int, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, networks, inputs = members(family)
+    module, inputs = module.double(), inputs.double()
+    task = rg.Task(module, [(inputs, torch.arange(len(inputs)) % 3)])
+    with torch.enable_grad():
+        outputs = Runner(task).outputs(networks, inputs)  # all at once
+    losses = torch.stack([cross_entropy(own, task.batches[0][1]) for own in outputs])  # type: ignore[index]
+    run, count = rg.Task.run, 0
+
+    def counted(self: rg.Task, params: Params, given: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        return run(self, params, given)
+
+    monkeypatch.setattr(rg.Task, "run", counted)
+    monkeypatch.setattr("regauge.core.task.NUMBERS_AT_ONCE", together * inputs.numel())
+    with torch.no_grad():
+        assert far(Runner(task).outputs(networks, inputs), outputs.detach()) < 1e-12
+    assert count == calls
+    assert far(task.evaluate_each(networks)["loss"], losses.detach()) < 1e-12
+    assert count == 2 * calls
+
+
+@pytest.mark.parametrize(
+    ("batches", "examples", "used"),
+    [(1, 2, [8]), (2, 2, [4, 4]), (6, 2, [2] * 4), (6, 9, [2] * 4), (1, None, [12]), (1, 3, [12])],
+)
+def test_validation_uses_no_more_inputs_than_a_few_steps(
+    batches: int, examples: int | None, used: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, symmetry, networks, inputs = members("mlp")
+    known, chosen = Runner.outputs, list[Tensor]()
+
+    def noted(self: Runner, params: Params, given: Any) -> Tensor:
+        chosen.append(given)
+        return known(self, params, given)
+
+    monkeypatch.setattr(Runner, "outputs", noted)
+    task = rg.Task(module, [(part, torch.arange(12)[: len(part)] % 3) for part in inputs.chunk(batches)])
+    config = learn.AutoencoderConfig(**{**vars(TINY), "loss": learn.Distillation(), "examples": examples})
+    made = learn.fit_autoencoder(networks, symmetry, config, generator=generator(), task=task)
+    steps = [k for k, given in enumerate(chosen) if k >= batches]
+    sizes = [len(chosen[k]) for k in steps]
+    # One epoch of two steps of 8 networks, then the validation: networks before and after, on each batch.
+    assert sizes[2 : 2 + 2 * len(used)] == [size for size in used for _ in range(2)]
+    for given in chosen[batches + 2 : batches + 2 + 2 * len(used)]:
+        assert all(bool((row == inputs.float()).all(1).any()) for row in given)  # of the inputs, without change
+        assert len(given.unique(dim=0)) == len(given)
+    assert sum(sizes[2 + 2 * len(used) :]) == 3 * 12  # The test networks see all inputs: before, after, and the mean.
+    assert made.about["scores"]["autoencoder"]["agreement"] >= 0
+
+
 @pytest.mark.parametrize("decoder", list(DECODER))
 def test_a_saved_autoencoder_is_the_same(tmp_path: Path, decoder: str) -> None:
     networks = members("cnn")[2]

@@ -122,7 +122,7 @@ def test_distances_are_symmetric_where_matching_has_many_optima() -> None:
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_barriers_are_those_of_lines(kind: str) -> None:
     networks, judge = population(kind, 4), task(kind)
-    matrix = Barriers(judge, points=5, at_once=3)(networks, networks)
+    matrix = Barriers(judge, points=5)(networks, networks)
     assert torch.equal(matrix, matrix.T)
     assert (matrix.diagonal() == 0).all()
     assert matrix.max() > 0.01

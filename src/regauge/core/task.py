@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from regauge.core.counted import count
@@ -17,11 +18,30 @@ from regauge.core.outputs import Outputs, evaluating, output_tensors
 from regauge.core.params import Params
 from regauge.core.split import split_batches
 
+NUMBERS_AT_ONCE = 1 << 19
+"""How many networks are evaluated together without gradients, times the number of entries in their inputs.
+
+For small CNNs and 4,096 images, one network at a time takes half the time of 16 networks together, and a sixteenth of
+the memory.
+"""
 Batch = tuple[Any, Any]
 """A batch: a pair of inputs and targets.
 
 Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword arguments.
 """
+
+
+def over_networks(function: Callable[[Params], Any], params: Mapping[str, Tensor], inputs: Any) -> Any:
+    """Apply a function, which runs one network on these inputs, to all networks of a population.
+
+    Without gradients, only some networks are evaluated together, so that their activations need little memory.
+    """
+    size: int | None = None
+    if not torch.is_grad_enabled():
+        numbers = sum(one.numel() for one in pytree.tree_leaves(inputs) if isinstance(one, Tensor))
+        size = max(1, NUMBERS_AT_ONCE // max(1, numbers))
+    with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention are not batched over networks
+        return torch.func.vmap(function, chunk_size=size)(dict(params))
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -154,7 +174,7 @@ class Task:
         return {name: float(value) for name, value in metrics.items()}
 
     def evaluate_each(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Evaluate all networks of a population in the same calls, and return each metric as float64 `[models]`.
+        """Evaluate all networks of a population, several at a time, and return each metric as float64 `[models]`.
 
         Args:
             params: The parameters, with a leading model axis on every tensor.
@@ -162,9 +182,13 @@ class Task:
         Raises:
             ValueError: There are no batches.
         """
-        run = torch.func.vmap(self._judge, in_dims=(0, None, None))
+
+        def judge(inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
+            losses, outputs = over_networks(lambda one: self._judge(one, inputs, targets), params, inputs)
+            return losses, outputs
+
         with torch.no_grad():
-            return self._average(lambda inputs, targets: run(dict(params), inputs, targets), lead=1)
+            return self._average(judge, lead=1)
 
     def _judge(self, params: Mapping[str, Tensor], inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         output = self.run(params, inputs)

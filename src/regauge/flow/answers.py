@@ -1,19 +1,18 @@
 """Quality of networks, measured by their outputs: loss, accuracy, calibration, and disagreement."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regauge.core.params import count_models, select
-from regauge.core.task import Judge, Task
+from regauge.core.task import Judge, Task, over_networks
 from regauge.flow.judgement import Bins
 
 BINS = 15
 """The number of bins of the calibration error."""
-RUN_AT_ONCE = 64
-"""The number of networks that are evaluated at a time."""
 
 
 def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
@@ -24,8 +23,7 @@ def predict_classes(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tens
     for inputs, targets in evaluate.batches:
         if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
             return None
-        run = torch.func.vmap(evaluate.run, in_dims=(0, None), chunk_size=RUN_AT_ONCE)
-        outputs = run(dict(params), inputs)
+        outputs = over_networks(partial(evaluate.run, inputs=inputs), params, inputs)
         if outputs.ndim != 3:
             return None
         made.append(outputs.softmax(-1))
@@ -91,11 +89,7 @@ def _reliability(probabilities: Tensor, classes: Tensor) -> Bins:
 def find_metrics(evaluate: Judge, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
     """Return the loss and accuracy of each network."""
     if isinstance(evaluate, Task):
-        count = count_models(params)
-        parts = [
-            evaluate.evaluate_each(select(params, slice(k, k + RUN_AT_ONCE))) for k in range(0, count, RUN_AT_ONCE)
-        ]
-        metrics = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        metrics = evaluate.evaluate_each(params)
         return metrics["loss"], metrics.get("accuracy")
     each = [evaluate(select(params, k)) for k in range(count_models(params))]
     losses = torch.tensor([one["loss"] for one in each], dtype=torch.float64)

@@ -83,6 +83,22 @@ class Objective:
                 wanted = self.runner.outputs(originals, inputs)
         return self.runner.losses(decoded, inputs, self._judge(wanted, targets)).mean() / self.scale
 
+    def sampled(self, steps: int, chance: torch.Generator) -> "Objective":
+        """Return the objective on a random sample of the inputs, at most as many as `steps` training steps use."""
+        chosen = torch.randperm(len(self.batches), generator=chance)[:steps].sort().values.tolist()
+        batches, mean = list[tuple[Any, Any]](), list[Tensor]()
+        for k in chosen:
+            (inputs, targets), outputs = self.batches[k], self.mean[k]
+            count = count_examples(inputs)
+            most = count if self.examples is None else self.examples * (steps // len(chosen))
+            if most < count:
+                index = torch.randperm(count, generator=chance)[:most]
+                inputs, targets = take_examples(inputs, index), take_examples(targets, index)
+                outputs = outputs[index.to(outputs.device)]
+            batches.append((inputs, targets))
+            mean.append(outputs)
+        return replace(self, batches=tuple(batches), mean=tuple(mean))
+
     @torch.no_grad()
     def measure(
         self, decoded: Params | None, originals: Params, known: Sequence[Tensor] | None = None

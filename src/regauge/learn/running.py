@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from regauge.core.params import Params, count_models, select
-from regauge.core.task import Task, arguments
+from regauge.core.task import Task, arguments, over_networks
 from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.stacks import chain_of
 
 CHAINS_AT_ONCE = 16
-"""The number of networks that are evaluated together; their activations then fit in a processor's cache."""
+"""The number of chains of linear layers that are evaluated together; their activations then fit in a processor's cache.
+"""
 Judge = Callable[[Tensor, slice], Tensor]
 """A function from the outputs of some networks, `[models, examples, ...]`, and their indices to losses `[models]`."""
 
@@ -33,9 +33,8 @@ class Runner:
             parts = [slice(start, start + CHAINS_AT_ONCE) for start in range(0, count_models(params), CHAINS_AT_ONCE)]
             return torch.cat([chain.outputs(_own(chain, params, part), inputs.unsqueeze(0)) for part in parts])
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention are not batched over networks
-                made: Tensor = torch.func.vmap(lambda one: self.task.run(one, inputs))(dict(params))
-                return made
+            made: Tensor = over_networks(lambda one: self.task.run(one, inputs), params, inputs)
+            return made
         except RuntimeError:  # an operator that cannot be batched, such as a recurrent one; others recur
             rows = range(count_models(params))
             return torch.stack([self.task.run(select(params, k), inputs) for k in rows])

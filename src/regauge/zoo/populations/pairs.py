@@ -148,8 +148,6 @@ class Barriers:
         method: The method that aligns pairs. Default: `WeightMatching()`, with `scales="recompute"` if the task
             prepares networks.
         seed: The seed of the method's generator.
-        at_once: The number of networks that are evaluated together. The activations of all these networks are in memory
-            at the same time.
 
     References:
         Erdogan (2025), section 7.2 and figure 7.2.
@@ -160,14 +158,10 @@ class Barriers:
     points: int = 3
     method: Method | None = None
     seed: int = 0
-    at_once: int = 64
 
     def __post_init__(self) -> None:
-        if self.points < 3 or self.at_once < 1:
-            raise ValueError(
-                f"points={self.points}, at_once={self.at_once}: a line needs both ends and a point between them, and "
-                "at least one network is evaluated at a time"
-            )
+        if self.points < 3:
+            raise ValueError(f"points={self.points}: a line needs both ends and a point between them; give at least 3")
         if self.symmetry is None and self.method is not None:
             raise ValueError("a method is for aligning pairs, which needs a symmetry; give one, or leave it out")
 
@@ -205,9 +199,7 @@ class Barriers:
             networks = (select(params, k) for k in range(count))
             ready = networks if prepare is None else map(prepare, networks)
             return torch.tensor([self.task.evaluate(one)["loss"] for one in ready], dtype=torch.float64)
-        parts = torch.split(torch.arange(count), self.at_once) if count else ()
-        losses = [self.task.evaluate_each(select(params, part))["loss"] for part in parts]
-        return torch.cat(losses).double().cpu() if losses else torch.zeros(0, dtype=torch.float64)
+        return self.task.evaluate_each(params)["loss"].cpu() if count else torch.zeros(0, dtype=torch.float64)
 
 
 def mean_barrier(matrix: Tensor) -> tuple[float, float]:
