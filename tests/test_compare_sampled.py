@@ -25,7 +25,7 @@ from regauge.nets.transformer import GPT, Llama
 
 TOKENS = torch.zeros(2, 4, dtype=torch.long)
 NETS: dict[str, Callable[[], nn.Module]] = {
-    "Llama": lambda: Llama(700, width=48, layers=6, heads=4, kv_heads=2),
+    "Llama": lambda: Llama(700, width=48, layers=6, heads=4, kv_heads=4),
     "GPT": lambda: GPT(700, 16, width=48, layers=6, heads=4),
 }
 
@@ -111,10 +111,9 @@ def test_a_sample_decides_as_all_values_do(net_name: str, name: str) -> None:
 
 @pytest.mark.usefixtures("streamed")
 def test_few_tensors_are_read_unless_the_answer_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make, read = NETS["Llama"], dict[str, set[str]]()
-    symmetry = rg.discover(make().eval(), (TOKENS,), verify=False)
-    a = network(make, 0)
-    files = {"a": a, "child": away(a, 0.3), "copy": symmetry.bind(a).act(symmetry.bind(a).random(generator(3)), a)}
+    symmetry, a, _ = net("Llama")
+    read = dict[str, set[str]]()
+    files = {"a": a, "child": away(a, 0.3), "copy": symmetry.act(symmetry.random(generator(3)), a)}
     paths = {name: save(params, tmp_path / f"{name}.safetensors") for name, params in files.items()}
     known = Checkpoint.read
 
@@ -138,9 +137,7 @@ def test_few_tensors_are_read_unless_the_answer_is_open(tmp_path: Path, monkeypa
 
 @pytest.mark.usefixtures("streamed")
 def test_equal_networks_are_not_aligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = NETS["Llama"]
-    symmetry = rg.discover(make().eval(), (TOKENS,), verify=False)
-    a = network(make, 0)
+    symmetry, a, _ = net("Llama")
     paths = [save(a, tmp_path / f"{name}.safetensors") for name in "ab"]
     for name in ("match_streamed", "match_whole", "compare_sampled"):
         monkeypatch.setattr(f"regauge.comparison.compare_networks.{name}", None)
