@@ -41,8 +41,7 @@ class DataMatching(MixedMatching):
         problem, told = problem.divided(self.kept)
         best, activation = self._match_weighted(problem, (1 - self.share, TIES))
         lowest = problem.line_losses(best.params)
-        for match in (lambda: activation, lambda: WeightMatching(scales=self.scales).match(problem)):
-            other = match()
+        for other in (activation, WeightMatching(scales=self.scales).match(problem)):
             losses = problem.line_losses(other.params)
             is_lower = (losses < lowest) | (lowest.isnan() & ~losses.isnan())
             notes = other.notes if bool(is_lower.all()) else best.notes
