@@ -209,7 +209,7 @@ postponed."""
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Return whether a device has instructions for products in bfloat16.
 
-    Without these instructions, products in bfloat16 can take much longer than products in single precision. On a
+    Without instructions for bfloat16, products in bfloat16 can take much longer than products in single precision. On a
     processor with only AVX2, bfloat16 products of 1,024 x 1,024 matrices took 68 times as long as float32 products.
     """
     if device.type == "cuda":

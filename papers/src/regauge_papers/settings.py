@@ -18,8 +18,8 @@ def place_of(folder: Path, settings: object, suffix: str = "") -> Path:
 
     The name depends only on settings that differ from their defaults. A field that is added later therefore does not
     change the name while it has its default. A second file with the same name lists all settings. If a listed setting
-    now has another value although the name is the same, its default was changed. After such a change, the name depends
-    on all settings.
+    now has another value although the name is the same, its default was changed. After a change of a default, the name
+    depends on all settings.
     """
     whole = folder / f"{_digest(repr(settings))}{suffix}"
     if whole.exists():
@@ -65,7 +65,7 @@ def _is_default(part: "Field[Any]", described: Any) -> bool:
 
 
 def _agrees(before: Any, now: Any) -> bool:
-    """Return whether settings have the same values as before; further settings may exist."""
+    """Return whether all stored settings still have their stored values; further settings may exist."""
     if isinstance(before, dict) and isinstance(now, dict):
         if before.keys() == now.keys() == {"kind", "fields"}:
             old, new = before["fields"], now["fields"]

@@ -18,8 +18,7 @@ Line = Sequence[Mapping[str, float]]
 Values = Sequence[Sequence[float]]
 """One number for each pair of networks, for each seed."""
 FEWEST = 3
-"""The smallest number of values for which a standard error is printed. If there are fewer values, each value is
-printed."""
+"""The smallest number of values for which a standard error is printed, instead of the single values."""
 
 
 def loss_series(label: str, line: Sequence[Mapping[str, float]], style: Style) -> Series:

@@ -108,8 +108,8 @@ def align(
         generator: The random number generator, for methods that use random numbers. The same generator state gives the
             same result.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations match the stream poorly, as for networks from different seeds.
-            Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
+            "auto" rotates if permutations match the stream poorly, as for networks from different seeds. Fine-tunes of
+            one network are only permuted. Besides "auto", the options are "always" and "never".
         untie: Whether the tied output heads of Hugging Face folders get their own tensor. With `untie`, the written
             folder also contains the tensor of the head, and its config.json states that the head is not tied. An untied
             head no longer prevents rotations of the stream. With `untie`, `symmetry` must be the symmetry of the untied
@@ -197,8 +197,8 @@ def align_pairs(
         task: Model, data and loss, for methods that need a task.
         generator: The random number generator, for methods that use random numbers.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations match the stream poorly, as for networks from different seeds.
-            Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
+            "auto" rotates if permutations match the stream poorly, as for networks from different seeds. Fine-tunes of
+            one network are only permuted. Besides "auto", the options are "always" and "never".
 
     Raises:
         KeyError: A parameter on which the symmetry acts is missing.
@@ -274,8 +274,8 @@ def align_many(
         generator: The random number generator, for methods that use random numbers. The same generator state gives the
             same result.
         rotate: Whether residual streams are rotated or only permuted. Only groups with `behind_gains` can rotate.
-            "auto" rotates if permutations match the stream poorly, as for networks from different seeds.
-            Fine-tunes of one network are only permuted. The remaining options are "always" and "never".
+            "auto" rotates if permutations match the stream poorly, as for networks from different seeds. Fine-tunes of
+            one network are only permuted. Besides "auto", the options are "always" and "never".
         out: For each checkpoint, the path or `Output` to which the aligned checkpoint and its alignment are written. An
             entry is None for a network that is not written.
         memory: The memory limit for checkpoints: a number of bytes, or text such as "2GB". Default: half of the

@@ -165,8 +165,8 @@ class _Work:
         return tuple(self.symmetry[base].size for base in group.within)
 
     def scale(self, step: ScaleStep) -> Value:
-        """Scale every unit such that its incoming weights have norm one. If they are zero, its outgoing weights get
-        norm one.
+        """Scale every unit such that its incoming weights have norm one. If the incoming weights of a unit are zero,
+        the outgoing weights of the unit get norm one.
 
         A unit without any weights keeps its scale.
         """

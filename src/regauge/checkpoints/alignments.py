@@ -53,7 +53,7 @@ class Alignment:
 
         Raises:
             FileExistsError: The file exists, and `overwrite` is false.
-            TypeError: This object has no element.
+            TypeError: The alignment has no element of the group.
             ValueError: The element is a batch of elements.
         """
         if not isinstance(getattr(self, "element", None), Element):

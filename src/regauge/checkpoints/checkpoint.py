@@ -1,7 +1,7 @@
 """Checkpoints in files. Opening a checkpoint reads only the headers; tensors are read on access, or all at once.
 
-Files are read into a small buffer and never memory-mapped. Therefore their pages do not count as memory of this
-process.
+Files are read into a small buffer and never memory-mapped. Therefore the pages of the files do not count as memory of
+the process.
 """
 
 import math
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from regauge.checkpoints.formats.changes import Change
 
 READ_BYTES = 1 << 20
-"""The number of bytes that are read at once. These bytes stay in the processor's cache until they are converted."""
+"""The number of bytes that are read at once, which stay in the processor's cache until they are converted."""
 OWN_STRINGS = (PROVENANCE, SHARDING, "DCP_VERSION")
 """Strings in headers that describe the file and are not copied to other files."""
 POINTER = b"version https://git-lfs"

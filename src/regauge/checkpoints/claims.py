@@ -20,8 +20,8 @@ number of tensors."""
 class Claims(TorchFunctionMode):
     """A context that prevents building a module with far more floating-point entries than a file contains.
 
-    Without this check, a header of a few bytes that claims a width of a trillion, or a billion layers, would fill the
-    memory.
+    Without the check of headers, a header of a few bytes that claims a width of a trillion, or a billion layers, would
+    fill the memory.
 
     Args:
         tensors: The tensors that the file holds.

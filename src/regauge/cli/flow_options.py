@@ -138,7 +138,7 @@ class FlowJudge:
         arg(metavar="STORE [...]", help="Folders of the stores that the flow was fitted to."),
     ]
     output: Output
-    """The page (.html). Its numbers are written to a .json file of the same name."""
+    """The page (.html). The numbers of the page are written to a .json file of the same name."""
     data: Annotated[str, arg(metavar="DATA", help=JUDGE_DATA_HELP)]
     loss: Loss = "cross-entropy"
     most: int = 1000

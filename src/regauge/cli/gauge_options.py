@@ -41,7 +41,7 @@ class Gauge(JudgedOptions):
     mappings: Literal["llm-compressor", "autoawq"] | None = None
     """Change no weights. Write a table for this tool to OUT (.json or .yaml): the pairs of layers that it may scale."""
     untie: bool = False
-    """Store the tied head of a folder as its own tensor, which allows rotations of the residual stream. This tensor
+    """Store the tied head of a folder as its own tensor, which allows rotations of the residual stream. The new tensor
     makes the output larger, and config.json is updated."""
     overwrite: bool = False
     """Replace the output and the files next to it if they exist."""

@@ -117,7 +117,7 @@ class Repair(Judging):
     output: Output
     """The repaired checkpoint: a .safetensors file or a folder."""
     endpoints: Checkpoints = ()
-    """The checkpoints that were merged, aligned with one another. If they are not aligned, add --align."""
+    """The checkpoints that were merged, aligned with one another. For checkpoints that are not aligned, add --align."""
     align: bool = False
     """First align the endpoints to the merged checkpoint by weights."""
     weights: tuple[float, ...] = ()

@@ -147,7 +147,7 @@ def _tell(package: str) -> None:
 
 
 def parse(args: Sequence[str] | None = None) -> Command:
-    """Return the options of one command. If they request help or are wrong, print the help or the error and exit."""
+    """Return the options of one command; for help or wrong arguments, print a message and exit."""
     options: Command = tyro.cli(
         with_others(Command, sys.argv[1:] if args is None else args),
         prog="regauge",

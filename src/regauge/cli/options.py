@@ -75,7 +75,7 @@ Json = Annotated[bool, arg(help='Print the report as JSON, unrounded (page "inte
 
 
 class UsageError(ValueError):
-    """An error about conflicting options. Its message names options, and messages of the library name arguments."""
+    """An error that names conflicting options, whereas errors of the library name arguments."""
 
 
 @dataclass(frozen=True)

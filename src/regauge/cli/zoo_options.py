@@ -72,7 +72,7 @@ class ZooImport:
     """Template of the file names below a folder, by default {id}.pt. For example, {id}/step{step}.pt fills the columns
     id and step; * matches anything in one name, and ** any path. For Ray Tune: a pattern that selects checkpoints."""
     beside: tuple[str, ...] = ()
-    """Entries of the checkpoints that are not parameters, for example label. They become columns of the store."""
+    """Checkpoint entries that are not parameters, for example label, which become columns of the store."""
     model: Annotated[str | None, arg(metavar="MODEL")] = None
     """package.module:factory of the networks in a folder or HDF5 file, from which their symmetry is found."""
     settings: str = "{}"

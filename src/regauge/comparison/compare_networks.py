@@ -87,7 +87,7 @@ def compare(
     best match the other network are compared (`Comparison.units`). One network may also have more blocks, such as
     `layers.7`, than the other. If the numbers of blocks differ, the most similar blocks of both networks are compared,
     in their order. The notes list all tensors and units that are not compared. The verdict on networks of different
-    shapes is never "identical". If their common parts are identical, the verdict is "descended".
+    shapes is never "identical". If the common parts of such networks are identical, the verdict is "descended".
 
     Args:
         params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint.

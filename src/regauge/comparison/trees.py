@@ -48,8 +48,8 @@ class Branch:
             child has this parent. The support is 1 for copies, averages and pruned networks. If several networks may be
             the original of a pruned network, the support is 1 divided by their number. The support is None if the
             weights were not sampled, as in `join_neighbors`.
-        is_copy: Whether parent and child are equal up to rounding. If they are equal, either of the two may be the
-            original.
+        is_copy: Whether parent and child are equal up to rounding. If parent and child are equal, either of the two
+            networks may be the original.
     """
 
     parent: str
@@ -284,8 +284,8 @@ def _find_parents(products: np.ndarray, kept: list[int], made: _Made, entries: i
     """Return the parent of each of some networks except the root, and whether the root is older than its neighbors.
 
     A network that was made without training (pruned or averaged) is not one training step away from its parents.
-    Therefore such a network and all its descendants are shifted until the network coincides with the network from which
-    it was made. Shifts are applied as long as the training steps become more nearly independent.
+    Therefore a network made without training is shifted, with all its descendants, until it coincides with the network
+    from which it was made. Shifts are applied as long as the training steps become more nearly independent.
     """
     squares = _squares(products)
     nearer = {(c, k) for k, parent in made.cuts.items() for c in kept if squares[c, k] < squares[c, parent]}
@@ -323,9 +323,9 @@ def _dependence(products: np.ndarray, kept: list[int], above: Mapping[int, int],
     """Return a measure of the dependence between the training steps of a tree. A common direction of all steps changes
     the measure little.
 
-    The measure is computed from the inverse of the matrix of inner products of the steps. It is the logarithm of the
-    product of the diagonal entries of this inverse. The matrix has the same determinant for all trees, so the measure
-    is smallest for independent steps. The steps from networks to their pruned copies are included.
+    The measure is computed from the inverse of the matrix of inner products of the steps. The measure is the logarithm
+    of the product of the diagonal entries of this inverse matrix. The matrix has the same determinant for all trees, so
+    the measure is smallest for independent steps. The steps from networks to their pruned copies are included.
     """
     walk = made.as_a_walk(kept, above)
     branches = span(_conductances(_squares(walk @ products @ walk.T)))

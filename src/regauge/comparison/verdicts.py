@@ -60,8 +60,8 @@ RELATED = 0.3
 No unrelated network reaches this share by alignment.
 """
 STRANGE = 0.2
-"""The largest share beyond chance of independent networks. It is not zero, because they were trained on the same
-data.
+"""The largest share beyond chance of independent networks. The share is not zero, because independent networks may be
+trained on the same data.
 """
 FAINT_SHARE = 0.02
 """Up to this share beyond chance, the order of units is not used as evidence, because every descendant has a larger

@@ -419,7 +419,7 @@ def prepare_statistics(task: Task, batches: Iterable[Any] | None = None) -> Task
     """Make a task recompute batch normalization statistics for every network that it prepares.
 
     Args:
-        task: The task. If its model has no running statistics, the task is returned unchanged.
+        task: The task. The task of a model without running statistics is returned unchanged.
         batches: The batches from which statistics are computed. Default: the batches of the task.
     """
     if not any(name.endswith("running_mean") for name in task.module.state_dict()):

@@ -82,8 +82,8 @@ def assign_many(
     Reductions, potentials and the optimality test are computed for all problems together, on the device of the profits.
     Only rows that the reductions leave without a column are assigned by a search on the CPU, one problem after another.
     Potentials (dual variables) of similar problems shorten the search on the CPU. By weak duality, the sum of the
-    reduced costs of the current columns bounds the gain of any other permutation. If this bound is at most `slack`, the
-    current columns are kept.
+    reduced costs of the current columns bounds the gain of any other permutation. If the bound on the gain is at most
+    `slack`, the current columns are kept.
 
     Args:
         profits: The profits, in float32 or float64.

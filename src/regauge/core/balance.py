@@ -22,11 +22,11 @@ from regauge.core.squared_norm import Array, Limits, SquaredNorm, Steps
 from regauge.core.symmetry import Symmetry
 
 EXACT = 1e-12, (1e-13, 1e-11)
-"""Tolerances in double precision. The first tolerance is for logarithms of factors. The other two are limits:
-eigenvalues below the lower limit count as zero, and those above the upper limit as nonzero."""
+"""Tolerances in double precision. The first tolerance is for logarithms of factors. Eigenvalues below the second number
+count as zero, and eigenvalues above the third number as nonzero."""
 ROUNDED = 1e-7, (1e-11, 1e-6)
-"""Tolerances in lower precision. The first tolerance is for logarithms of factors. The other two are limits:
-eigenvalues below the lower limit count as zero, and those above the upper limit as nonzero."""
+"""Tolerances in lower precision. The first tolerance is for logarithms of factors. Eigenvalues below the second number
+count as zero, and eigenvalues above the third number as nonzero."""
 LARGEST_LOGARITHM = 30.0
 """The largest logarithm of a factor. If the logarithm of a factor would exceed this limit, the sum of squares is
 treated as having no minimum."""
@@ -46,7 +46,7 @@ Buffers = Literal["move", "keep"]
 NEWTON_STEPS = 60
 """The largest number of Newton steps that balancing takes.
 
-Without this limit, balancing would not end for networks whose norm has no minimum."""
+Without a limit on steps, balancing would not end for networks whose norm has no minimum."""
 PRODUCTS = 500
 """The largest number of products with the Hessian in one Newton step."""
 ALL_PRODUCTS = 1500

@@ -155,7 +155,7 @@ class SquaredNorm:
         """Return the squared norm plus terms that are linear in the logarithms of factors.
 
         Linear terms belong to units whose factor only multiplies, or only divides, entries that are not zero, and to
-        singular matrices. Without these terms, the norm would have no minimum.
+        singular matrices. Without linear terms, the norm would have no minimum.
         """
         found: Array = self.norm - (self._linear * self.logs).sum(1) - 2 * self._volumes
         return found

@@ -49,9 +49,9 @@ The terms, in the order in which they appear:
 
 - The *axis* of a law is one axis of a value, several axes that are treated as one, or a range of one axis.
 
-- A *law* is a constraint that one index of an operator imposes, such as the summed index of a matrix product. It
-  applies to all axes along which this index runs. A law relates the scales, signs, matrices and translations of these
-  axes to each other. A *record* contains the laws of one operator call.
+- A *law* is a constraint that one index of an operator imposes, such as the summed index of a matrix product. The
+  constraint applies to all axes along which this index runs. A law relates the scales, signs, matrices and translations
+  of these axes to each other. A *record* contains the laws of one operator call.
 
 - A *term* describes one block of an axis by its first index, and by its leaves with their strides.
 

@@ -343,8 +343,8 @@ def _dependent(program: Program) -> set[Node]:
 def _read(program: Program, placed: Symmetry) -> tuple[str, ...]:
     """Return the values that layers read. If a layer reads a copy, return the original value, if groups act on it.
 
-    Some groups act on no value that a layer reads. For such a group, all values on which it acts are added, except
-    copies.
+    Some groups act on no value that a layer reads. For a group that acts on no such value, all values on which the
+    group acts are added, except copies.
     """
     names = placed.shapes
     found: dict[str, None] = {}

@@ -1,14 +1,14 @@
 """Free angles: rotations of pairs of coordinates that commute with the fixed rotations of rotary embeddings.
 
 The solver treats each index of an operator separately. A rotary embedding rotates pairs of coordinates by fixed angles.
-For such a pair, the solver finds only a common scale and a common sign. In fact, all rotations of a pair of coordinates
-commute with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The names of operators
-do not reveal on which axes rotary embeddings act. Models store the two coordinates of a pair in two halves of an axis,
-as neighbors, or as a complex number. Therefore every pair of coordinates that shares a sign is tested. The test
-evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The operators are
-evaluated in float64, before and after random rotations. Parameters are random, constants come from the trace, and all
-other operands are random. If a rotation leaves all of these values unchanged, it also leaves the outputs of the model
-unchanged.
+For a rotated pair of coordinates, the solver finds only a common scale and a common sign. In fact, all rotations of a
+pair of coordinates commute with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The
+names of operators do not reveal on which axes rotary embeddings act. Models store the two coordinates of a pair in two
+halves of an axis, as neighbors, or as a complex number. Therefore every pair of coordinates that shares a sign is
+tested. The test evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The
+operators are evaluated in float64, before and after random rotations. Parameters are random, constants come from the
+trace, and all other operands are random. If a rotation leaves all of these values unchanged, it also leaves the outputs
+of the model unchanged.
 """
 
 import math
@@ -43,7 +43,8 @@ def free_angles(
 
     Also return a message for each pair that could not be tested.
 
-    The example inputs are a flat list of tensors. If these tensors are on the meta device, their entries are unknown.
+    The example inputs are a flat list of tensors. If the example inputs are on the meta device, their entries are
+    unknown.
     """
     trial = _Trial(freedoms, slots, program, found, inputs)
     turned = dict(enumerate(freedoms))

@@ -101,9 +101,9 @@ class Builder(Movement):
         The argument `along` is the constraint (law) on the remaining axes. The default is the constraint of a linear
         function.
 
-        The argument `over` states which transformations of the reduced axes do not change the result. These are
-        permutations for "sum", and permutations and signs for "magnitude". For "norm", rotations of a single axis are
-        also possible.
+        The argument `over` states which transformations of the reduced axes do not change the result. With "sum", only
+        permutations are possible, and with "magnitude" permutations and signs. For "norm", rotations of a single axis
+        are also possible.
         """
         dims = sorted(d % x.ndim for d in dims)
         sources = [None if k in dims else k for k in range(x.ndim) if keepdim or k not in dims]

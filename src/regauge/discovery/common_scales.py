@@ -4,8 +4,9 @@ The solver of `solve.py` gives each unit of an axis a factor. Some operators all
 example, before a normalization to length one, all units may be multiplied by one factor, but not by different factors.
 Each tensor of the program has one unknown: the logarithm of a factor of the whole tensor. If an axis consists of
 blocks, such as fused queries, keys and values, the blocks have separate unknowns. The constraints (laws) of an operator
-also apply to factors that are constant along an axis. Such constraints give linear equations between the unknowns. A
-solution is a new common scale unless factors for units, invertible matrices and other common scales already include it.
+also apply to factors that are constant along an axis. Constraints on constant factors give linear equations between the
+unknowns. A solution is a new common scale unless factors for units, invertible matrices and other common scales already
+include it.
 """
 
 import math
@@ -33,7 +34,7 @@ Block = tuple[int, int]
 """An axis and one of its blocks; for a whole tensor, `WHOLE` and zero.
 
 The first axis with several blocks has a factor for each of its blocks. Each later axis has a factor for each block
-except the first. Such a factor is relative to the first block of the same axis.
+except the first. The factors of later axes are relative to the first block of the same axis.
 """
 Exponents = Mapping[tuple[str, int, int], Rational]
 """The exponents of a common scale, by tensor and block."""

@@ -25,8 +25,9 @@ def carry_over(
 
     The placements are computed from the placements of discovered groups. A group corresponds to the discovered group
     that has the same units on the same parameters. The families of the group are expressed as combinations of the
-    discovered families. These combinations determine how the families act on intermediate values. `shapes` contains the
-    shapes of the values. Also return a message for each group without a corresponding discovered group.
+    discovered families. The combinations of discovered families determine how the families of the group act on
+    intermediate values. `shapes` contains the shapes of the values. Also return a message for each group without a
+    corresponding discovered group.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]

@@ -125,8 +125,8 @@ class _Emitter:
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
         """Return a group with a separate factor for every combination of units, such as every weight of a layer.
 
-        The group has size one. It is repeated for every unit of an axis factor (atom), and within the bases of this
-        atom.
+        The group has size one. The group is repeated for every unit of an axis factor (atom), and within the bases of
+        this atom.
         """
         placements = []
         for slot in dict.fromkeys(slot for family in (*scales, *signs) for slot in family):

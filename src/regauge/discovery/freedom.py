@@ -109,7 +109,7 @@ class Freedom:
         scales: The families of positive scales.
         signs: The families of signs.
         shifts: The families of half-period shifts.
-        matrices: Matrices that act on some of the slots. On these slots, no permutation and no family acts.
+        matrices: Matrices that act on some of the slots. No permutation and no family acts on slots with matrices.
         turns: Rotations of pairs of coordinates, if the units of the atom have such pairs.
     """
 

@@ -2,9 +2,9 @@
 
 `torch.export` does not compute the entries of tensors, and raises an error if Python code converts a tensor to a
 number. If the tensor depends only on integer inputs, not on weights or activations, the example inputs determine this
-number. Therefore this module computes all tensors that depend only on integer inputs. Their entries are used if Python
-code reads a number from a tensor. The entries are also used for index tensors whose length depends on the entries of
-other tensors.
+number. Therefore this module computes all tensors that depend only on integer inputs. The entries of computed tensors
+are used if Python code reads a number from a tensor. The entries are also used for index tensors whose length depends
+on the entries of other tensors.
 """
 
 import functools

@@ -200,7 +200,8 @@ def offset(axes: Sequence[Axis], out: Axis) -> Law:
 def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
     """Return the constraint (law) for an axis of a product, if only one factor varies along this axis.
 
-    The argument `factor` is the product of all constant factors. It is None if a constant factor is no known number.
+    The argument `factor` is the product of all constant factors. The product of factors is None if a constant factor is
+    no known number.
     """
     rows = _equal(2)
     return Law((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))
@@ -228,7 +229,7 @@ def fixed(*axes: Axis, mixes: bool = False) -> Law:
 
 
 def mixed(*axes: Axis) -> Law:
-    """Return the constraint (law) for axes whose positions an operator treats jointly. Such axes can only be
+    """Return the constraint (law) for axes whose positions an operator treats jointly, so the axes can only be
     permuted.
     """
     return fixed(*axes, mixes=True)

@@ -2,8 +2,8 @@
 
 An axis is a row-major product of atoms. An atom is a leaf (units that no operator distinguishes so far), a product of
 smaller atoms, or a direct sum of layouts. Direct sums come from concatenations, fused projections and the gates of an
-LSTM. If two axes are tied, leaves are split, cut and merged until both axes have the same structure. If this is
-impossible, both axes are frozen, which is always correct.
+LSTM. If two axes are tied, leaves are split, cut and merged until both axes have the same structure. If two axes cannot
+get the same structure, both are frozen, which is always correct.
 """
 
 import math

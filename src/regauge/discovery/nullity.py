@@ -63,7 +63,7 @@ class Nullity:
         inert: The number of entries that do not influence the outputs at this point. Each inert entry is a dimension of
             the null space. Examples are key biases of attention, unused entries, and entries of dead units.
         null: The dimension of the null space of the Jacobian.
-        found: The dimension of the part of the null space that the discovered symmetry spans. This part includes
+        found: The dimension of the part of the null space that the discovered symmetry spans. The spanned part includes
             scales, rotations, invertible matrices, translations, and rotations of residual streams whose gains are set
             to one.
         explained: The known causes of missing dimensions: a sentence for each cause, and the number of dimensions that
@@ -116,13 +116,12 @@ def nullity(
 
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
-    of the example. On such inputs, the model may raise an error, or return Inf or NaN. In this case, inputs about as
-    large as the example are sampled. If the example is nonnegative, these inputs are nonnegative too. If the model
-    fails on these inputs too, integer inputs are copied from the example. The Jacobian has one column for each entry of
-    the parameters and floating-point buffers. Buffers such as running statistics are included, because groups act on
-    them and they can compensate for parameters. The symmetry is complete at the evaluation point if its tangent vectors
-    span the null space. A dead unit at the evaluation point may cause further null directions that belong to no
-    symmetry.
+    of the example. If the model raises an error on random inputs, or returns Inf or NaN, inputs about as large as the
+    example are sampled. If the example is nonnegative, these inputs are nonnegative too. If the model fails on these
+    inputs too, integer inputs are copied from the example. The Jacobian has one column for each entry of the parameters
+    and floating-point buffers. Buffers such as running statistics are included, because groups act on them and they can
+    compensate for parameters. The symmetry is complete at the evaluation point if its tangent vectors span the null
+    space. A dead unit at the evaluation point may cause further null directions that belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.

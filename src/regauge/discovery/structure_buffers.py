@@ -157,8 +157,8 @@ class _Statistics:
             self._deviations.add(node)
 
     def _grow(self, node: Node) -> None:
-        """Collect the buffers that the model combines with a factor `(buffer + eps) ** -0.5`. Such buffers are the
-        running mean, and a frozen gain and bias.
+        """Collect the buffers that the model combines with a factor `(buffer + eps) ** -0.5`. Examples are the buffers
+        of the running mean, and a frozen gain and bias.
         """
         name = operator_name(node)
         operands = [one for one in node.args[:2] if isinstance(one, Node)]

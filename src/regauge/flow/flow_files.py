@@ -25,8 +25,8 @@ def load_flow(path: str | Path) -> Flow:
     """Load a flow from a file.
 
     Files of version 1 contain no reference; the mean of the training networks replaces it. Files of versions 1 and 2
-    contain another square root of the covariance. Therefore their flows have the original distribution, but no longer
-    sample the same networks for a seed.
+    contain another square root of the covariance. Therefore flows of versions 1 and 2 have the original distribution,
+    but no longer sample the same networks for a seed.
 
     Raises:
         FileNotFoundError: The file does not exist.

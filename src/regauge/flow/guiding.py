@@ -22,8 +22,8 @@ class BatchLoss:
     Attributes:
         task: The task whose loss guides the networks.
         dropout: The share of input values that are set to zero. Each call chooses new random input values, which are
-            the same for all networks. The remaining values are divided by one minus the share. Dropout of inputs
-            reduces overfitting to the examples if guidance is strong. The inputs must be a single tensor.
+            the same for all networks. Input values that are not set to zero are divided by one minus the share. Dropout
+            of inputs reduces overfitting to the examples if guidance is strong. The inputs must be a single tensor.
         generator: The random generator of the dropout. By default, a fixed generator.
 
     References:

@@ -112,7 +112,7 @@ def load_tokenizer(folder: Path, need: str = OTHER_FILES) -> Any:
 def _require_own_files(folder: Path) -> None:
     """Raise a ValueError if a tokenizer file is outside of its folder, or refers to a file outside of the folder.
 
-    Without this check, the lines of a file outside of the folder would become tokens of an output.
+    If a file outside of the folder were read, its lines would become tokens of an output.
     """
     for path in _describing(folder).values():
         require_inside(path)

@@ -68,7 +68,7 @@ class PredictorConfig(PooledConfig):
     """Settings of a predictor: its net, its training, and the random changes of networks.
 
     Attributes:
-        depth: Number of layers that read weights; by default 4, and 0 with probes. If this number is 0, the net reads
+        depth: Number of layers that read weights; by default 4, and 0 with probes. With a depth of 0, the net reads
             only the outputs of networks at the probes.
         dropout: Dropout probability of hidden units in the head; by default 0, and 0.2 with probes.
         kind: The kind of the targets: numbers; fractions in [0, 1] such as accuracies, learned by cross entropy; or

@@ -47,7 +47,8 @@ from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes.probes import Probes
 
 EXCESS = "midpoint excess"
-"""The loss at the midpoint between two networks minus the mean of both losses. This is not the barrier of the path."""
+"""The loss at the midpoint between two networks minus the mean of both losses. The excess differs from the barrier of
+the path."""
 WEIGHTS, ALONE, SWEPT = "weight matching", "vectors alone", "vectors and sweeps"
 """Row names in the scores."""
 SAMPLE = 256

@@ -16,8 +16,8 @@ from regauge.core.task import Task
 from regauge.merging.settings import Number, Numbers, Setting
 
 PIECE = 1 << 20
-"""The size in bytes, as float32, of the chunks in which tensors are combined. Such chunks fit in the processor's
-cache."""
+"""The size in bytes, as float32, of the chunks in which tensors are combined. Chunks of this size fit in the
+processor's cache."""
 
 
 class Target:

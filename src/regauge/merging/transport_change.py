@@ -135,13 +135,13 @@ def transport(
     aim is that B gives the same outputs on the inputs as the fine-tune of A. The loss is the Kullback-Leibler
     divergence of the predicted probabilities, or the mean squared difference of outputs that are no logits. A line
     search finds the scale of each candidate on two thirds of the inputs. The candidates and base B itself are evaluated
-    on the other inputs. If no candidate has a smaller loss than base B, the scale is zero, and a note in the result
-    states this.
+    on the third of the inputs that the line search does not use. If no candidate has a smaller loss than base B, the
+    scale is zero, and a note in the result states this.
 
     If a `task` is given, the loss of the task on its labels is used instead. After the line search, Adam trains for at
-    most `steps` steps on two thirds of the examples. The remaining third of the examples determines the learning rate
-    and the number of steps, which may be zero. Without a task, the training reproduces the outputs of A's fine-tune. If
-    there is no task, pass inputs of the task for which A was fine-tuned.
+    most `steps` steps on two thirds of the examples. The third of the examples that Adam does not use determines the
+    learning rate and the number of steps, which may be zero. Without a task, the training reproduces the outputs of A's
+    fine-tune. If there is no task, pass inputs of the task for which A was fine-tuned.
 
     If the fine-tune is a LoRA adapter, the result is an adapter with the same names and ranks. The change `B A` is
     multiplied from both sides, `L B A R`, and therefore keeps its rank. If a transformed matrix reads shifted inputs,

@@ -7,7 +7,7 @@ class CNN(nn.Module):
     """A network of two 3 x 3 convolutions with stride two and ReLU, followed by two linear layers on all positions.
 
     Each channel of the second convolution corresponds to a block of columns in the linear layer after flattening. A
-    block has one column for each remaining position of the feature map. The height and width of the images must be
+    block has one column for each position of the feature map after pooling. The height and width of the images must be
     multiples of four.
     """
 

@@ -22,7 +22,7 @@ def cut_translations(
 ) -> dict[str, TranslationFamily]:
     """Return the families of translations that remain if only some indices of axes are kept, under their old names.
 
-    A family is dropped in three cases: its remaining entries are not regularly spaced, one of its parameters is
+    A family is dropped in three cases: its entries after the cut are not regularly spaced, one of its parameters is
     removed, or the family's vector and the compensating vectors of other parameters lose different entries.
 
     Args:

@@ -41,8 +41,8 @@ class SoftElement:
         symmetry: The symmetry. All its sizes must be known.
         keys: The keys of the required matrices.
         pairs: The number of pairs of networks.
-        confidence: The share of each row of a plan that the identity has at the start. The remaining share is spread
-            evenly.
+        confidence: The share of each row of a plan that the identity has at the start. One minus this share is spread
+            evenly over the row.
         temperature: The temperature of the Sinkhorn operator. Logits are scaled with the temperature.
         like: A tensor with the dtype and device of the matrices.
         tolerance: The largest accepted error of a plan's row sums. A moderate accuracy is sufficient while logits still

@@ -11,7 +11,8 @@ class Rate(NamedTuple):
 
     Attributes:
         factor: The factor of every learning rate.
-        momentum: The momentum of SGD or the first decay of Adam. If None, the optimizer keeps its own momentum.
+        momentum: The momentum of SGD or the first decay of Adam. If `momentum` is None, the optimizer keeps its own
+            momentum.
     """
 
     factor: float = 1.0

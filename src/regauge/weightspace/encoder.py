@@ -343,8 +343,8 @@ def _moments(values: Tensor) -> Tensor:
     """Return permutation-invariant statistics of each network's values, `[models, MOMENTS]`.
 
     The first statistic is the logarithm of the root mean square. Next, the values are divided by the root mean square.
-    The remaining statistics are the mean, mean absolute value, largest value, smallest value, and log mean fourth
-    power.
+    Five statistics of the divided values follow: mean, mean absolute value, largest value, smallest value, and log mean
+    fourth power.
     """
     flat = values.flatten(1)
     largest = flat.abs().amax(1).clamp_min(SMALLEST)  # whose square may be too large for the precision

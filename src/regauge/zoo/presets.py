@@ -71,9 +71,9 @@ def convolutional_architecture(
 def uci_mlps(count: int = 100, seed: int = 0) -> PopulationConfig:
     """Return MLPs 30-16-16-2 on UCI breast cancer: 50 epochs of Adam, checkpoints every 4 steps after 10 epochs.
 
-    The paper does not specify the learning rate, which is 1e-3 here. In this preset, batches contain 51 of 410
-    examples, which gives 8 steps per epoch. In the code of the paper, batches contain 64 of 455 examples, which also
-    gives 8 steps.
+    The paper does not specify the learning rate, which is 1e-3 here. In `uci_mlps`, batches contain 51 of 410 examples,
+    which gives 8 steps per epoch. In the code of the paper, batches contain 64 of 455 examples, which also gives 8
+    steps.
 
     References:
         Paper 000, section 7.2 and its appendix.
@@ -155,7 +155,7 @@ def cifar10_cnns(count: int = 5000, seed: int = 0) -> PopulationConfig:
 def cifar10_vggs(count: int = 4700, seed: int = 0) -> PopulationConfig:
     """Return VGG11 with one linear layer (9 million parameters) on CIFAR-10.
 
-    The paper specifies neither the training nor the initialization. This preset uses the training of `cifar10_cnns`,
+    The paper specifies neither the training nor the initialization. `cifar10_vggs` uses the training of `cifar10_cnns`,
     and the initialization of He et al., which torchvision uses for VGGs. With torch's default initialization, networks
     with eight convolutions begin to learn only after many steps.
 

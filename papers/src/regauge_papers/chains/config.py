@@ -27,7 +27,7 @@ class ChainConfig:
             before biases read them. The biases then cannot distinguish the inputs. The code of DWSNets does not have
             this fault.
         is_last_constant: Whether to repeat a fault of both codes: some maps to the last weight give the same result for
-            all classes. Such maps read the previous weight, or the biases of units that the last weight does not
+            all classes. The faulty maps read the previous weight, or the biases of units that the last weight does not
             connect. With the fault, the layer is not the most general layer of the paper.
 
     References:

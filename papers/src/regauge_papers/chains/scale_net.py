@@ -48,8 +48,8 @@ class ChainScaleGMN(nn.Module):
     unit. Only a few networks are read at a time. Intermediate results of a layer are not stored but computed again in
     the backward pass.
 
-    Some published settings have convolutions, several kinds of nonlinearities, or dropout within perceptrons. These
-    settings are not supported.
+    Published settings with convolutions, several kinds of nonlinearities, or dropout within perceptrons are not
+    supported.
 
     Args:
         symmetry: The symmetry of the networks, which are chains of at least three linear layers with biases. Either all

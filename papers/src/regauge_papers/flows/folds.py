@@ -38,7 +38,7 @@ QUANTITIES = (
     Quantity("spread", 3),
 )
 FOLDS = 3
-"""The number of parts of the training cases. Each part is left out of the training once."""
+"""The number of parts of the training cases. In turn, networks are trained without each of the parts."""
 DROPOUTS = (0.0, 0.1, 0.2, 0.4)
 """The shares of input values that are set to zero during guidance."""
 STRENGTHS = (10.0, 30.0, 60.0)

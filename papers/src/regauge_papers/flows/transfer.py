@@ -262,7 +262,7 @@ def _random(study: Study, run: Run, widths: tuple[int, ...] | None = None) -> Pa
 
 
 def _starts(study: Study, starts: Makers, learned: Task, there: Task) -> Record:
-    """Return loss and accuracy on the other task while networks are trained on it, from each initialization."""
+    """Return loss and accuracy on the task `there` while networks are trained on `there`, from each initialization."""
     every, count = max(1, study.steps // 8), 8
     found: Record = {"steps": [every * k for k in range(count + 1)], "loss": {}, "accuracy": {}}
     for name, make in starts.items():

@@ -137,7 +137,8 @@ drawn."""
 
 
 COMPARED = "weights, permutations"
-"""The row with which all other rows are compared, shape by shape. This row is the paper's method."""
+"""The row with which all other rows are compared, shape by shape. The row "weights, permutations" is the paper's
+method."""
 CLAIMS = {
     WAYS: "the paper: flat from the same start; two peaks (4th and 4th to last point) from different starts; one bell, "
     "sometimes higher, after weight matching by permutations; activation matching looks like different starts. It "

@@ -144,7 +144,7 @@ class ActivationCosts:
 
     Attributes:
         symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
-        a: Correlations, covariances or mean products between the units of both networks. They are summed over
+        a: Correlations, covariances or mean products between the units of both networks. Each tensor is a sum over
             activations on which groups act in the same way.
         b: The identity matrices on which elements act.
         reach: An upper bound of the objective. The objective reaches the bound if every unit has a perfectly correlated

@@ -27,7 +27,7 @@ MOST_UNITS = 64
 MOST_VALUES = 1 << 21
 """The largest number of entries for which all combinations of signs of the smaller group are tried, which is exact."""
 TURNS = 8
-"""From each start, the signs of two groups are optimized alternately. This is the largest number of alternations."""
+"""The largest number of alternations from each start, when the signs of two groups are optimized alternately."""
 
 Signs = Int8[Tensor, "family row unit"]
 

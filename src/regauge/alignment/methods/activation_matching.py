@@ -49,10 +49,10 @@ class ActivationMatching(Method):
     `ActivationMatching(statistic="product", scales="keep")`, the method is the published one. The defaults differ from
     the published method.
 
-    For every statistic, the method departs from the papers. Parameters have a weight of 1e-4 in the objective. They
-    choose between elements that activations do not distinguish. Without parameters, the choice would be arbitrary for
-    units that are always zero, and between a sign and a half-period shift of a sine unit. Arbitrary choices raise the
-    loss at the midpoint between the networks.
+    For every statistic, the method departs from the papers. Parameters have a weight of 1e-4 in the objective. The
+    small weight matters only between elements that activations do not distinguish. Without parameters, the choice would
+    be arbitrary for units that are always zero, and between a sign and a half-period shift of a sine unit. Arbitrary
+    choices raise the loss at the midpoint between the networks.
 
     Attributes:
         statistic: "correlation" (Pearson's) gives all units equal weight. "covariance" gives units with a large

@@ -33,8 +33,8 @@ MAX_SHARED = 4
 All further families keep their signs.
 """
 MARGIN = 1.1
-"""Signs of a group that acts on several working sets may be added to a working set. This is the factor by which this
-set may then exceed the largest set."""
+"""The factor by which a working set with added signs may exceed the largest set. The added signs belong to a group that
+acts on several working sets."""
 
 
 @dataclass(frozen=True)

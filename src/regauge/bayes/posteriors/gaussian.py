@@ -184,8 +184,8 @@ class Posterior(Protocol):
         The predictive distribution does not change.
 
         Raises:
-            ValueError: This kind of posterior cannot represent the transformed distribution. For example, a rotated
-                diagonal Gaussian is not diagonal.
+            ValueError: The transformed distribution does not belong to the same family of distributions as the
+                posterior. For example, a rotated diagonal Gaussian is not diagonal.
         """
 
     def push_noise(self, symmetry: Symmetry, element: Element, noise: Noise) -> Noise:

@@ -102,7 +102,7 @@ def read_changes(folder: Path, params: Mapping[str, Tensor]) -> dict[str, tuple[
         params: The adapter's tensors.
 
     Raises:
-        ValueError: The adapter is of another kind, or its configuration or tensors cannot be read.
+        ValueError: The kind of the adapter is not supported, or its configuration or tensors cannot be read.
     """
     settings = _read_settings(folder)
     if settings.get("peft_type") in KINDS:

@@ -40,8 +40,8 @@ PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 """Names of dtypes in which several entries share a byte."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PROVENANCE = "regauge"
-"""The header string that records how a file was made. This string is not copied to files that are made from this
-file."""
+"""The header string that records how a file was made. The record of a file is not copied to files that are made from
+it."""
 SHARDING = "DCP_SHARDING_INFO"
 """The header string of `torch.distributed.checkpoint` for the offsets of a file's chunks in the network's tensors."""
 LARGEST_HEADER = 100_000_000

@@ -53,7 +53,7 @@ from regauge.core.counted import shorten
 from regauge.core.progress import Crew, Progress, no_progress
 
 REFUSALS = (ValueError, KeyError, TypeError)
-"""Errors about inputs. After such an error, the written files are useless for a later run."""
+"""Errors about inputs. After an error about inputs, the written files are useless for a later run."""
 IN_USE = "another process is writing {!r}; wait for it, or end it"
 LOG = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from regauge.discovery.rules.indexed_writes import scatter_into
 def index(b: Builder, call: Call) -> Value:
     """Return the entries of a tensor at the positions in index tensors, such as x[i, :, j].
 
-    If there is a single index tensor, it looks up entries along one axis. If there are several, the axes that they
-    index are frozen.
+    If there is a single index tensor, it looks up entries along one axis. If there are several index tensors, the axes
+    that they index are frozen.
     """
     x, indices = as_value(b, call["self"]), list(call["indices"])
     indices += [None] * (x.ndim - len(indices))

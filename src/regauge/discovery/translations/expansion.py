@@ -20,7 +20,7 @@ from regauge.discovery.translations.offsets import Index, Monomial, Multiplicand
 MOST_PRODUCTS = 16
 """The largest number of products in an expansion; longer expansions are not used."""
 MOST_FACTORS = 8
-"""The largest number of factors in a product. Without this limit, powers of powers would have exponentially many
+"""The largest number of factors in a product. Without a limit, powers of powers would have exponentially many
 factors."""
 FIXED = Index(0, 1)
 """The index of an axis of length one."""
@@ -377,7 +377,7 @@ def renaming(
 def _unified(one: Multiplicand, other: Multiplicand, names: dict[int, Index]) -> Iterator[dict[int, Index]]:
     """Extend a renaming of summed indices such that two further factors become equal.
 
-    Yield the extended renaming. If there is no such renaming, yield nothing.
+    Yield the extended renaming, or nothing if no renaming exists.
     """
     if (one.kind, one.what, len(one.indices)) != (other.kind, other.what, len(other.indices)):
         return

@@ -28,8 +28,7 @@ from regauge.discovery.translations.offsets import (
 from regauge.discovery.translations.run import MOVES, Run
 
 MOST_TERMS = 32
-"""The largest number of terms of a change (offset) that is multiplied by other values. These values are expanded as
-sums of products.
+"""The largest number of terms of a change (offset) that is multiplied by other values, expanded as sums of products.
 """
 
 

@@ -131,10 +131,10 @@ class Offset:
         terms: The added vectors, if each is known as a function of the weights.
         labels: If the added amounts depend on the inputs, an array of labels that replaces the terms. Entries with
             equal labels change by equal amounts, and entries with label zero do not change.
-        is_masked: Whether a mask has excluded some entries from a softmax. These entries do not change, although the
+        is_masked: Whether a mask has excluded some entries from a softmax. Excluded entries do not change, although the
             offset contains amounts for them. Therefore only a softmax may read the value.
-        source: An object that is shared by all offsets whose labels can be compared. In such offsets, entries with
-            equal labels change by equal amounts.
+        source: An object that is shared by all offsets whose labels can be compared. In all offsets with the same
+            source, entries with equal labels change by equal amounts.
     """
 
     terms: tuple[Addend, ...] = ()
@@ -200,8 +200,8 @@ class Offset:
         return replace(self, terms=terms, labels=None if self.labels is None else self.labels.expand(tuple(shape)))
 
     def then(self, *steps: ImageStep) -> "Offset":
-        """Return the offset after further linear operations on its vectors. Such operations do not change the lengths
-        of the vectors.
+        """Return the offset after further linear operations on its vectors, which do not change the lengths of the
+        vectors.
         """
         terms = tuple(replace(term, steps=(*term.steps, *steps)) for term in self.terms)
         return replace(self, terms=terms, source=object())

@@ -80,10 +80,11 @@ If an operator without a rule reads an offset, the offset is assumed to change t
 Event = tuple[Literal["image", "divided", "passed", "read", "asked"], Any]
 """The kind of an event during the propagation of an offset, and the object of the event.
 
-The object of "image" is the change of a parameter that compensates for the offset. If this change divides by a factor
-of the model, which may be zero, it is also the object of "divided". The object of "passed" is a gain of one that
-multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is the
-name of a parameter. Results that were cached after this event do not apply if the vector is added to this parameter.
+The object of "image" is the change of a parameter that compensates for the offset. A compensating change that divides
+by a factor of the model, which may be zero, is also the object of "divided". The object of "passed" is a gain of one
+that multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is
+the name of a parameter. Results that were cached after this event do not apply if the vector is added to this
+parameter.
 """
 
 
@@ -148,8 +149,8 @@ class Run:
     def _images(self) -> tuple[Image, ...]:
         """Return the changes of parameters that compensate for the offset.
 
-        Several steps of a recurrent layer may add the same bias. This bias must compensate in each step, but its change
-        is returned only once.
+        Several steps of a recurrent layer may add the same bias. A repeated bias must compensate in each step, but the
+        change of the bias is returned only once.
         """
         met = self._met("image")
         for image in met:
@@ -160,8 +161,8 @@ class Run:
 
     @property
     def divided(self) -> list[Image]:
-        """The compensating changes of parameters that the model multiplies by factors. In these changes, the added
-        vector is divided by the factors.
+        """The compensating changes of parameters that the model multiplies by factors. In each change, the added vector
+        is divided by the factors.
         """
         return self._met("divided")
 
@@ -282,8 +283,8 @@ class Run:
         """Return the change of the parameter `taker` that compensates for the vector of `term`, if both are added to
         one value.
 
-        The array `given` has one number for each entry of the parameter. This number is one plus the index of the
-        vector entry that is added to the same place, or zero.
+        The array `given` has one number for each entry of the parameter. An entry of `given` is one plus the index of
+        the vector entry that is added to the same place, or zero.
         """
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):

@@ -56,7 +56,7 @@ def follow(
 
     Returns:
         First, the changes of other parameters that compensate. Second, the gains that must divide the vector along its
-        constant axis. Such a gain stands before a layer that reads the parameter, or it multiplies a change that is
+        constant axis. A dividing gain stands before a layer that reads the parameter, or it multiplies a change that is
         equal for all units. Third, the compensating changes that divide the vector by a factor of the model.
     """
     for is_eager in (False, True):

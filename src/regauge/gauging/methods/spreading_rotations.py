@@ -104,10 +104,10 @@ class Rotation(GaugeMethod):
 class Hadamard(Rotation):
     """A Hadamard matrix for every orthogonal and linear group. If a generator is given, signs are random.
 
-    For some sizes, no Hadamard matrix is known. If none is known, the rotation is the Kronecker product of a Hadamard
-    matrix, as large as possible, and a Hartley transform matrix. If LayerNorm reads a residual stream, its rotation is
-    chosen such that it preserves the vector of ones. Pairs of rotary dimensions are rotated by 45 degrees, because only
-    rotations within pairs commute with the rotary embedding.
+    For some sizes, no Hadamard matrix is known. For sizes without a known Hadamard matrix, the rotation is the
+    Kronecker product of a Hadamard matrix, as large as possible, and a Hartley transform matrix. If LayerNorm reads a
+    residual stream, its rotation is chosen such that it preserves the vector of ones. Pairs of rotary dimensions are
+    rotated by 45 degrees, because only rotations within pairs commute with the rotary embedding.
 
     References:
         Ashkboos et al. (2024), QuaRot, section 4; Chee et al. (2023), QuIP, section 4, on incoherence.

@@ -10,7 +10,7 @@ from regauge.data.images import pixel_centers
 from regauge.inr.representation import Inr
 
 EVALUATED_AT_ONCE = 2**11
-"""The number of points evaluated at once. With this number, the activations of a layer of width 128 take 1 MB, which
+"""The number of points evaluated at once. For 2048 points, the activations of a layer of width 128 take 1 MB, which
 fits in a processor's cache."""
 
 

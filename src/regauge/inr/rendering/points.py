@@ -19,8 +19,7 @@ from regauge.inr.representation import Inr
 ROUND = 2**14
 """The number of random points in one round."""
 PATIENCE = 4
-"""If this number of rounds (65,536 random points) finds no point close to a surface, the search ends without a
-surface."""
+"""The number of rounds after which the search ends if none of their 65,536 random points is close to a surface."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ class Breadcrumbs(SparseRule):
     """Task vectors without their largest and smallest entries, added to the base.
 
     In each tensor, a task vector has n entries. The `gamma n` entries of largest magnitude are dropped as outliers. The
-    `density n` largest of the remaining entries are kept. If gamma and density together exceed one, fewer outliers are
-    dropped. At least one entry is kept. Entries as large as the largest or as the smallest kept entry are also kept.
+    `density n` largest entries after the outliers are kept. If gamma and density together exceed one, fewer outliers
+    are dropped. At least one entry is kept. Entries as large as the largest or as the smallest kept entry are also
+    kept.
 
     Attributes:
         density: The share of entries that are kept, above zero and at most one, as one number or one for each network.

@@ -14,11 +14,12 @@ from regauge.merging.settings import Numbers, require_numbers
 
 @dataclass(frozen=True)
 class Dare(SparseRule):
-    """Task vectors without random entries. The other entries are enlarged, which preserves the expectation.
+    """Task vectors in which random entries are zero and all other entries are enlarged, which preserves the
+    expectation.
 
     Each entry is dropped with probability `drop`, and otherwise divided by `1 - drop`. After entries are dropped,
-    another rule combines the task vectors. If this rule is `TaskArithmetic`, the result is unbiased: its expectation
-    equals the result without dropped entries.
+    another rule combines the task vectors. If the other rule is `TaskArithmetic`, the result is unbiased: its
+    expectation equals the result without dropped entries.
 
     Attributes:
         drop: The probability that an entry is dropped, in [0, 1), as one number or one for each network.

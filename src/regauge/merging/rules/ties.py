@@ -27,8 +27,8 @@ class Ties(SparseRule):
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1. The paper keeps the largest entries of the whole
-        network. This rule keeps the largest entries of each tensor, because layers of small weights would otherwise
-        keep none.
+        network. `Ties` instead keeps the largest entries of each tensor, because the paper's rule may drop all entries
+        of layers with small weights.
     """
 
     density: Numbers = 0.2

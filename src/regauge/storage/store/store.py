@@ -255,7 +255,7 @@ class Store:
         """Return the indices of networks in this reader, given their locations. `numbers` is the inverse of `places`.
 
         Raises:
-            KeyError: This reader has not listed the shard of a network.
+            KeyError: The store object has not listed the shard of a network.
         """
         return self._now.numbers(places)
 

@@ -16,8 +16,8 @@ from regauge.weightspace.layout.characters import Character, at_end, has_scale, 
 from regauge.weightspace.layout.compile import Layout
 
 Relation = Mapping[Character, float]
-"""One exponent for each kind of feature. With these exponents, no scale changes the product of powers of the features'
-norms."""
+"""One exponent for each kind of feature. No scale changes the product of the features' norms to the power of their
+exponents."""
 
 
 class Remains(nn.Module):
