@@ -1,11 +1,11 @@
 """Merges of fine-tunes of one base by every rule, with and without alignment.
 
 A family is a base and two, three or four fine-tunes of this base. Language models in the style of GPT and Llama learn
-the first half of Shakespeare's plays. They are fine-tuned on the second half, on WikiText, on Python's help or on
-Python's source. Vision transformers learn digits, and are fine-tuned on groups of clothes ("new classes") or on groups
-of the digits that they know ("known classes"). Fine-tuning takes from 1% to 200% of the base's training steps, at the
-largest learning rate of that training. In the rows "strangers", each network is trained on its task from its own
-initialization.
+the first half of Shakespeare's plays. The language models are fine-tuned on the second half, on WikiText, on Python's
+help or on Python's source. Vision transformers learn digits, and are fine-tuned on groups of clothes ("new classes") or
+on groups of the digits that they know ("known classes"). Fine-tuning takes from 1% to 200% of the base's training
+steps, at the largest learning rate of that training. In the rows "strangers", each network is trained on its task from
+its own initialization.
 
 Every rule merges the same networks twice: aligned as `rg.merge` aligns them, and as stored. The loss is the mean over
 the tasks of the merged networks. Trivial controls are the base, and each of the networks on all tasks ("one of them").

@@ -63,8 +63,8 @@ def transformers_names() -> Iterator[str]:
 def open_transformers(name: str, folder: str) -> rg.hub.Model:
     """Return a type of transformers in a small configuration, saved to a folder and opened from there.
 
-    Among the configurations that can be built, the first one that runs on example inputs is used. If none runs, the
-    first one that can be built is used.
+    Among the configurations that can be built, the first one that runs on example inputs is used. If no configuration
+    runs, the first configuration that can be built is used.
     """
     from transformers import CONFIG_MAPPING
 

@@ -61,7 +61,7 @@ class Population:
 
 
 class LSTM(nn.Module):
-    """A long short-term memory that reads digits row by row. It equals torch's LSTM, but uses operators that `vmap`
+    """A long short-term memory that reads digits row by row, like torch's LSTM, but with operators that `vmap`
     supports.
     """
 

@@ -4,12 +4,12 @@ Each model runs in a separate process. `python benchmarks/discovery.py` prints a
 benchmarks/discovery.py --only NAME` measures one model in this process. With `--base FOLDER`, a checkout of an earlier
 commit, each model is also measured with the earlier sources, and the table contains the ratio.
 
-One model has values. For this model, discovery verifies the result, and `Symmetry.verify` follows.
+One model has values, so discovery verifies its result, and `Symmetry.verify` follows.
 
-The measured time is the time of `rg.discover`, including tracing and solving. It excludes the imports of torch and of
-the model's library, but includes the imports of `torch.export` at its first call. Targets apply to CPU seconds of the
-process (one thread). Wall-clock seconds are also reported, and agree with CPU seconds on an idle machine. Memory is the
-largest resident set of the process.
+The measured time is the time of `rg.discover`, including tracing and solving. The time excludes the imports of torch
+and of the model's library, but includes the imports of `torch.export` at its first call. Targets apply to CPU seconds
+of the process (one thread). Wall-clock seconds are also reported, and agree with CPU seconds on an idle machine. Memory
+is the largest resident set of the process.
 """
 
 import argparse

@@ -1,15 +1,16 @@
 """Nets of flows over weights: a training step of this library's nets and of the published net of paper 000.
 
 The published net has its original sizes: width 64 on MLPs 30-16-16-2 and 32 on MLPs 784-10-10, five layers, one head,
-and three layers that read values. Its units attend to all units, including units that no weight connects, so its memory
-grows with the square of the number of units. In this library, units attend to connected units, to themselves and to the
-network. Inputs and classes, which no permutation moves, are not units: values along such axes are features of units,
-read by separate maps. Therefore 30-16-16-2 has two groups of 16 units and the pairs between them, and 784-10-10 has ten
-units and no pairs. The two nets have the same width, depth and symmetry, but compute different functions. `Tokens` is
-the net of `regauge reproduce 000 uci` and `mnist`, for aligned networks. A step consists of forward pass, backward pass
-and Adam, from points and times to the mean squared error of predicted ends, in single precision. Every row runs in a
-separate process with one thread. Seconds are CPU time, as the median of several rounds after one warm-up round.
-Megabytes are the peak memory above the memory before the net was made.
+and three layers that read values. The units of the published net attend to all units, even without a weight between
+them. Therefore the memory of the published net grows with the square of the number of units. In this library, units
+attend to connected units, to themselves and to the network. Inputs and classes, which no permutation moves, are not
+units: values along such axes are features of units, read by separate maps. Therefore 30-16-16-2 has two groups of 16
+units and the pairs between them, and 784-10-10 has ten units and no pairs. The two nets have the same width, depth and
+symmetry, but compute different functions. `Tokens` is the net of `regauge reproduce 000 uci` and `mnist`, for aligned
+networks. A step consists of forward pass, backward pass and Adam, from points and times to the mean squared error of
+predicted ends, in single precision. Every row runs in a separate process with one thread. Seconds are CPU time, as the
+median of several rounds after one warm-up round. Megabytes are the peak memory above the memory before the net was
+made.
 
     python benchmarks/flow_nets.py --weightflow FOLDER [--packages FOLDER] [--only uci|mnist] [--at-once 1]
 

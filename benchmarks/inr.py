@@ -1,10 +1,10 @@
 """Cost of a step of fitting an INR, relative to its matrix products alone, and cost of fitting images for a minute.
 
 A step is everything that `fit` does: sampling 10,000 of 500,000 samples, the loss, its gradient, and Adam. The matrix
-products are the products of the forward pass, and of the derivatives with respect to inputs and weights. They have the
-same sizes, write their results into buffers, and run on the whole batch or in the blocks of `fit`. The row "loop" is a
-simple implementation: a module, automatic differentiation, and `torch.optim.Adam`. Times are CPU seconds in float32.
-Rounds alternate, and medians are printed.
+products are the products of the forward pass, and of the derivatives with respect to inputs and weights. The measured
+products have the same sizes, write their results into buffers, and run on the whole batch or in the blocks of `fit`.
+The row "loop" is a simple implementation: a module, automatic differentiation, and `torch.optim.Adam`. Times are CPU
+seconds in float32. Rounds alternate, and medians are printed.
 
     OMP_NUM_THREADS=1 python benchmarks/inr.py [--rounds 5] [--widths 128 512] [--images 128]
 """

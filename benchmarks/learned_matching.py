@@ -1,13 +1,13 @@
 """Training steps of learned matching: seconds and memory of this library and of the published code of Deep-Align.
 
 The networks are pairs of MLPs 784-128-128-128-10, with 32 images. The published step reads both networks of each pair
-and a permuted copy of the first network (a deep weight space network with 64 features, 128 outputs, 5 layers). Its loss
-has three terms: the cross entropy of copies, the cross entropy at a random point between networks under soft plans, and
-the mean squared distance. The step also computes the gradient, clips it, and takes one step of AdamW. This library does
-the same with `DWS(is_diagonal=True)` of the same sizes, and with the default layers of `fit_matching`. A pair consists
-of a network and the next network of the batch, so each network is read once. Every row runs in a separate process with
-one thread. Seconds are CPU time, as the median of several rounds after one warm-up round. Megabytes are the peak memory
-above the memory before the net was made.
+and a permuted copy of the first network (a deep weight space network with 64 features, 128 outputs, 5 layers). The
+published loss has three terms: the cross entropy of copies, the cross entropy at a random point between networks under
+soft plans, and the mean squared distance. The step also computes the gradient, clips it, and takes one step of AdamW.
+This library does the same with `DWS(is_diagonal=True)` of the same sizes, and with the default layers of
+`fit_matching`. A pair consists of a network and the next network of the batch, so each network is read once. Every row
+runs in a separate process with one thread. Seconds are CPU time, as the median of several rounds after one warm-up
+round. Megabytes are the peak memory above the memory before the net was made.
 
     OMP_NUM_THREADS=1 python benchmarks/learned_matching.py --deep-align FOLDER [--rounds 3]
 

@@ -1,10 +1,10 @@
 """The memory that learning an element needs: the estimate of `rg.align`, and a measurement.
 
-Two transformers with random weights, in files, are aligned by a method that learns from batches of random examples. Its
-descent takes one step, because more steps need no more memory. "announced" is the memory that the call announces before
-it begins. "measured" is the largest resident memory of the process above the memory before the call. Both numbers
-include the networks, their copies, the activations of a batch, and the written result. Every row is measured in a
-separate process.
+Two transformers with random weights, in files, are aligned by a method that learns from batches of random examples. The
+method takes one step of gradient descent, because further steps need no further memory. "announced" is the memory that
+the call announces before it begins. "measured" is the largest resident memory of the process above the memory before
+the call. Both numbers include the networks, their copies, the activations of a batch, and the written result. Every row
+is measured in a separate process.
 
     OMP_NUM_THREADS=1 python benchmarks/learning_memory.py docs/records/learning-memory.jsonl
     python benchmarks/learning_memory.py --table docs/records/learning-memory.jsonl

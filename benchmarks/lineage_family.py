@@ -3,8 +3,9 @@
 
 In a "random" family, each network continues the training of a random earlier network, for 10 to 60 steps on one of two
 halves of the data. A "mixed" family has a chain of depth three, merged LoRAs, pruned and quantized networks, averages
-of two networks, a transformed copy and, for language models, an extended vocabulary. All of these networks have
-children. Each network is then transformed by a random element of the whole group and rounded to bfloat16.
+of two networks, a transformed copy and, for language models, an extended vocabulary. Networks of every kind in a
+"mixed" family have children. Each network is then transformed by a random element of the whole group and rounded to
+bfloat16.
 
 A parent is correct if it is the true parent or a copy of it. Networks with the same history are copies, for example two
 networks that are pruned in the same way. For an average, all parents must be correct. The control is the minimum

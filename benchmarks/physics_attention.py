@@ -1,9 +1,9 @@
 """Three Transolvers from different seeds, averaged: as trained, aligned, and trained further.
 
 A public report averaged three seeds of a Transolver: each network had an error of 13.2, and the average had an error of
-3,618. In this benchmark, such networks solve Poisson's equation on the unit square at scattered points. The input of a
-point is its position and the right-hand side at the point, a random sum of nine sines. The target is the solution at
-the point, in units of its standard deviation. The network has physics attention: points are distributed to slices by
+3,618. In this benchmark, three Transolvers solve Poisson's equation on the unit square at scattered points. The input
+of a point is its position and the right-hand side at the point, a random sum of nine sines. The target is the solution
+at the point, in units of its standard deviation. The network has physics attention: points are distributed to slices by
 soft weights, slices attend to one another, and points read their slices (Wu et al. 2024, section 3.2). The heads share
 slices, keys and values, as published.
 

@@ -1,10 +1,11 @@
 """The number of networks that one core trains in a minute, compared with a simple loop over networks.
 
-The loop trains one module after the other with the default `torch.optim.Adam`. `rg.zoo.train` chooses the back end.
-Both read batches of the same examples, in float32, on one thread. Times are CPU seconds between the first and the last
-step, without initialization. Every round runs in a separate process, as a training does, and medians are printed.
-Separate processes matter: if the allocator keeps the memory of hidden layers, the loop of a small CNN is a quarter
-faster than if it returns this memory to the system in every step, and the behavior does not change within a process.
+The loop trains one module after the other with the default `torch.optim.Adam`. `rg.zoo.train` chooses the back end. The
+loop and `rg.zoo.train` read batches of the same examples, in float32, on one thread. Times are CPU seconds between the
+first and the last step, without initialization. Every round runs in a separate process, as a training does, and medians
+are printed. Separate processes matter: if the allocator keeps the memory of hidden layers, the loop of a small CNN is a
+quarter faster than if it returns this memory to the system in every step, and the behavior does not change within a
+process.
 
     OMP_NUM_THREADS=1 python benchmarks/populations.py [part of a name, for some of the rows] [--rounds 5]
 """

@@ -7,9 +7,9 @@
     python benchmarks/published_zoos.py vit-model-zoo vit_cifar100_finetuned --template "**FCMLP_False**"
 
 The first line of the output names the authors of the networks, the number of networks, and the source of the split. The
-vision transformers of the last command (Falk et al., 2025) are too large for a net over networks. Their accuracies are
-predicted from statistics of layers, with one network in memory at a time. No table of this project contains numbers
-from these downloads yet; the test runs the script on files that it makes in each layout.
+vision transformers of the last command (Falk et al., 2025) are too large for a net over networks. The accuracies of
+these vision transformers are predicted from statistics of layers, with one network in memory at a time. No table of
+this project contains numbers from these downloads yet; the test runs the script on files that it makes in each layout.
 """
 
 import argparse

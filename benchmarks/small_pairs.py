@@ -2,7 +2,7 @@
 
 The loop is weight matching as published. For each layer, it computes the product of both networks' weights, with the
 second network permuted by all other layers, and calls `scipy.optimize.linear_sum_assignment`, until no layer changes.
-The loop begins at the identity, only permutes, and checks nothing. It runs to its end, or for as many sweeps as
+The loop begins at the identity, only permutes, and checks nothing. The loop runs to its end, or for as many sweeps as
 `rg.align` needs, including the first choice of all layers. `rg.align` runs with the permutations alone, and with all
 groups as by default. `rg.alignment.align_pairs` aligns many pairs at once. Networks are random, because weights change
 only the number of sweeps.

@@ -10,9 +10,9 @@ stricter floor uses, for all products, the GFLOP/s of the dominant shape, which 
 
     REGAUGE_DATA=... python benchmarks/weight_matching.py [part of a name] [--git-re-basin FOLDER]
 
-FOLDER is a checkout of `themrzmaster/git-re-basin-pytorch`, which is then also measured. Its permutation specification
-is written from the groups that regauge discovers. The last row of each architecture is `rg.align` without settings: it
-first balances positive scales and therefore compares other weights, so its objective is different.
+FOLDER is a checkout of `themrzmaster/git-re-basin-pytorch`, which is then also measured. The permutation specification
+for git-re-basin is written from the groups that regauge discovers. The last row of each architecture is `rg.align`
+without settings: it first balances positive scales and therefore compares other weights, so its objective is different.
 """
 
 import argparse

@@ -4,7 +4,7 @@
 
 Each case has two chains of underdamped Langevin dynamics with separate starts (`posteriors.sgmcmc.baoa`, with all data
 in every step). The cases are an MLP 1-8-1 with tanh on 40 points of a sine, and a CNN on the digits 0 to 3 of
-scikit-learn. The example needs `pip install 'regauge[posteriors,chains]'`. It prints the tables in
+scikit-learn. The example needs `pip install 'regauge[posteriors,chains]'`. The example prints the tables in
 docs/measurements/bayes.md.
 """
 

@@ -4,8 +4,8 @@ alignment.
     REGAUGE_DATA=folder/with/mnist .venv/bin/python examples/mnist_mlp_barrier.py
 
 The example trains both networks (a few minutes on two cores), finds the symmetry, and aligns the second network to the
-first. It then evaluates 25 networks on the line between them, and prints a table in Markdown. Without MNIST, `--data
-digits` uses scikit-learn's digits.
+first. The example then evaluates 25 networks on the line between both networks, and prints a table in Markdown. Without
+MNIST, `--data digits` uses scikit-learn's digits.
 """
 
 import time

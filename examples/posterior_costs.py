@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python examples/posterior_costs.py
 
 The example fits five disjoint pairs of mean-field posteriors of MLPs 64-32-32-10 on scikit-learn's digits, with prior
-N(0, 0.3^2) and temperature 0.1. It prints the table in docs/measurements/bayes.md.
+N(0, 0.3^2) and temperature 0.1. The example prints the table in docs/measurements/bayes.md.
 """
 
 from statistics import fmean, stdev

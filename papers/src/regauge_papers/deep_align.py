@@ -79,8 +79,8 @@ REFINING = 10_000
 
 
 def table1_config(scale: Scale, data: DataName, printed: Printed, pairs: int, seeds: int) -> Comparison:
-    """Return the settings for MLPs; in full, there are 500 pairs of the paper's 1,000 test networks for each of three
-    seeds.
+    """Return the settings for MLPs; at scale `paper`, there are 500 pairs of the paper's 1,000 test networks for each
+    of three seeds.
     """
     if scale == "smoke":
         small = small_images() if data == "MNIST" else "digits"

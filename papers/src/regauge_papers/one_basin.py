@@ -101,8 +101,8 @@ def population(family: Family, *, is_smoke: bool) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Basin:
-    """Return the settings: three pairs, and fewer methods for language models; in full, there are ten pairs, and
-    methods take more steps.
+    """Return the settings: three pairs, and fewer methods for language models; at scale `paper`, there are ten pairs,
+    and methods take more steps.
     """
     is_smoke, is_image = scale == "smoke", family == "basin-vit"
     short, long = (2, 4) if is_smoke else (100, 400) if scale == "cpu" else (400, 1600)

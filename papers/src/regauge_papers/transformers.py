@@ -135,8 +135,8 @@ def language(scale: Scale, family: Literal["gpt", "llama"]) -> Population:
 
 
 def config(family: Family, scale: Scale) -> Transformers:
-    """Return the settings: two pairs on a CPU (one pair of larger networks), or five pairs in full. The networks of the
-    paper are larger.
+    """Return the settings: two pairs at scale `cpu` (one for CIFAR-10), or five pairs at scale `paper`. The networks of
+    the paper are larger than ours.
     """
     paper = PAPER.get(family, {})
     if family == "gpt" or family == "llama":

@@ -119,14 +119,13 @@ def correspond(
 ) -> Correspondence:
     """Find which units of B correspond to which units of A in networks of different widths.
 
-    Every group of units gets a transport plan T `[n_a, n_b]` with uniform marginals. Suppose that all plans except one
-    are fixed and have been applied to the weights of B. With these fixed plans, the cost of pairing two units is the
-    squared distance between their weights. Let a be the weights of A, and `map(b)` the weights of B after all plans are
-    applied. Because the marginals are fixed, the total cost is smallest where the inner product `<a, map(b)>` is
-    largest. The inner product `<a, map(b)>` is linear in each plan. For equal widths, `<a, map(b)>` is the objective of
-    weight matching. For equal widths and without regularization, every plan is a permutation. The sign of each pair of
-    units is also optimized. Scales are not optimized. Therefore balance the networks before calling `correspond`.
-    Shifts of periodic units stay zero.
+    Every group of units gets a transport plan T `[n_a, n_b]` with uniform marginals. If all other plans are applied to
+    the weights of B, the cost of pairing two units is the squared distance between their weights. Let a be the weights
+    of A, and `map(b)` the weights of B after all plans are applied. Because the marginals are fixed, the total cost is
+    smallest where the inner product `<a, map(b)>` is largest. The inner product `<a, map(b)>` is linear in each plan.
+    For equal widths, `<a, map(b)>` is the objective of weight matching. For equal widths and without regularization,
+    every plan is a permutation. The sign of each pair of units is also optimized. Scales are not optimized. Therefore
+    balance the networks before calling `correspond`. Shifts of periodic units stay zero.
 
     As in weight matching, coordinate ascent finds the plans. Until a plan is computed, a uniform plan is used instead.
     The next group is always the one whose plan depends least on plans that are not computed yet. Each step finds the

@@ -263,8 +263,8 @@ class Candidates:
         return reached
 
     def result(self, is_converged: Tensor | bool | None = None) -> Results:
-        """Return the result with the best elements. Its history is the objective after each offered element, and its
-        notes include the number of pairs that did not improve.
+        """Return the result with the best elements. The history of the result is the objective after each offered
+        element. The notes of the result include the number of pairs that did not improve.
         """
         notes = [note for k in set(self._kept.tolist()) for note in self._notes[k]]
         if self._offers and bool(self._is_start.any()):

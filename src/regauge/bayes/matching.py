@@ -232,8 +232,8 @@ def one_gaussian(
 
     Raises:
         TypeError: Networks and posteriors are mixed, or the method does not accept such members.
-        ValueError: The list is empty, or has only one network. The members have different architectures or do not
-            fit the symmetry. Also raised if the spread is negative or not finite.
+        ValueError: The list is empty, or has only one network. The members have different architectures or do not fit
+            the symmetry. The error is also raised if the spread is negative or not finite.
     """
     if not 0 <= spread < float("inf"):
         raise ValueError(f"spread is {spread}; it multiplies standard deviations, so it must not be negative")

@@ -85,8 +85,8 @@ def load_alignment(path: str | Path) -> Alignment:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, is not an alignment, or has a newer version. Also raised if the element does
-            not fit the symmetry.
+        ValueError: The file is damaged, is not an alignment, or has a newer version. The error is also raised if the
+            element does not fit the symmetry.
     """
     path = Path(path)
     if not path.exists():

@@ -121,7 +121,7 @@ class Checkpoint(Mapping[str, Tensor]):
         Raises:
             FileNotFoundError: The file, or a shard that its index names, does not exist.
             ValueError: The file has an unknown format, is damaged or incomplete, contains objects other than tensors,
-                or holds a quantized network. Also raised if an index names missing files.
+                or holds a quantized network. The error is also raised if an index names missing files.
         """
         if isinstance(path, Checkpoint):
             return path

@@ -395,8 +395,8 @@ def open_job(
     The output has the form of the checkpoint with index `number`, unless `out` specifies another form.
 
     Raises:
-        TypeError: Some networks are in files and others are dictionaries. Also raised if all networks are dictionaries,
-            but an output was requested.
+        TypeError: Some networks are in files and others are dictionaries. The error is also raised if all networks are
+            dictionaries, but an output was requested.
         FileNotFoundError: A checkpoint does not exist.
         ValueError: A checkpoint is damaged, or the memory limit cannot be read.
     """

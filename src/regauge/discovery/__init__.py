@@ -72,8 +72,8 @@ The terms, in the order in which they appear:
 - A *freedom* contains all transformations that may act on one leaf. Examples are a permutation, families of scales,
   matrices, and rotations of pairs.
 
-- A *watched* value is an intermediate value for which the caller requests placements, as for parameters. Discovery
-  finds the same freedoms with and without watched values.
+- A *watched* value is an intermediate value for which the caller requests placements (how groups act on its axes).
+  Discovery finds the same freedoms with and without watched values.
 """
 
 from regauge.names import attach

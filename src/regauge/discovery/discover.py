@@ -313,7 +313,7 @@ def _without_unscaled(symmetry: Symmetry) -> Symmetry:
 def _acting(groups: tuple[Group, ...], structure: tuple[str, ...]) -> tuple[Group, ...]:
     """Return the groups that act on at least one tensor outside the structure.
 
-    If such a group is repeated within other groups, such as heads, these are returned too.
+    If a returned group is repeated within other groups, such as heads, the outer groups are returned too.
     """
     acting = [group for group in groups if not all(place.parameter in structure for place in group.placements)]
     needed = {name for group in acting for name in (group.name, *group.within)}

@@ -245,7 +245,7 @@ def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.G
 
     Add these directions to the directions with a known cause, and return the number of new dimensions.
 
-    Such a direction changes either only the inputs of the layer, or only its parameters.
+    Each added direction changes either only the inputs of the layer, or only its parameters.
     """
     space, before = point.space, len(point.space.basis)
     held: list[tuple[Tensor, Tensor]] = []

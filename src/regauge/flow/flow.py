@@ -130,8 +130,8 @@ class Flow:
         original units.
 
         Raises:
-            ValueError: The networks differ in more than the numbers of units. Also raised if the flow was fitted to
-                aligned networks, whose units have fixed positions.
+            ValueError: The networks differ in more than the numbers of units. The error is also raised if the flow was
+                fitted to aligned networks, whose units have fixed positions.
         """
         net = self.velocity.net
         if self.design.is_aligned or not isinstance(net, OverNetworks) or isinstance(self.space, Components):
@@ -194,7 +194,8 @@ class Flow:
             TypeError: `task` is not a task.
             ValueError: The label does not exist. `keep` is not a share. The task has another architecture, or is
                 combined with `start`. Noise is requested, but the start points and endpoints of the flow were coupled.
-                Also raised if the solver "thesis" is requested for a flow that predicts velocities, or with guidance.
+                The error is also raised if the solver "thesis" is requested for a flow that predicts velocities, or
+                with guidance.
         """
         generator = given_or_seed(generator)
         if count < 1:

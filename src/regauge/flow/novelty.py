@@ -29,7 +29,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
         space: The space of the points.
         points: The points, aligned to the same mean as the other networks.
         others: Other networks, such as training networks.
-        is_same: Whether both arguments contain the same networks. If so, no network is compared with itself.
+        is_same: Whether both arguments contain the same networks, so that no network may be compared with itself.
     """
     distances, numbers = [], []
     count = min(FEW, len(others) - is_same)

@@ -161,7 +161,7 @@ class Space(Manifold):
 
         Raises:
             ValueError: A unit has no incoming weights, so it has no point on its sphere. Parameters that were positive
-                in the population are not positive. Also raised if a network has different structure.
+                in the population are not positive. The error is also raised if a network has different structure.
         """
         for name in self.symmetry.structure:
             if name in self.constants and name in population:

@@ -99,8 +99,8 @@ def gauge(
         KeyError: A parameter that the symmetry transforms is missing.
         TraceError: `torch.export` cannot trace the task's model.
         ValueError: The parameters do not fit the symmetry, are not finite, or are a population. The method needs a
-            task, a generator, or more memory than is allowed. Also raised if the transformed network would compute
-            another function.
+            task, a generator, or more memory than is allowed. The error is also raised if the transformed network would
+            compute another function.
 
     References:
         Nagel et al. (2019), Data-free quantization; Xiao et al. (2023), SmoothQuant; Lin et al. (2023), AWQ; Ashkboos

@@ -58,7 +58,7 @@ class Traced:
             earlier run.
         was_meta: Whether the model was built on the meta device.
         kwargs: Keyword inputs of the trace. None without keyword inputs, or if the result is from an earlier run.
-        notes: Messages about parts that were left out, or about the earlier run that found the symmetry.
+        notes: Messages about submodels that tracing left out, or about the earlier run that found the symmetry.
     """
 
     symmetry: Symmetry

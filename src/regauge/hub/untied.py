@@ -33,8 +33,8 @@ def untie(name: str | None, *checkpoints: Checkpoint) -> Iterator[tuple[Any, ...
         second copy of its tied tensors.
 
     Raises:
-        ValueError: The path is not a folder with config.json, or the model has no tied tensors. Also raised if the tied
-            tensors cannot be untied.
+        ValueError: The path is not a folder with config.json, or the model has no tied tensors. The error is also
+            raised if the tied tensors cannot be untied.
     """
     name = name_model(checkpoints[0]) if name is None else name
     folder = Path(name or "")

@@ -109,8 +109,8 @@ def decode_store(autoencoder: Autoencoder, source: str | Path, output: str | Pat
 
     Raises:
         FileExistsError: The folder exists.
-        ValueError: The autoencoder does not record an architecture, or does not accept the networks. Also raised if the
-            table contains no latent vectors.
+        ValueError: The autoencoder does not record an architecture, or does not accept the networks. The error is also
+            raised if the table contains no latent vectors.
     """
     source, output = Path(source), Path(output)
     if source.suffix == ".csv":

@@ -80,7 +80,7 @@ def fit_autoencoder(
         IndexError: An index is out of range.
         ValueError: The networks have several architectures, or are not finite. A split has no networks. Neither
             `module` and `inputs` nor `task` is given. The networks cannot be evaluated, or all of them compute the same
-            function. Also raised if the training diverged.
+            function. The error is also raised if the training diverged.
 
     References:
         Paper 002, section 4: an invariant encoder, an MLP as decoder, and losses by function.

@@ -88,7 +88,7 @@ def hyper_match(
 
     Raises:
         ValueError: The networks have different parameters, contain NaN or Inf, or are not MLPs with hidden layers of
-            equal width. The task has no batches. Also raised if the loss is not finite.
+            equal width. The task has no batches. The error is also raised if the loss is not finite.
 
     References:
         Paper 003, section 3.4.

@@ -36,8 +36,8 @@ class InputLayer:
         transforming its first layer.
 
         Raises:
-            ValueError: There is no such layer, or more than one. Also raised if the network also uses its inputs in
-                other layers.
+            ValueError: There is no such layer, or more than one. The error is also raised if the network also uses its
+                inputs in other layers.
         """
         outputs = {(place.parameter, place.axis): group.name for group in symmetry.groups for place in group.placements}
         shapes = symmetry.shapes

@@ -99,8 +99,8 @@ def fit_matching(
     Raises:
         IndexError: An index is out of range.
         KeyError: There is no such column.
-        ValueError: There are too few networks, or networks of several architectures. Also raised if an argument that
-            the settings need is missing. Also raised if the training diverged.
+        ValueError: There are too few networks, or networks of several architectures. The error is also raised if an
+            argument that the settings need is missing. The error is also raised if the training diverged.
     """
     config, collection = config or MatchingConfig(), Collection(population, symmetry)
     usable = find_usable(collection, **arguments)

@@ -50,8 +50,8 @@ class Objective:
         """Return the objective for the given settings, with the statistics of some networks.
 
         Raises:
-            ValueError: The networks cannot be evaluated on the inputs, or all of them compute the same function. Also
-                raised if the loss cannot compare their outputs.
+            ValueError: The networks cannot be evaluated on the inputs, or all of them compute the same function. The
+                error is also raised if the loss cannot compare their outputs.
         """
         if task is None:
             assert module is not None

@@ -94,7 +94,7 @@ def fit_predictor(
         IndexError: An index is out of range.
         KeyError: There is no column of this name.
         ValueError: No network has a target, or a split has no networks. An argument that the settings require is
-            missing. Also raised if the training diverged.
+            missing. The error is also raised if the training diverged.
     """
     config, collection = config or PredictorConfig(), Collection(population, symmetry)
     name, values, usable = values_of(collection, targets, **arguments)

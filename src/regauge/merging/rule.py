@@ -114,7 +114,8 @@ class Rule(ABC):
 
         Args:
             tensors: The tensor of each network, or its difference from the base, in float32 or float64. The rule may
-                overwrite these tensors. Each tensor is read on access, so a sum holds only one input tensor at a time.
+                overwrite these tensors. Each tensor is read on access, so only one input tensor is in memory during a
+                sum.
             factors: The factor of each tensor.
             target: The name, depth and random numbers of the tensor in the result.
 

@@ -102,8 +102,8 @@ def prune(
     Raises:
         KeyError: There is no group with the given name, or a parameter is missing.
         ValueError: A share is not from 0 to below 1, or a group cannot be cut. The parameters do not fit the symmetry
-            or are not finite. The criterion needs a task or a generator. Also raised if no module with the new sizes
-            computes the right outputs.
+            or are not finite. The criterion needs a task or a generator. The error is also raised if no module with the
+            new sizes computes the right outputs.
 
     References:
         Fang et al. (2023), DepGraph: Towards any structural pruning, for removals in all layers at once.

@@ -47,7 +47,7 @@ class Architecture:
 
     Raises:
         ValueError: The factory's name or a setting is malformed. The factory cannot be imported or called, or does not
-            return a module. Also raised if there is neither a factory nor a layout.
+            return a module. The error is also raised if there is neither a factory nor a layout.
     """
 
     name: str

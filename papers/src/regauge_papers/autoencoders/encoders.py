@@ -54,8 +54,8 @@ class Coder:
 
 
 class Plain(nn.Module):
-    """An MLP on all standardized weights. It can learn the symmetry only from networks that group elements
-    transform.
+    """An MLP on all standardized weights. The MLP can learn the symmetry only from networks that group elements have
+    transformed.
     """
 
     def __init__(

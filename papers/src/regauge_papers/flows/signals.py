@@ -70,7 +70,9 @@ class Study:
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: 20,000 digits and 240 CPU seconds per flow; in full, all digits and two hours per flow."""
+    """Return the settings: 20,000 digits and 240 CPU seconds per flow; at scale `paper`, all digits and two hours per
+    flow.
+    """
     count, seconds = {"smoke": (140, 0.3), "cpu": (20_000, 240.0), "paper": (70_000, 7200.0)}[scale]
     common = mnist_inrs_one_start(count)
     if scale == "smoke":

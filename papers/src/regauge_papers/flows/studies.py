@@ -85,8 +85,8 @@ class Study:
 
 
 def uci(scale: Scale) -> Study:
-    """Return the settings: 2,500 runs and four CPU minutes per flow on a laptop; in full, 10,000 runs and an hour per
-    flow.
+    """Return the settings: 2,500 runs and four CPU minutes per flow on a laptop; at scale `paper`, 10,000 runs and an
+    hour per flow.
     """
     count, seconds = {"smoke": (40, 0.3), "cpu": (2500, 240.0), "paper": (10_000, 3600.0)}[scale]
     population = replace(uci_mlps(count), checkpoints=Checkpoints(every=80, warmup=160))

@@ -19,8 +19,8 @@ PAPER = (
 
 
 def config(scale: Scale) -> Study:
-    """Return the settings: 600 runs with two optimizers; in full, there are as many runs as in one part of the public
-    zoo.
+    """Return the settings: 600 runs with two optimizers; at scale `paper`, there are as many runs as in one part of the
+    public zoo.
     """
     if scale == "smoke":
         architecture = cnn_architecture("relu", 1, 8, 8)

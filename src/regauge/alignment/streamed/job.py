@@ -36,7 +36,7 @@ class StreamedJob:
     Attributes:
         job: The checkpoints, the output, and the memory limit.
         method: The alignment method.
-        symmetry: The symmetry of the networks. All sizes of its groups must be known.
+        symmetry: The symmetry of the networks, in which the sizes of all groups must be known.
         plan: The plan of the first matching, with the memory for all steps.
         chart: The plans for matching representatives, if networks can differ from their representatives.
         rotate: Whether residual streams are rotated, as in `rg.align`.

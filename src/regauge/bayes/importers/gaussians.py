@@ -29,8 +29,8 @@ def from_bayesian_torch(state: Mapping[str, Tensor]) -> GaussianPosterior:
         state: The result of `model.state_dict()`.
 
     Raises:
-        ValueError: There are no Bayesian layers. A mean has no `rho`, or a `rho` has no mean. Also raised if two
-            tensors get the same name.
+        ValueError: There are no Bayesian layers. A mean has no `rho`, or a `rho` has no mean. The error is also raised
+            if two tensors get the same name.
     """
     mean: dict[str, Tensor] = {}
     std: dict[str, Tensor] = {}
@@ -184,7 +184,7 @@ def from_swag(
 
     Raises:
         ValueError: A tensor belongs to no parameter, has another shape, or is not finite. A variance is clearly
-            negative. Also raised if there is only one deviation.
+            negative. The error is also raised if there is only one deviation.
 
     References:
         Maddox et al. (2019), A simple baseline for Bayesian uncertainty in deep learning, section 3 and equation 1.

@@ -29,8 +29,8 @@ def from_samples(
 
     Raises:
         FileNotFoundError: A file does not exist.
-        ValueError: There are no samples, the samples have different architectures, or a sample is not finite. Also
-            raised if a sample has no tensor for a name in `buffers`.
+        ValueError: There are no samples, the samples have different architectures, or a sample is not finite. The error
+            is also raised if a sample has no tensor for a name in `buffers`.
     """
     if isinstance(samples, Mapping):
         stack = detach(samples)

@@ -71,8 +71,8 @@ class GaussianPosterior(NamedTuple):
         """Transform the means like parameters, and multiply the standard deviations by the magnitudes of the factors.
 
         Raises:
-            ValueError: The element rotates parameters, and a rotated diagonal Gaussian is not diagonal. Also raised if
-                the element adds products of uncertain parameters.
+            ValueError: The element rotates parameters, and a rotated diagonal Gaussian is not diagonal. The error is
+                also raised if the element adds products of uncertain parameters.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         return GaussianPosterior(symmetry.act(element, self.mean), move_std(symmetry, linear, self.std))

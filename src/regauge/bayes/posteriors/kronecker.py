@@ -51,8 +51,8 @@ class KroneckerPosterior:
             have no uncertainty.
 
     Raises:
-        ValueError: A root does not fit its weight or the other terms. Also raised if a parameter has both terms and
-            standard deviations.
+        ValueError: A root does not fit its weight or the other terms. The error is also raised if a parameter has both
+            terms and standard deviations.
 
     References:
         Ritter et al. (2018), A scalable Laplace approximation for neural networks, section 3.
@@ -159,9 +159,9 @@ class KroneckerPosterior:
         Rotations are possible if they act only on weights with factors.
 
         Raises:
-            ValueError: The element rotates standard deviations, or adds products of uncertain parameters. Also raised
-                if a group acts differently on different columns of a weight, as in grouped convolutions. With other
-                rotations, the covariance would not be a Kronecker product.
+            ValueError: The element rotates standard deviations, or adds products of uncertain parameters. The error is
+                also raised if a group acts differently on different columns of a weight, as in grouped convolutions.
+                With other rotations, the covariance would not be a Kronecker product.
         """
         symmetry, element, linear = bind(symmetry, element, self.mean)
         std = move_std(symmetry, linear, self.std)

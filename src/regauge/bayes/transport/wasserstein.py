@@ -31,8 +31,8 @@ def distance(a: Posterior, b: Posterior, *, skip: Collection[str] = ()) -> Squar
             ignored.
 
     Raises:
-        ValueError: The posteriors have different kinds or architectures. Also raised if the exact distance is too
-            expensive: low-rank Gaussians with a diagonal component and more than 2,000 uncertain parameters.
+        ValueError: The posteriors have different kinds or architectures. The error is also raised if the exact distance
+            is too expensive: low-rank Gaussians with a diagonal component and more than 2,000 uncertain parameters.
 
     References:
         Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), equations 9, 16 and 17.
@@ -99,7 +99,7 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
 
     Raises:
         ValueError: The posteriors have different kinds or architectures. Kronecker factors belong to different weights.
-            Also raised if the numbers of particles differ.
+            The error is also raised if the numbers of particles differ.
 
     References:
         McCann (1997); Takatsu (2011), Wasserstein geometry of Gaussian measures; Rossi et al. (2023), section 3,

@@ -90,7 +90,7 @@ def compare_with_prior(
 
     Raises:
         ValueError: The standard deviation of the prior or the number of examples is not positive, or no parameter is
-            uncertain. Also raised if a standard deviation is zero, which makes the divergence infinite.
+            uncertain. The error is also raised if a standard deviation is zero, which makes the divergence infinite.
         KeyError: The posterior and the symmetry belong to different networks.
 
     References:

@@ -118,8 +118,8 @@ def fit(
 
     Raises:
         ValueError: No parameter is uncertain, `certain` contains a name that is not a parameter, or the parameters have
-            several dtypes or devices. The numbers of inputs and targets differ. The training diverges. Also raised if
-            the file does not contain a state of this fit.
+            several dtypes or devices. The numbers of inputs and targets differ. The training diverges. The error is
+            also raised if the file does not contain a state of this fit.
     """
     generator = given_or_seed(generator)
     if not len(inputs) == len(targets) > 0:

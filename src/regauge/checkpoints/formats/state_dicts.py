@@ -112,8 +112,8 @@ def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) ->
     """Return the network in the named entry (by default, the usual entry), and a message if there are others.
 
     Raises:
-        ValueError: There is no entry of this name. Also raised if no entry is given, and the file contains several
-            networks, but none under a usual name.
+        ValueError: There is no entry of this name. The error is also raised if no entry is given, and the file contains
+            several networks, but none under a usual name.
     """
     found = find_networks(content)
     listed = ", ".join(map(repr, found))
@@ -178,8 +178,8 @@ def dense_tensors(content: Mapping[Any, Tensor], label: str) -> Params:
     """Return the tensors of a torch file by name.
 
     Raises:
-        ValueError: Two tensors have the same name. Also raised if a tensor does not store all its entries, because it
-            is quantized, sparse, nested or expanded.
+        ValueError: Two tensors have the same name. The error is also raised if a tensor does not store all its entries,
+            because it is quantized, sparse, nested or expanded.
     """
     if len(set(map(str, content))) < len(content):
         raise ValueError(

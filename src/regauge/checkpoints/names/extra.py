@@ -1,6 +1,6 @@
 """Tensors in files that no class of their model has.
 
-For such tensors, all networks use the tensors of the first network.
+All networks use the first network's tensors in place of their own tensors without a class.
 """
 
 from collections.abc import Sequence

@@ -72,9 +72,9 @@ class Staging:
     ledger (the list of finished files).
 
     Raises:
-        FileExistsError: The output exists and may not be replaced, or it contains files but no checkpoint. Also raised
-            if an interrupted run left files, and neither `resume` nor `overwrite` is set. Also raised if regauge has
-            not created the folder `OUT.partial`.
+        FileExistsError: The output exists and may not be replaced, or it contains files but no checkpoint. The error is
+            also raised if an interrupted run left files, and neither `resume` nor `overwrite` is set. The error is also
+            raised if regauge has not created the folder `OUT.partial`.
         FileNotFoundError: The parent folder of the output does not exist.
         OSError: The disk has no space for the output.
         ValueError: The interrupted run had other inputs, or another process is writing the output.

@@ -1,1 +1,1 @@
-"""Rewrites that set gains to one without a change of the function. After such a rewrite, rotations are possible."""
+"""Rewrites that set gains to one without a change of the function, which makes rotations possible."""

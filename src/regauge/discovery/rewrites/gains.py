@@ -20,7 +20,7 @@ from regauge.discovery.trace import Program
 def gains(program: Program) -> tuple[str, ...]:
     """Return, in graph order, the parameters with one axis that multiply a value entry by entry.
 
-    Such parameters are gains of norms, or factors in the model's own code.
+    Examples are gains of norms, and factors in the model's own code.
     """
     found: dict[str, None] = {}
     for node in program.graph.graph.nodes:
@@ -129,7 +129,7 @@ class _Family:
     def choose(self, params: Mapping[str, Tensor]) -> list[str]:
         """Return gains that the group can set to one at the same time.
 
-        For these gains, the exponents of the group's scales are linearly independent.
+        The exponents of the group's scales at the returned gains are linearly independent.
         """
         result: list[str] = []
         for name in self.sites:

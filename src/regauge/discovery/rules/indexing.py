@@ -128,8 +128,8 @@ def scatter(b: Builder, call: Call) -> Value:
 def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
     """Return whether positions along an axis have an unspecified order, such as those of an unsorted `topk`.
 
-    Such positions are distinct. Therefore the result of a write stays the same if positions and written values are
-    permuted together.
+    Positions of unspecified order are distinct. Therefore the result of a write stays the same if positions and written
+    values are permuted together.
     """
     ranks = list(algebra.leaves(positions.layouts[dim]))
     return any(list(algebra.leaves(order.value.layouts[order.dim])) == ranks for order in b.orders)

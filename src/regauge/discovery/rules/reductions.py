@@ -39,7 +39,7 @@ def sum_of_squares(b: Builder, call: Call) -> Value:
 def sum_of_products(b: Builder, call: Call) -> Value:
     """Return the sum or mean of x * y over one axis.
 
-    Such a sum is an inner product, which does not change if matrices act inversely on the two factors.
+    The sum of x * y is an inner product, which does not change if matrices act inversely on the two factors.
     """
     (dim,) = dims_of(call, len(call.x.shape))
     result = inner_product(b, call.x.factors, call.x.shape, dim)

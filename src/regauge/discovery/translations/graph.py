@@ -1,6 +1,6 @@
 """A traced model with the information that the search for translations needs.
 
-This information contains parameters and their views, integer constants, and known sums of values.
+The information contains parameters and their views, integer constants, and known sums of values.
 """
 
 import math

@@ -126,7 +126,8 @@ class _Search:
     def _statistics(self, kind: Literal["mean", "variance"]) -> Iterator[TranslationFamily]:
         """Yield families that change running means together with biases, or running variances together with gains.
 
-        Such families leave the function unchanged only as long as the model uses its stored running statistics.
+        Families of running statistics leave the function unchanged only as long as the model uses its stored running
+        statistics.
         """
         for node in self.graph.order:
             if node.op != "call_function" or operator_name(node) != "batch_norm" or given(node)[5]:

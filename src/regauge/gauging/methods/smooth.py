@@ -37,7 +37,7 @@ class Smooth(GaugeMethod):
     of the outputs, the family is not scaled. The symmetry contains all layers that read the same activations, including
     routers and shared experts. Therefore scales are never moved across an operation that would change the function.
 
-    With its default arguments, the method searches as AWQ does. `Smooth(alpha=0.5, statistic="max",
+    With default arguments, `Smooth` searches in the same way as AWQ. `Smooth(alpha=0.5, statistic="max",
     is_against_weights=True)` is SmoothQuant.
 
     The objective is a signal-to-noise ratio in dB, averaged over families. The ratio is measured on the outputs of

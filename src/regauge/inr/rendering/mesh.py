@@ -58,8 +58,8 @@ def extract_mesh(inr: Inr, params: Mapping[str, Tensor], *, resolution: int = 12
     Raises:
         ImportError: scikit-image is not installed.
         NoSurfaceError: The field has the same sign everywhere.
-        ValueError: The INR has another signal, the resolution is below 2, or an output is NaN. Also raised if the
-            parameters are not the parameters of a single INR.
+        ValueError: The INR has another signal, the resolution is below 2, or an output is NaN. The error is also raised
+            if the parameters are not the parameters of a single INR.
 
     References:
         Lewiner et al. (2003), Efficient implementation of marching cubes' cases with topological guarantees.

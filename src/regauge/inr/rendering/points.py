@@ -96,8 +96,8 @@ def extract_points(
         projection: The settings of the projection; `Projection()` by default.
 
     Raises:
-        ValueError: The INR has another signal, or `near` is not below the distance at which labels are clipped. Also
-            raised if the parameters are not the parameters of a single INR.
+        ValueError: The INR has another signal, or `near` is not below the distance at which labels are clipped. The
+            error is also raised if the parameters are not the parameters of a single INR.
 
     References:
         Chibane et al. (2020), Neural unsigned distance fields.

@@ -1,4 +1,6 @@
-"""The manifest of a store, `store.json`, which is written before the first shard. Only its entry `about` may change."""
+"""The manifest of a store, `store.json`, which is written before the first shard. Only the manifest's entry `about` may
+change.
+"""
 
 import json
 import os

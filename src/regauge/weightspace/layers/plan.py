@@ -85,7 +85,7 @@ class ForEnds(nn.ModuleList):
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:
-        """Apply the module of one unit set of a block (one of its ends) to vectors."""
+        """Apply the module that belongs to one end of a block (a set of units) to vectors."""
         made: Tensor = self[self.number(end)](x)
         return made
 

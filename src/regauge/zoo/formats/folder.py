@@ -66,8 +66,8 @@ def read_folder(
 
     Raises:
         FileNotFoundError: The folder does not exist, or no name matches.
-        ValueError: The template is malformed or gives two checkpoints the same id and step. Also raised if `beside`
-            contains a name that identifies networks.
+        ValueError: The template is malformed or gives two checkpoints the same id and step. The error is also raised if
+            `beside` contains a name that identifies networks.
     """
     taken = [name for name in ("id", "step", "file") if name in beside]
     if taken:

@@ -260,8 +260,8 @@ def plan_training(
         device: The device for training, which the store does not record.
 
     Raises:
-        FileExistsError: The folder contains another store, more networks of this population, or other files. Also
-            raised if the chosen library of matrix products is not the library that the store records.
+        FileExistsError: The folder contains another store, more networks of this population, or other files. The error
+            is also raised if the chosen library of matrix products is not the library that the store records.
         ValueError: The size is invalid, the networks in the store depend on the number of networks, or several networks
             would be equal.
     """

@@ -37,8 +37,8 @@ class Examples:
             column "split" is "test" or "train". None if the signals are not split.
 
     Raises:
-        ValueError: The numbers of inputs and targets, or of signals and labels, differ. Also raised if the targets have
-            another shape or dtype.
+        ValueError: The numbers of inputs and targets, or of signals and labels, differ. The error is also raised if the
+            targets have another shape or dtype.
     """
 
     name: str

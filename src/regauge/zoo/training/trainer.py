@@ -91,7 +91,8 @@ def train(
 
     Raises:
         ValueError: Ids are repeated or do not belong to the population. A share of an incomplete group would be
-            discarded. Several networks would be equal. Also raised if the module cannot be trained in stacks.
+            discarded. Several networks would be equal. The error is also raised if the module cannot be trained in
+            stacks.
     """
     chosen = list(range(config.count)) if ids is None else sorted(ids)
     if len(set(chosen)) < len(chosen) or (chosen and not 0 <= chosen[0] <= chosen[-1] < config.count):
