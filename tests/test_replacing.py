@@ -16,7 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import regauge as rg
 from regauge.checkpoints.checkpoint import Checkpoint, load
+from regauge.checkpoints.disk import FullDiskError
 from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.outputs.replacing import own_files
 from regauge.checkpoints.outputs.staging import Staging, partial_of, require_place
@@ -295,11 +297,12 @@ def pair(tmp_path: Path) -> list[str]:
 def test_the_command_tells_what_it_replaced(
     pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _put(tmp_path / "b", OTHERS)
-    main(["align", *pair, "-o", pair[1], "--overwrite"])
-    _require(tmp_path / "b", OTHERS)
+    out = _write(tmp_path / "c", 2)
+    _put(out, OTHERS)
+    main(["align", *pair, "-o", str(out), "--overwrite"])
+    _require(out, OTHERS)
     told = capsys.readouterr().err
-    assert f"in '{pair[1]}': replaced 'config.json', 'model-00001-of-00002.safetensors'" in told
+    assert f"in '{out}': replaced 'config.json', 'model-00001-of-00002.safetensors'" in told
     assert "kept '.gitattributes', 'README.md'" in told
 
 
@@ -372,7 +375,7 @@ def test_a_disk_that_fills_up_while_a_file_is_written(tmp_path: Path) -> None:
 
     path = save({"a": torch.ones(2)}, tmp_path / "out.safetensors")
     told = _child(lambda: limited(path, 1000))
-    assert f"the disk is too full to write {str(path)!r}, which needs 4 kB (" in told
+    assert f"the disk is too full to write {str(path)!r}, which needs 4 kB; free space" in told
     assert torch.equal(load(path)["a"], torch.ones(2))
     assert [one.name for one in tmp_path.iterdir()] == ["out.safetensors"]
     assert _child(lambda: limited(path, 10)) == ""
@@ -387,6 +390,54 @@ def test_a_full_disk_is_told_before_the_work(
     for command in ("align", "merge"):
         told = refused(command, *pair, "-o", str(tmp_path / out))
         assert f"the disk is too full to write {str(tmp_path / out)!r}, which needs 120 B (10 B are free)" in told
+
+
+def test_other_files_fill_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 50, 50))  # type: ignore[attr-defined]
+    told = [str(FullDiskError(tmp_path / "x", nbytes)) for nbytes in (40, 60, None)]
+    assert ["which needs" in one for one in told] == [True, True, False]
+    assert ["(50 B are free)" in one for one in told] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("given", "out", "command"),
+    [
+        ("a", "a", "align"),
+        ("link", "a", "merge"),
+        ("a", "link", "merge"),
+        ("a/model.safetensors.index.json", "link", "align"),
+        ("a", "a/model-00001-of-00002.safetensors", "align"),
+        ("a", "link", "merge --recipe"),
+    ],
+)
+def test_a_folder_is_not_replaced_by_what_is_made_of_it(
+    given: str, out: str, command: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    for seed, name in enumerate("ab"):
+        _write(tmp_path / name, seed)
+    (tmp_path / "link").symlink_to("a")
+    before = {path: path.read_bytes() for path in tmp_path.glob("[ab]/*")}
+    (tmp_path / "symmetry.json").write_text(SYMMETRY.to_json())
+    (tmp_path / "recipe.yml").write_text(
+        "{merge_method: slerp, base_model: b, models: [{model: b}, {model: a}], parameters: {t: 1}}"
+    )
+    files = [str(tmp_path / "b"), str(tmp_path / given), "--symmetry", str(tmp_path / "symmetry.json")]
+    words = [*command.split(), str(tmp_path / "recipe.yml")] if "recipe" in command else [command, *files]
+    told = refused(*words, "-o", str(tmp_path / out), "--overwrite")
+    assert "the output would replace" in told
+    assert "from which it is made; choose another name for the output" in told
+    assert {path: path.read_bytes() for path in tmp_path.glob("[ab]/*")} == before
+
+
+def test_a_link_to_an_input_and_a_folder_in_it_are_free(tmp_path: Path) -> None:
+    a, b = (save(_params(k), tmp_path / f"{k}.safetensors") for k in range(2))
+    (tmp_path / "link.safetensors").symlink_to(a)
+    rg.align(a, b, SYMMETRY, out=rg.Output(tmp_path / "link.safetensors", overwrite=True))
+    assert all(torch.equal(tensor, _params(0)[name]) for name, tensor in load(a).items())
+    assert not (tmp_path / "link.safetensors").is_symlink()
+    folder = _write(tmp_path / "folder", 2)
+    rg.align(a, folder, SYMMETRY, out=folder / "aligned")
+    assert all(torch.equal(tensor, _params(2)[name]) for name, tensor in load(folder).items())
 
 
 def test_what_was_finished_before_a_disk_was_full_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ memory.
 """
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import regauge as rg
+from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.core.params import Params
 
 Verb = Callable[[Any, Any, Any], Mapping[str, Tensor]]
@@ -79,6 +81,27 @@ def test_dictionaries_are_not_written(verb: str, tmp_path: Path) -> None:
         VERBS[verb](network(0), network(1), {"out": tmp_path / "out.safetensors"})
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_output_never_replaces_an_input(verb: str, files: tuple[Path, Path], tmp_path: Path) -> None:
+    before = [path.read_bytes() for path in files]
+    (tmp_path / "link").symlink_to(tmp_path)
+    for out in (files[0], tmp_path / "link" / files[0].name):
+        with pytest.raises(FileExistsError, match=r"would replace '.*0\.safetensors', from which it is made; choose"):
+            VERBS[verb](*files, {"out": rg.Output(out, overwrite=True)})
+    assert [path.read_bytes() for path in files] == before
+    assert {path.name for path in tmp_path.iterdir()} == {"0.safetensors", "1.safetensors", "link"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_folder_that_is_read_only_is_refused_before_the_work(
+    verb: str, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # a test may run as root, who may write everywhere
+    monkeypatch.setattr(Checkpoint, "params", None)  # the values, which the work would read
+    with pytest.raises(PermissionError, match=r"nothing can be written to the folder '.*' of the output; choose"):
+        VERBS[verb](*files, {"out": tmp_path / "out.safetensors"})
+
+
 @pytest.mark.parametrize("verb", ["canonicalize", "prune", "repair", "gauge by weights"])
 def test_all_values_must_fit(verb: str, files: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"(needs all values in memory, in float64|allow more memory)"):
@@ -111,6 +134,8 @@ def test_each_of_many_networks_is_written(files: tuple[Path, Path], tmp_path: Pa
         rg.align_many(paths, SYMMETRY, out=[None])
     with pytest.raises(FileExistsError, match="exists already"):
         rg.align_many(paths, SYMMETRY, out=out)
+    with pytest.raises(FileExistsError, match=r"would replace '.*1\.safetensors', from which it is made"):
+        rg.align_many(paths, SYMMETRY, out=[None, rg.Output(paths[1], overwrite=True), None])
 
 
 def test_an_alignment_is_applied_and_undone(files: tuple[Path, Path], tmp_path: Path) -> None:

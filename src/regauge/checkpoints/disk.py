@@ -33,8 +33,12 @@ class FullDiskError(OSError):
 
     def __init__(self, path: Path, nbytes: int | None, remedy: str = "free space, or write elsewhere") -> None:
         needed = "" if nbytes is None else f", which needs {size_text(nbytes)}"
-        free = size_text(shutil.disk_usage(path.parent).free)
-        super().__init__(f"the disk is too full to write {str(path)!r}{needed} ({free} are free); {remedy}")
+        free = shutil.disk_usage(path.parent).free
+        is_short = (
+            nbytes is None or free < nbytes
+        )  # otherwise a quota, or files that were removed again, took the space
+        told = f" ({size_text(free)} are free)" if is_short else ""
+        super().__init__(f"the disk is too full to write {str(path)!r}{needed}{told}; {remedy}")
 
 
 def require_space(path: Path, nbytes: int) -> None:

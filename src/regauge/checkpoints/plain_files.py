@@ -24,12 +24,22 @@ def require_suffix(path: Path, suffixes: tuple[str, ...]) -> None:
         raise ValueError(f"the output {str(path)!r} must end in {' or '.join(suffixes)}")
 
 
+def require_expanded(path: str | Path) -> None:
+    """Raise a ValueError if a path begins with ~, which stands for the home folder only in a shell."""
+    if Path(path).parts[:1] == ("~",) and not os.path.lexists("~"):
+        raise ValueError(
+            f"{os.fspath(path)!r} begins with ~, which stands for your home folder only in a shell; write the folder "
+            "in full"
+        )
+
+
 def require_plain(path: str | Path) -> None:
-    """Raise an error if a path is neither a file nor a folder, or if its name is not UTF-8.
+    """Raise an error if a path is neither a file nor a folder, if its name is not UTF-8, or if it begins with ~.
 
     Raises:
-        ValueError: The path is a pipe, a socket or a device, or the name is not UTF-8.
+        ValueError: The path is a pipe, a socket or a device, begins with ~, or the name is not UTF-8.
     """
+    require_expanded(path)
     text = os.fspath(path)
     try:
         text.encode()

@@ -15,7 +15,7 @@ from torch import Tensor
 from regauge.checkpoints.disk import PARTIAL, full_disks_told, held, remove_leftovers, require_space
 from regauge.checkpoints.formats.file_formats import is_single_file, weight_suffixes, writer_of
 from regauge.checkpoints.formats.headers import TensorSpec, encode_header, layout_of
-from regauge.checkpoints.plain_files import require_suffix
+from regauge.checkpoints.plain_files import require_expanded, require_suffix
 from regauge.core.arguments import check_arguments
 from regauge.core.params import round_to
 
@@ -198,6 +198,24 @@ def save_bytes(content: bytes, path: str | Path) -> Path:
     return Path(path)
 
 
+def require_folder(path: Path) -> None:
+    """Raise an error, before any work is done, unless files can be created in the folder of an output.
+
+    Raises:
+        FileNotFoundError: The folder does not exist.
+        PermissionError: The folder is read-only.
+        ValueError: The path begins with ~.
+    """
+    require_expanded(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise PermissionError(
+            f"nothing can be written to the folder {str(path.parent)!r} of the output; choose another one, or change "
+            "its permissions"
+        )
+
+
 def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, ...] | None = None) -> None:
     """Raise an error, before any work is done, unless a file of a given name can be written.
 
@@ -206,8 +224,7 @@ def require_writable(path: str | Path, *, overwrite: bool, suffixes: tuple[str, 
     """
     path = Path(path)
     require_suffix(path, weight_suffixes(is_written=True) if suffixes is None else suffixes)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(path.parent)!r} of the output does not exist; create it first")
+    require_folder(path)
     if path.is_dir():
         raise FileExistsError(f"the output {str(path)!r} is a folder, but a file is written; choose another name")
     if path.exists() and not overwrite:

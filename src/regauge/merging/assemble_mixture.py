@@ -13,7 +13,7 @@ from regauge.checkpoints.checkpoint import Checkpoint
 from regauge.checkpoints.formats.headers import TensorSpec
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Input, Provenance
-from regauge.checkpoints.outputs.staging import Staging
+from regauge.checkpoints.outputs.staging import Staging, require_new_folder
 from regauge.checkpoints.plain_files import read_object
 from regauge.checkpoints.writing import Shard
 from regauge.core.arguments import check_arguments
@@ -188,8 +188,9 @@ def assemble_mixture(
     given = [*experts, *([] if shared is None else [shared])]
     rows = [one if isinstance(one, Expert) else Expert(one) for one in given]
     place, config = Output.of(out), read_object(Path(base) / "config.json")
-    if place.is_file:
-        raise ValueError(f"{str(place.path)!r} is one file, but a mixture is a folder; give a folder as the output")
+    inputs = (Input("base", str(base)), *(Input(f"expert{k}", str(one.path)) for k, one in enumerate(rows)))
+    provenance = Provenance("rg.merging.assemble_mixture", {"router": router, "chosen": chosen}, inputs)
+    require_new_folder(place, "a mixture", provenance)
     family = _family(base, config, has_shared=shared is not None)
     if any(one.noise_scale for one in rows) and generator is None:
         raise ValueError("noise on experts needs random numbers; give a torch.Generator as `generator`")
@@ -224,8 +225,6 @@ def assemble_mixture(
         like = source if isinstance(source, Tensor) else first.stored[source[1]]
         specs.append(TensorSpec(name, tuple(like.shape), like.dtype))
     shards = place.form.layout([Shard("model.safetensors", tuple(specs), {"format": "pt"})], "model")
-    inputs = (Input("base", str(base)), *(Input(f"expert{k}", str(one.path)) for k, one in enumerate(rows)))
-    provenance = Provenance("rg.merging.assemble_mixture", {"router": router, "chosen": chosen}, inputs)
     settings: Any = {"resume": place.resume, "overwrite": place.overwrite, "nbytes": sum(one.nbytes for one in shards)}
 
     def pieces(name: str) -> Any:

@@ -16,7 +16,7 @@ from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.names.from_transformers import name_for
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Input, Provenance
-from regauge.checkpoints.outputs.staging import Staging
+from regauge.checkpoints.outputs.staging import Staging, require_new_folder
 from regauge.checkpoints.writing import Shard, save_text
 from regauge.core.arguments import check_arguments
 from regauge.core.params import round_to
@@ -112,10 +112,9 @@ def extract_adapter(
     """
     if rank < 1 or not least >= 0:
         raise ValueError(f"rank is {rank} and least {least}; a rank is positive, and a singular value is not negative")
-    place = Output.of(out)
-    place.require_alone("extracting an adapter")
-    if place.is_file:
-        raise ValueError(f"{str(place.path)!r} is one file, but an adapter is a folder; give a folder as the output")
+    place, inputs = Output.of(out), (Input("base", str(base)), Input("tuned", str(tuned)))
+    provenance = Provenance("rg.merging.extract_adapter", {"rank": rank, "least": least}, inputs)
+    require_new_folder(place, "an adapter", provenance)
     opened = [Checkpoint.open(path) for path in (base, tuned)]
     named = model or name_model(opened[0])
     if named is None:
@@ -160,8 +159,6 @@ def extract_adapter(
             f"{first.label} and {second.label} are equal; there is nothing to extract: give a network and its fine-tune"
         )
     config = _configuration(base, modules, whole, kinds, is_turned=turned == {True})
-    inputs = (Input("base", str(base)), Input("tuned", str(tuned)))
-    provenance = Provenance("rg.merging.extract_adapter", {"rank": rank, "least": least}, inputs)
     write_adapter(place, tensors, config, provenance, progress)
     return ExtractedAdapter(place.path, tuple(modules), tuple(whole))
 

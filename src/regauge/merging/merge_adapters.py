@@ -13,6 +13,7 @@ from regauge.checkpoints.formats.adapters import ORIGINAL, Factors, read_factors
 from regauge.checkpoints.location import ADAPTER_CONFIG
 from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.provenance import Input, Provenance
+from regauge.checkpoints.outputs.staging import require_new_folder
 from regauge.checkpoints.plain_files import read_object
 from regauge.core.arguments import check_arguments
 from regauge.core.params import round_to
@@ -79,9 +80,10 @@ def merge_adapters(
     rule, given = Average() if rule is None else rule, as_weights(weights)
     _require(rule, len(adapters), rank)
     place, seed = Output.of(out), draw_seed(rule, generator)
-    place.require_alone("merging adapters")
-    if place.is_file:
-        raise ValueError(f"{str(place.path)!r} is one file, but an adapter is a folder; give a folder as the output")
+    inputs = tuple(Input(f"adapter{k}", str(path)) for k, path in enumerate(adapters, 1))
+    said = {"rule": str(rule), "weights": None if weights is None else [str(one) for one in weights], "rank": rank}
+    provenance = Provenance("rg.merging.merge_adapters", said, inputs)
+    require_new_folder(place, "an adapter", provenance)
     opened = [Checkpoint.open(path) for path in adapters]
     configs = [read_object(one.path.parent / ADAPTER_CONFIG) for one in opened]
     every = [_read(one, config) for one, config in zip(opened, configs, strict=True)]
@@ -116,9 +118,7 @@ def merge_adapters(
         advance(1)
     whole = _merge_whole(opened, every, rule, given)
     config = _describe(configs, modules)
-    inputs = tuple(Input(f"adapter{k}", str(path)) for k, path in enumerate(adapters, 1))
-    said = {"rule": str(rule), "weights": None if weights is None else [str(one) for one in weights], "rank": rank}
-    write_adapter(place, tensors | whole, config, Provenance("rg.merging.merge_adapters", said, inputs), progress)
+    write_adapter(place, tensors | whole, config, provenance, progress)
     return ExtractedAdapter(place.path, tuple(modules), tuple(whole))
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from regauge.checkpoints.checkpoint import Checkpoint, index_metadata
 from regauge.checkpoints.disk import PARTIAL, TEMPORARY, FullDiskError, full_disks_told, require_space
 from regauge.checkpoints.formats.file_formats import METADATA, is_single_file
 from regauge.checkpoints.formats.headers import PROVENANCE
+from regauge.checkpoints.output import Output
 from regauge.checkpoints.outputs.ledger import (
     CONTENT,
     LEDGER,
@@ -43,6 +44,7 @@ from regauge.checkpoints.writing import (
     Pieces,
     Shard,
     flush,
+    require_folder,
     require_writable,
     save_bytes,
     save_text,
@@ -91,7 +93,7 @@ class Staging:
         nbytes: int = 0,
         crew: Crew | None = None,
     ) -> None:
-        require_parent(out)
+        require_folder(out)
         self.out = out.resolve() if out.is_symlink() and out.is_dir() else out
         self.folder, self.provenance = partial_of(self.out), provenance
         self.content, self.progress = self.folder / CONTENT, self.folder / PROGRESS
@@ -111,7 +113,7 @@ class Staging:
         try:
             _finish(self.out)
             is_left = self.content.exists() and self._is_of_use()
-            _require_name(self.out, overwrite=overwrite)
+            _require_name(self.out, overwrite=overwrite, origin=self.provenance)
             if is_left and not (resume or overwrite):
                 raise FileExistsError(
                     f"an interrupted run left {str(self.folder)!r}; add `resume=True` to continue it, or "
@@ -298,8 +300,11 @@ def partial_of(out: Path) -> Path:
     return out.with_name(out.name + PARTIAL)
 
 
-def require_place(out: Path, *, overwrite: bool) -> None:
-    """Raise an error, before any work is done, unless an output (a file or a folder) can be written to a given path."""
+def require_place(out: Path, *, overwrite: bool, origin: Provenance | None = None) -> None:
+    """Raise an error, before any work is done, unless an output (a file or a folder) can be written to a given path.
+
+    `origin` is the provenance of the output, because an output must not replace the networks from which it is made.
+    """
     out = out.resolve() if out.is_symlink() and out.is_dir() else out
     if partial_of(out).is_dir():
         lock = _lock(out)
@@ -307,13 +312,21 @@ def require_place(out: Path, *, overwrite: bool) -> None:
         if {path.name for path in partial_of(out).iterdir()} == {LOCK}:
             remove_own(partial_of(out))
         lock.release()
-    _require_name(out, overwrite=overwrite)
+    _require_name(out, overwrite=overwrite, origin=origin)
 
 
-def require_parent(out: Path) -> None:
-    """Raise a FileNotFoundError unless the parent folder of an output exists."""
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"the folder {str(out.parent)!r} of the output does not exist; create it first")
+def require_new_folder(place: Output, what: str, origin: Provenance) -> None:
+    """Raise an error, before any work is done, unless a single process can write a folder of this kind.
+
+    Args:
+        place: The output.
+        what: The kind of the folder with its article, such as "an adapter".
+        origin: The provenance of the output, if `place` has none.
+    """
+    place.require_alone(f"making {what}")
+    if place.is_file:
+        raise ValueError(f"{str(place.path)!r} is one file, but {what} is a folder; give a folder as the output")
+    require_place(place.path, overwrite=place.overwrite, origin=place.provenance or origin)
 
 
 def _finish(out: Path) -> None:
@@ -333,16 +346,30 @@ def _is_complete(folder: Path) -> bool:
     return document is not None and (folder / CONTENT).exists() and bool(document.get("is_complete"))
 
 
-def _require_name(out: Path, *, overwrite: bool) -> None:
+def _require_name(out: Path, *, overwrite: bool, origin: Provenance | None) -> None:
     """Raise an error unless the path of an output is free or may be replaced."""
     if is_single_file(out):
-        return require_writable(out, overwrite=overwrite)
-    require_parent(out)
+        require_writable(out, overwrite=overwrite)
+        return _require_apart(out.parent, [out.name], origin)
+    require_folder(out)
     if os.path.lexists(out) and not (overwrite and out.is_dir()):
         raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or give `overwrite=True`")
-    if out.exists() and any(out.iterdir()) and not own_files(out):
+    if not out.exists():
+        return None
+    own = own_files(out)
+    if any(out.iterdir()) and not own:
         raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
-    return None
+    return _require_apart(out, own, origin)
+
+
+def _require_apart(folder: Path, replaced: Collection[str], origin: Provenance | None) -> None:
+    """Raise a FileExistsError if an output replaces files of a folder that belong to one of its inputs."""
+    for one in () if origin is None else origin.inputs:
+        read = {place for path in one.files for place in (path.resolve(), path.parent.resolve() / path.name)}
+        if not read.isdisjoint(folder.resolve() / name for name in replaced):
+            raise FileExistsError(
+                f"the output would replace {one.path!r}, from which it is made; choose another name for the output"
+            )
 
 
 def _lock(out: Path) -> FileLock:
