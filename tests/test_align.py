@@ -288,8 +288,10 @@ def test_other_architectures_are_refused() -> None:
     with pytest.raises(ValueError, match=r"only the first has '1.bias'"):
         rg.align(a, {n: t for n, t in a.items() if n != "1.bias"}, symmetry)
     fewer = {n: t for n, t in a.items() if n != "1.weight"}
-    with pytest.raises(KeyError, match="the parameters lack"):
+    with pytest.raises(KeyError, match=r"lack '1\.weight', which the symmetry moves; they have '0\.weight'"):
         rg.align(fewer, fewer, symmetry)
+    with pytest.raises(KeyError, match="which the symmetry moves; they have no tensors; load the checkpoint"):
+        rg.align({}, {}, symmetry)
 
 
 def test_populations_are_refused() -> None:

@@ -128,9 +128,10 @@ INDICES: dict[str, tuple[object, str]] = {
     "empty": ({"weight_map": {}}, "names no tensors"),
     "null": ({"weight_map": None}, "lacks a 'weight_map'"),
     "list": ([], "lacks a 'weight_map'"),
-    "nested": (b"[" * 200_000, "lacks a 'weight_map'"),
-    "bytes": (b"\xff\xfe\x00", "lacks a 'weight_map'"),
-    "digits": (b'{"weight_map": ' + b"9" * 10_000 + b"}", "lacks a 'weight_map'"),
+    "nested": (b"[" * 200_000, "is not the index of a sharded checkpoint: it is nested too deeply; fetch it again"),
+    "cut": (b'{"weight_map": {"up": "sub', "is not the index of a sharded checkpoint: it is not JSON: Unterminated"),
+    "bytes": (b"\xff\xfe\x00", "it is no text in UTF-8: invalid start byte at byte 0; fetch it again"),
+    "digits": (b'{"weight_map": ' + b"9" * 10_000 + b"}", "is not the index of a sharded checkpoint: "),
 }
 
 
@@ -371,6 +372,7 @@ def test_data(data: str, command: str, folder: Path, refused: Callable[..., str]
         ("..", "is not the name of a new file or folder"),
         ("a.safetensors/x", "does not exist; create it first"),
         ("folder.safetensors", "is a folder, but a file is written"),
+        ("~/x.safetensors", "'~/x.safetensors' begins with ~, which stands for your home folder only in a shell"),
     ],
 )
 @pytest.mark.parametrize("command", ["align", "merge", "canonicalize"])

@@ -135,7 +135,7 @@ def _command(case: Case, out: str) -> list[str]:
 def test_commands_refuse_and_leave_nothing(case: Case, out: str, refused: Callable[..., str]) -> None:
     text = refused(*_command(case, out))
     assert f"{case.tensor!r} would exceed 6.55e+04, the largest number of float16, in" in text
-    assert "; use a wider dtype (--dtype bfloat16" in text
+    assert "; use wider tensors, such as bfloat16 (in files: --dtype bfloat16), or smaller weights" in text
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -285,6 +285,13 @@ def test_errors_say_what_to_do() -> None:
     assert len(found) <= WITHOUT_REMEDY, "\n".join([f"{len(found)} without, at most {WITHOUT_REMEDY}:", *found])
 
 
+def test_messages_of_the_library_name_no_options_of_commands() -> None:
+    """They name arguments in backticks, which commands print as options."""
+    every = [one for kind in ("errors", "messages") for one in sentences()[kind] if not one.place.startswith("cli")]
+    found = [str(one) for one in every if re.search(r"(?<![\w-])--[a-z]", one.text) and "hf download" not in one.text]
+    assert not found, "\n".join(found)
+
+
 def test_the_rules_can_fail(tmp_path: Path) -> None:
     text = "# A head\n\nOne two `a.b c` four. Five by itself\nsix seven, eight al. nine.\n\n- An item of five words\n"
     found = [one for _, paragraph in paragraphs_of(text.splitlines()) for one in sentences_in(paragraph, "here")]

@@ -315,7 +315,7 @@ def notes_on_ties(symmetry: Symmetry, a: Any, moved: Any, rotate: Rotate) -> tup
             if both < EXPLAINED * (x * y) ** 0.5:
                 notes.append(
                     f"{group.name!r} is not rotated, because {names[-1]!r} and {names[0]!r} are one tensor, and "
-                    "reordering is not enough here: `untie=True` (--untie) may separate them"
+                    "reordering is not enough here: `untie=True` may separate them"
                 )
     return tuple(notes)
 

@@ -84,14 +84,16 @@ def shards_of(index: Path) -> dict[str, str]:
         FileNotFoundError: A shard is missing.
         ValueError: The file is not an index, or the index names files outside of its folder.
     """
+    what = f"{str(index)!r} is not the index of a sharded checkpoint"
     try:
-        files: dict[str, str] = read_json(index)["weight_map"]
+        document = read_json(index)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}; fetch it again") from error
+    try:
+        files: dict[str, str] = document["weight_map"]
         shards = list(dict.fromkeys(files.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{str(index)!r} is not the index of a sharded checkpoint: it lacks a 'weight_map' from parameter names "
-            "to files; fetch it again"
-        ) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{what}: it lacks a 'weight_map' from parameter names to files; fetch it again") from error
     if not shards:
         raise ValueError(f"{str(index)!r} names no tensors; it was cut off, or its network is empty: fetch it again")
     strange = [shard for shard in shards if not _is_name(shard)]

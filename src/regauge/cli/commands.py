@@ -20,7 +20,7 @@ INSTEAD = (("--steps", "--epochs", "--seconds"), ("--input-shape", "--data"))
 """Options with the same purpose. The error for a missing option names the options of its group."""
 ARGUMENT = re.compile(r"`([a-z_]+)=([^`]*)`")
 """An argument in a message of the library, in backticks."""
-NAMES = {"out": "output"}
+NAMES = {"out": "output", "is_kept_always": "always"}
 """Options whose names differ from the names of the arguments."""
 
 

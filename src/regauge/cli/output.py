@@ -60,13 +60,13 @@ def report(command: str, *, as_json: bool) -> Iterator[None]:
 def tell(text: object, /, **facts: Any) -> None:
     """Print a text, or add its facts to the report. Lists of one name are joined; texts without facts are notes.
 
-    Strings from files may contain line breaks; the caller must escape them.
+    Arguments in the text become options. Strings from files may contain line breaks; the caller must escape them.
     """
-    known = _FACTS.get()
+    known, shown = _FACTS.get(), as_options(str(text))
     if known is None:
-        print(escape_lines(str(text)))
+        print(escape_lines(shown))
         return
-    for name, value in (facts or {"notes": [str(text).strip()]}).items():
+    for name, value in (facts or {"notes": [shown.strip()]}).items():
         known[name] = [*known[name], *value] if isinstance(known.get(name), list) else value
 
 
@@ -84,7 +84,7 @@ def tell_written(*paths: Path) -> None:
 def tell_notes(notes: Sequence[str]) -> None:
     """Report sentences as notes."""
     for note in notes:
-        tell(as_options(note))
+        tell(note)
 
 
 def tell_table(

@@ -12,6 +12,7 @@ from regauge.checkpoints.job import FileJob, open_job
 from regauge.checkpoints.memory_limit import MemoryLimit, resident, size_text
 from regauge.cli.align_options import Align, Matching, Merge, Transport
 from regauge.cli.checkpoint_jobs import output_of
+from regauge.cli.commands import as_options
 from regauge.cli.models import read_networks
 from regauge.cli.options import UsageError
 from regauge.cli.output import show_progress, show_status, tell, tell_table
@@ -120,7 +121,7 @@ def show_output(shards: Sequence[Any], out: Path | None) -> None:
 
 def notes_of(told: Any) -> dict[str, list[str]]:
     """Return the notes of a result as an entry of the report; without notes, there is no entry."""
-    return {"notes": list(told.notes)} if told.notes else {}
+    return {"notes": list(map(as_options, told.notes))} if told.notes else {}
 
 
 def facts_of(result: rg.alignment.Result[Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class RepairResult:
         if self.off > FAR * self.spread:
             notes.append(
                 f"note: the mean of the endpoints is {self.off:.4g} away from the merged checkpoint, and they are up "
-                f"to {self.spread:.4g} apart. Give them as they were aligned for the merge; --align aligns them anew"
+                f"to {self.spread:.4g} apart. Give them as they were aligned for the merge, or align them to it"
             )
         if not self.is_kept:
             before, after = self.losses["interpolated"], self.losses["repaired"]

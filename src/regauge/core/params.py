@@ -209,7 +209,7 @@ def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
         return
     kind, largest = str(made.dtype).removeprefix("torch."), torch.finfo(made.dtype).max
     wider = "bfloat16" if largest < torch.finfo(torch.bfloat16).max else "float64"
-    wide = f"a wider dtype (`dtype={wider}`, or wider tensors) or "
+    wide = f"wider tensors, such as {wider} (in files: `dtype={wider}`), or "
     entries = "1 entry" if lost == 1 else f"{lost} entries"
     raise ValueError(
         f"{name!r} would exceed {largest:.3g}, the largest number of {kind}, in {entries}; use "

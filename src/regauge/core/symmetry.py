@@ -23,7 +23,7 @@ from regauge.core.behind_gains import (
     rotatable,
     sums,
 )
-from regauge.core.counted import count
+from regauge.core.counted import count, shorten
 from regauge.core.element import ALL_PARTS, DeferredElement, Element, Make, materialize
 from regauge.core.exchangeable import classes_of
 from regauge.core.given import example_arguments, require_generator, require_module, require_plain, require_tensors
@@ -548,8 +548,8 @@ class Symmetry:
             if any(isinstance(value, Mapping) for value in params.values()):
                 require_tensors(params)  # the error names the key of the network in a training checkpoint
             raise KeyError(
-                f"the parameters lack {sorted(missing)[:5]} ({len(missing)} in all), which the symmetry moves; "
-                f"they have {list(params)[:5]}, ...; load the checkpoint of the model that the symmetry was found on"
+                f"the parameters lack {shorten(sorted(missing))}, which the symmetry moves; they have "
+                f"{shorten(list(params)) or 'no tensors'}; load the checkpoint of the symmetry's model"
             )
         shapes, leads = dict(self.shapes), set()
         for name in touched:

@@ -28,7 +28,7 @@ from regauge.gauging.methods.spreading_rotations import Rotation
 from regauge.gauging.moves import Move, apply_moves
 from regauge.gauging.result import Chosen, GaugeResult
 
-HADAMARD = ", or use --method hadamard without --data"
+HADAMARD = ", or use the method Hadamard without data"
 """Advice that is printed if a gauge cannot be chosen in memory."""
 
 

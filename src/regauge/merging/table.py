@@ -100,7 +100,7 @@ RULES = {
     ),
     "model-stock": RuleRow("ModelStock", "the mean task vector, shortened depending on the angles of task vectors"),
     "sce": RuleRow("Sce", "the mean, weighted by size, of the entries that vary most and agree in sign"),
-    "nearswap": RuleRow("NearSwap", "the base, moved toward one network by at most --reach in each entry"),
+    "nearswap": RuleRow("NearSwap", "the base, moved toward one network by at most the reach in each entry"),
     "ram": RuleRow("Ram", "entries that one network changes are kept, and entries that several change are averaged"),
     "arcee-fusion": RuleRow("ArceeFusion", "one network, with the most important entries of another network"),
 }

@@ -25,9 +25,7 @@ MOST_LEARNED = 20_000_000
 """The largest number of weights in layers for which rotations are learned by default. In larger networks, rotations are
 learned only if the caller requests it."""
 
-NOTHING_BETTER = (
-    "the network was not changed, because no method loses less; is_kept_always (--always) changes it anyway"
-)
+NOTHING_BETTER = "the network was not changed, because no method loses less; `is_kept_always=True` changes it anyway"
 """The note if no method improves the given network."""
 OF_LOSS, OF_WEIGHTS = "loss, sign turned", "relative squared error, sign turned"
 """Units of the objective, for a loss and for weights."""
