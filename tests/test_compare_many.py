@@ -481,7 +481,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_folder_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
     args = ["compare", "all", "--symmetry", "symmetry.json", "--draws", "99"]
     main([*args, "-o", "page.html"])
-    assert "left out, because no other network that was compared has their tensors: other.safetensors" in (
+    assert "left out, because they cannot be compared with any other network: other.safetensors" in (
         out := capsys.readouterr().out
     )
     assert "unrelated to all others: stranger.safetensors" in out
@@ -505,6 +505,26 @@ def test_python_finds_what_the_command_prints(capsys: pytest.CaptureFixture[str]
     found = rg.comparison.compare_files(paths, symmetry=symmetry, draws=99)
     for name in ("pairs", "families", "averages", "trees", "left_out"):
         assert json.loads(json.dumps(found.facts[name])) == printed[name]
+
+
+@pytest.mark.usefixtures("folder")
+def test_unusable_files_are_left_out_with_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text())
+    usable = rg.comparison.find_checkpoints(["all"])
+    expected = rg.comparison.compare_files(usable, symmetry=symmetry, draws=19)
+    Path("all/0 empty.safetensors").touch()
+    lost = {name: tensor / 0 for name, tensor in rg.load(usable[0]).items()}
+    save(lost, Path("all/0 lost.safetensors"))
+    found = rg.comparison.compare_files(rg.comparison.find_checkpoints(["all"]), symmetry=symmetry, draws=19)
+    assert found.left_out == ("0 empty.safetensors", "0 lost.safetensors", *expected.left_out)
+    assert found.facts | {"left_out": list(expected.left_out)} == expected.facts
+    reasons = [str(failure) for failure in found.failures]
+    assert len(reasons) == 2
+    assert "'all/0 empty.safetensors' is not a readable safetensors file" in reasons[0]
+    assert "of all/0 lost.safetensors holds NaN or Inf in" in reasons[1]
+    main(["compare", "all", "--symmetry", "symmetry.json", "--draws", "19"])
+    told = capsys.readouterr().out
+    assert all(f"not compared: {reason}" in told for reason in reasons)
 
 
 @pytest.mark.usefixtures("folder")

@@ -733,7 +733,8 @@ FAULTS = {
     LINEAR
     + "parameters: {weight: 1}\ntokenizer: {pad_to_multiple_of: 1.5}": "line 7: 'pad_to_multiple_of' is 1.5, but",
     LINEAR + "parameters: {weight: [{filter: mlp, value: 1}]}": "no filter matches this tensor",
-    LINEAR.replace("two", "meta/llama-9"): "not fetched from a hub",
+    LINEAR.replace("two", "meta/llama-9"): "fetch it, since regauge does not: hf download meta/llama-9 --local-dir",
+    LINEAR.replace("two", "/abs/two"): "line 5: there is no checkpoint '/abs/two'; check the path (folders are",
     LINEAR.replace("two", "one"): "a model occurs twice",
     "merge_method: ties\nmodels: [{model: one}]": "line 1: the method ties needs a 'base_model'",
     "merge_method: multislerp\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normal",
@@ -787,6 +788,15 @@ def test_what_is_not_understood_is_refused_by_its_line(text: str, capsys: pytest
     assert stop.value.code == 2
     assert FAULTS[text] in capsys.readouterr().err
     assert not list(Path().glob("out*"))
+
+
+def test_folders_seen_from_the_place_of_the_command_are_named_as_the_recipe_sees_them(
+    refused: Callable[..., str],
+) -> None:
+    Path("recipes").mkdir()
+    Path("recipes/mine.yml").write_text(MEAN % "two")
+    told = refused("merge", "--recipe", "recipes/mine.yml", "-o", "out")
+    assert "there is no folder 'recipes/one', as folders are relative to the recipe: write '../one'" in told
 
 
 @pytest.mark.parametrize("options", [["one"], ["--weights", "1"], ["--base", "base"], ["--rule", "ties"]])

@@ -27,6 +27,7 @@ from regauge.comparison.trees import tree_lines
 from regauge.core.arguments import check_arguments
 from regauge.core.families import connected
 from regauge.core.given import given_or_seed
+from regauge.core.params import require_finite
 from regauge.core.progress import Progress, no_progress
 from regauge.core.symmetry import Symmetry
 from regauge.hub import Model
@@ -41,7 +42,7 @@ class Lineages:
     Attributes:
         lineages: One lineage for each architecture.
         left_out: The names of networks that cannot be compared with any other network.
-        failures: The errors of networks that could not be opened.
+        failures: The errors of networks that could not be opened, or that contain NaN or Inf.
         notes: Notes on the parts that tracing excluded.
     """
 
@@ -63,7 +64,7 @@ class Lineages:
             parts.append(f"unrelated to all others: {', '.join(self.unrelated)}")
         if self.left_out:
             names = ", ".join(self.left_out)
-            parts.append(f"left out, because no other network that was compared has their tensors: {names}")
+            parts.append(f"left out, because they cannot be compared with any other network: {names}")
         return "\n\n".join(parts)
 
     @property
@@ -107,7 +108,8 @@ def compare_files(
     estimate.
 
     Networks with the same shapes are opened together. If no other network has the shapes of a network, it is compared
-    with networks of other widths, vocabularies or numbers of layers, which have the same architecture.
+    with networks of other widths, vocabularies or numbers of layers, which have the same architecture. Files that are
+    damaged, and networks with NaN or Inf, are left out.
 
     Args:
         paths: The checkpoints. The result names checkpoints by their paths relative to their common folder.
@@ -141,10 +143,7 @@ def compare_files(
         if not _can_compare(one, two):
             return None
         chance = torch.Generator().set_state(state)
-        try:
-            return one.relatives.compare(one.checkpoint, two.checkpoint, draws=draws, generator=chance, exact=True)
-        except ValueError as error:  # It says "the first" or "the second network".
-            raise ValueError(f"comparing {a!r} with {b!r}: {error}") from error
+        return one.relatives.compare(one.checkpoint, two.checkpoint, draws=draws, generator=chance, exact=True)
 
     lineages = []
     for own in _together(places):
@@ -212,16 +211,19 @@ def _open(
 ) -> tuple[dict[str, _Place], list[Exception]]:
     """Return the checkpoints that can be compared with another one, and the errors of all other checkpoints."""
     classes: dict[tuple[Any, ...], list[str]] = {}
-    for name, path in names.items():
-        with Checkpoint.open(path) as one:
-            classes.setdefault(tuple(sorted((n, t.shape) for n, t in one.stored.items())), []).append(name)
     places, failures, rest = dict[str, _Place](), list[Exception](), list[str]()
-    lead = next((own for own in classes.values() if len(own) > 1), next(iter(classes.values())))
+    for name, path in names.items():
+        try:
+            with Checkpoint.open(path) as one:
+                classes.setdefault(tuple(sorted((n, t.shape) for n, t in one.stored.items())), []).append(name)
+        except ValueError as error:  # For example, a damaged file.
+            failures.append(error)
+    lead = next((own for own in classes.values() if len(own) > 1), next(iter(classes.values()), None))
     for own in classes.values():
         if len(own) > 1 or own is lead:
             try:
                 opened = open_all([names[name] for name in own])
-            except (ValueError, KeyError) as error:  # For example, another model or a damaged file.
+            except (ValueError, KeyError) as error:  # For example, another model.
                 failures.append(error)
                 rest += own
                 continue
@@ -233,6 +235,14 @@ def _open(
             with suppress(ValueError, KeyError):
                 other = relatives.read_other(Checkpoint.open(names[name]))
                 places[name] = _Place(relatives, other, False)
+    for name, place in list(places.items()):
+        try:
+            for one in place.checkpoint:  # one tensor at a time, because networks may exceed the memory
+                structure = place.relatives.networks.symmetry.structure
+                require_finite({one: place.checkpoint[one]}, place.checkpoint.label, structure)
+        except ValueError as error:
+            failures.append(error)
+            del places[name]
     if len(places) == 1:
         places = {}
     return {name: places[name] for name in names if name in places}, failures

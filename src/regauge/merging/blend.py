@@ -218,9 +218,7 @@ def dtype_notes(networks: Sequence[Checkpoint]) -> tuple[str, ...]:
     listed = list_dtypes(networks)
     if listed is None or first.form.dtype is not None:
         return ()
-    return (
-        f"the networks differ in dtype ({listed}); the result has those of {first.label}; `dtype=...` chooses others",
-    )
+    return (f"the networks differ in dtype ({listed}); the result has those of {first.label}; `dtype=` chooses others",)
 
 
 def _dtype_of(network: Mapping[str, Tensor], name: str) -> torch.dtype:

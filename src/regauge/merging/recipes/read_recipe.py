@@ -1,6 +1,7 @@
 """A reader of recipes in mergekit's YAML format. Errors name the key and the line of an unknown entry."""
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from regauge.checkpoints.location import find_cached
+from regauge.checkpoints.location import find_cached, say_absent
 from regauge.checkpoints.yaml_files import REFUSED, compose_yaml
 from regauge.hub.chat_templates import TEMPLATES
 from regauge.hub.tokens import TokenSource, Vocabulary
@@ -307,11 +308,10 @@ def read_folder(entry: Entry) -> Path:
         return folder if folder.is_dir() or cached is None else cached
     if len(parts) > 1 and all(part.is_dir() for part in parts):  # a base and its adapters
         return Path("+".join(map(str, parts)))
-    raise entry.refuse(
-        f"there is no folder {str(folder)!r}; models are folders on this machine, seen from the recipe, and are not "
-        f"fetched from a hub: fetch it, for example by hf download {text} --local-dir {Path(text).name}, and name its "
-        "folder"
-    )
+    if Path(text).is_dir():
+        seen = os.path.relpath(text, entry.path.parent)
+        raise entry.refuse(f"there is no folder {str(folder)!r}, as folders are relative to the recipe: write {seen!r}")
+    raise entry.refuse(f"{say_absent(text)} (folders are relative to the recipe)")
 
 
 def _parameters(entry: Entry | None, method: RecipeMethod, name: str, *, is_own: bool = False) -> Parameters:
