@@ -153,8 +153,9 @@ def searches() -> Iterator[dict[str, float]]:
 
 
 @cache
+@cache
 def discovered(name: str, is_small: bool, layers: int | None) -> tuple[nn.Module, rg.Symmetry]:
-    """Return a model without values, and its symmetry."""
+    """Return a model without values, and its symmetry. Each is discovered once, for the device and for the CPU."""
     module = MODELS[name].build(is_small, layers)
     return module, rg.discover(module, (MODELS[name].inputs(is_small),), verify=False)
 
@@ -162,6 +163,7 @@ def discovered(name: str, is_small: bool, layers: int | None) -> tuple[nn.Module
 def align_once(name: str, place: Place, layers: int | None) -> dict[str, Any]:
     """Align two networks of an architecture by the default call, on a device."""
     model, (module, symmetry) = MODELS[name], discovered(name, place.is_small, layers)
+    symmetry = replace(symmetry)  # without results that an earlier measurement has kept with it
     generator = place.generator(0)
     a = random_network(module, generator)
     if model.is_near:
