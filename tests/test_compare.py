@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import regauge as rg
 from regauge.checkpoints.writing import save
 from regauge.comparison.independence import choose_groups, measure_independence
+from regauge.comparison.strangers import explain, stranger_of
 from regauge.comparison.verdicts import ALIGNED, CERTAIN, RELATED, STRANGE, Evidence, judge, kinship
 from regauge.core.balance import balance
 from regauge.core.params import Params
@@ -72,6 +73,16 @@ def test_rounding_does_not_make_another_network() -> None:
         assert rg.compare({n: t.float() for n, t in rounded.items()}, params, WIDE).verdict == "identical"
     changed = {**params, "0.bias": params["0.bias"] + 0.01}
     assert rg.compare(params, changed, WIDE).verdict == "descended"
+
+
+@pytest.mark.parametrize("name", ["dihedral", "linear", "attention"])
+def test_strangers_aligned_at_once_are_explained_as_one_by_one(name: str) -> None:
+    symmetry = COPIES[name]
+    params = drawn(symmetry, 0)
+    pairs = [(params, stranger_of(drawn(symmetry, seed), symmetry, 0)) for seed in range(1, 4)]
+    alone = [one for pair in pairs for one in explain([pair], symmetry)]
+    assert explain(pairs, symmetry) == pytest.approx(alone, abs=1e-6)
+    assert len({round(share or 0, 6) for share in alone}) == 3
 
 
 def test_descendants_and_strangers() -> None:

@@ -156,7 +156,7 @@ class _Sampled:
             stranger = partial(_scrambled, self._behind[1], sample)
             own = sample.units if is_ordered else sample.match(self._behind[0], stranger)[0]
             other = self._narrow(sample.cut(stranger, own), narrow)
-            return by_chance([explain(Pair(first, other, pair.symmetry))])
+            return by_chance(explain([(first, other)], pair.symmetry))
 
         matched = Matched(
             pair,

@@ -16,7 +16,7 @@ from regauge.canonical.null_spaces import without_null_spaces
 from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
-from regauge.comparison.strangers import estimate_chance, explain
+from regauge.comparison.strangers import estimate_chance
 from regauge.comparison.verdicts import MOVED
 from regauge.connect import line
 from regauge.core.balance import balance, has_balance
@@ -87,7 +87,7 @@ def match_whole(
     return Matched(
         Pair(first, second, behind),
         result.element,
-        chance=lambda: estimate_chance(second, control, lambda other: explain(Pair(first, other, control))),
+        chance=lambda: estimate_chance(second, control, lambda other: (first, other), control),
         tested=Pair(*given, symmetry),
         stored=None if is_same else Pair(*given, symmetry),
         noise=lambda precisions: rounding_noise(given, precisions, symmetry, behind, result.element, ignored),

@@ -11,7 +11,7 @@ from regauge.comparison.common import Common, find_common
 from regauge.comparison.fingerprints import fingerprint
 from regauge.comparison.matched import Matched
 from regauge.comparison.pair import Pair
-from regauge.comparison.strangers import estimate_chance, explain
+from regauge.comparison.strangers import estimate_chance
 from regauge.comparison.units import choose_units
 from regauge.core.symmetry import Symmetry
 
@@ -46,14 +46,11 @@ def match_widths(
     result = align(first, second, behind, method=WeightMatching())
     pairs = [chosen.params, *(choose_units(common, a, other).params for other in references)]
     numbers = [[fingerprint(one, narrow) for one in pair] for pair in pairs]
-    part, side = common.part_of(b, 1)
     ordered = find_common(a, b, symmetry, has_widths=False)
     return Matched(
         Pair(first, second, behind),
         result.element,
-        chance=lambda: estimate_chance(
-            part, side, lambda other: explain(Pair(*choose_units(common, a, other).params, behind))
-        ),
+        chance=lambda: estimate_chance(*common.part_of(b, 1), lambda x: choose_units(common, a, x).params, behind),
         stored=None if chosen.stored is None else Pair(*chosen.stored, narrow),
         tested=None if ordered is None else Pair(ordered.of(a), ordered.of(b), ordered.symmetry),
         distances=[float((one - other).norm()) for one, other in numbers],

@@ -1,13 +1,13 @@
 """Scrambled networks ("strangers"), in which a separate random element acts on each tensor: a control."""
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from regauge.alignment import align
+from regauge.alignment import align_pairs
 from regauge.alignment.methods.weight_matching import WeightMatching
 from regauge.comparison.common import restrict
 from regauge.comparison.pair import Pair, measure_shares
@@ -29,18 +29,31 @@ SMALL = 1 << 14
 
 
 def estimate_chance(
-    b: Mapping[str, Tensor], symmetry: Symmetry, explain: Callable[[Params], float | None]
+    b: Mapping[str, Tensor], symmetry: Symmetry, pair: Callable[[Params], tuple[Params, Params]], behind: Symmetry
 ) -> float | None:
-    """Estimate the share by chance: the explained share that alignment reaches with scrambled copies."""
-    values = sum(tensor.numel() for tensor in b.values())
-    seeds = range(STRANGERS if values <= SMALL else 1)
-    return by_chance([explain(stranger_of(b, symmetry, seed)) for seed in seeds])
+    """Estimate the share by chance: the explained share that alignment reaches with scrambled copies.
+
+    Args:
+        b: The network that is scrambled.
+        symmetry: The symmetry of this network.
+        pair: A function that returns the first network and a scrambled copy, as they are compared.
+        behind: The symmetry of the compared pairs.
+    """
+    seeds = range(STRANGERS if sum(tensor.numel() for tensor in b.values()) <= SMALL else 1)
+    return by_chance(explain([pair(stranger_of(b, symmetry, seed)) for seed in seeds], behind))
 
 
-def explain(pair: Pair) -> float | None:
-    """Return the mean explained share (squared correlation) of the matrices of two networks after alignment."""
-    found = align(pair.first, pair.second, pair.symmetry, method=WeightMatching())
-    return mean_share(measure_shares(pair, found.element))
+def explain(pairs: Sequence[tuple[Params, Params]], symmetry: Symmetry) -> list[float | None]:
+    """Return the mean explained share (squared correlation) of the matrices of each pair of networks after alignment.
+
+    All pairs are aligned at once. The tensors of a single pair are not copied, because they may be large.
+    """
+    first, second = (
+        {n: torch.stack([one[n] for one in side]) if len(side) > 1 else side[0][n].unsqueeze(0) for n in side[0]}
+        for side in zip(*pairs, strict=True)
+    )
+    found = align_pairs(first, second, symmetry, method=WeightMatching()).element
+    return [mean_share(measure_shares(Pair(*pair, symmetry), found.item(k))) for k, pair in enumerate(pairs)]
 
 
 def stranger_of(params: Mapping[str, Tensor], symmetry: Symmetry, seed: int) -> Params:
