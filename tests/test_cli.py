@@ -457,7 +457,7 @@ def test_apply_to_another_architecture(folder: Path, refused: Callable[..., str]
     )
     assert "another architecture" in refused("apply", "out.safetensors", "c.safetensors", "-o", "d.safetensors")
     save({"0.weight": torch.zeros(8, 4)}, folder / "e.safetensors")
-    assert "lack ['0.bias'" in refused("apply", "out.safetensors", "e.safetensors", "-o", "d.safetensors")
+    assert "lack '0.bias', '2.weight'" in refused("apply", "out.safetensors", "e.safetensors", "-o", "d.safetensors")
 
 
 @pytest.mark.parametrize(

@@ -237,9 +237,9 @@ def _open(
                 places[name] = _Place(relatives, other, False)
     for name, place in list(places.items()):
         try:
-            for one in place.checkpoint:  # one tensor at a time, because networks may exceed the memory
+            for key in place.checkpoint:  # one tensor at a time, because networks may exceed the memory
                 structure = place.relatives.networks.symmetry.structure
-                require_finite({one: place.checkpoint[one]}, place.checkpoint.label, structure)
+                require_finite({key: place.checkpoint[key]}, place.checkpoint.label, structure)
         except ValueError as error:
             failures.append(error)
             del places[name]
