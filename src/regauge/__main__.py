@@ -1,6 +1,6 @@
 """The `regauge` command, which is also available as `python -m regauge`.
 
-Importing the command line takes a moment. If the user interrupts this import, the process ends without a traceback.
+If the user interrupts the import of the command line, the process ends without a traceback.
 """
 
 import os

@@ -143,11 +143,11 @@ def correspond(
         symmetry_a: The symmetry of the first network. In both networks, the same groups must act on the same
             parameters.
         symmetry_b: The symmetry of the second network.
-        regularization: The strength of the entropy term, which makes plans soft. The unit of this strength is the
-            typical product of the weight norms of two units. At a strength of 0.01, a pair whose cosine is lower by
-            0.01 gets a mass that is lower by a factor of e. The average of several different units has less variance
-            than each of them. Soft plans average more units and therefore make the converted network worse. Exact plans
-            average as few units as the widths allow.
+        regularization: The strength of the entropy term, which makes plans soft. The unit of the entropy term's
+            strength is the typical product of the weight norms of two units. At a strength of 0.01, a pair whose cosine
+            is lower by 0.01 gets a mass that is lower by a factor of e. The average of several different units has less
+            variance than each of them. Soft plans average more units and therefore make the converted network worse.
+            Exact plans average as few units as the widths allow.
         readers: The axes (parameter, axis) along which layers sum over the units of a group. Default: the axes that
             discovery recorded. If a symmetry does not record the axes, the default is axis 1 of linear and
             convolutional weights, axis 0 of transposed convolutions, and no axis of embeddings.

@@ -244,7 +244,7 @@ class RelaxedUniverse:
         return total
 
     def step(self, vertices: Sequence[Vertex], size: float) -> None:
-        """Move every network a part of the way towards its hard elements; `size` is this part, from 0 to 1."""
+        """Move every network towards its hard elements, by a fraction `size` (from 0 to 1) of the way."""
         for mixture, vertex in zip(self.mixtures, vertices, strict=True):
             mixture.step(vertex, size)
 

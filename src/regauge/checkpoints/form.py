@@ -28,8 +28,8 @@ class Form:
 
     Attributes:
         dtype: The dtype of all floating-point tensors, to which each entry is rounded once.
-        shard_size: The largest total size in bytes of the tensors in one file. A tensor above this size is stored in a
-            separate file.
+        shard_size: The largest total size in bytes of the tensors in one file. A tensor larger than `shard_size` is
+            stored in a separate file.
 
     Raises:
         ValueError: The dtype is not in `DTYPES`, or the size is not positive.

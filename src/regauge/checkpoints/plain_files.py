@@ -57,7 +57,7 @@ def leads_out(path: Path, folder: Path) -> bool:
     """Return whether a path in a folder leads outside of the folder through a link.
 
     In the cache of the Hugging Face hub, the files of a snapshot are links into a folder `blobs` of the same model.
-    Files in this folder count as inside.
+    Files in the folder `blobs` count as inside.
     """
     inside = [folder.resolve()]
     if inside[0].parent.name == "snapshots":

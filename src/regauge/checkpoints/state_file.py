@@ -69,7 +69,9 @@ class StateFile:
 
     @property
     def is_state(self) -> bool:
-        """Whether the file is a state of this kind of work, or a damaged file that still names this kind of work."""
+        """Whether the file is a state of the same kind of work as this object, or a damaged file that still names this
+        kind.
+        """
         try:
             with Checkpoint.open(self.path) as file:
                 return file.header.get("kind") == self._kind
@@ -100,7 +102,7 @@ class StateFile:
         The generator and the buffers are restored from the state.
 
         Raises:
-            StateError: The file is not such a state, is damaged, or belongs to work with other inputs.
+            StateError: The file is not a state of this kind of work, is damaged, or belongs to work with other inputs.
         """
         if not self.path.exists():
             return None

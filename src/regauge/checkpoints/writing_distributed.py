@@ -46,7 +46,7 @@ def encode_chunks(shard: Shard, pieces: Pieces) -> Iterator[bytes | memoryview]:
 
 
 class _Sink:
-    """A file object that collects the bytes of an archive. `take` returns and clears these bytes."""
+    """A file object that collects the bytes of an archive. `take` returns and clears the collected bytes."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []

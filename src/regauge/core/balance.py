@@ -156,8 +156,8 @@ def balance_alike(
 
 
 def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
-    """Return small networks, or populations, as one population; None if they cannot be joined, or if joining is not
-    faster.
+    """Return small networks, or populations, as one population; return None if the networks cannot be joined, or if
+    joining takes more time than separate work.
 
     Networks can be joined if their tensors have the same shapes, dtypes and devices.
     """

@@ -146,8 +146,8 @@ class GainScales:
         return replace(value, scale=scale, sign=(value.sign * self._signs(flipped)).to(value.sign))
 
     def _signs(self, flipped: Tensor) -> Tensor:
-        """Return one sign for each family and unit. Together, these signs flip the gains where the tensor `[..., gains,
-        size]` has the entry -1.
+        """Return one sign for each family and unit. Together, the returned signs flip the gains where the tensor `[...,
+        gains, size]` has the entry -1.
         """
         signs = torch.ones(*flipped.shape[:-2], self.group.signs, flipped.shape[-1], dtype=torch.int8)
         for k, name in enumerate(self.sites):

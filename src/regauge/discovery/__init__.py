@@ -41,8 +41,8 @@ The terms, in the order in which they appear:
 - An atom is *frozen* if its units cannot be permuted. Every axis that no rule covers is frozen. Therefore discovery
   never allows a transformation that changes the function.
 
-- A *stacked* value consists of several tensors along a new axis, such as query, key and value. Discovery keeps these
-  tensors separate until an operator needs the whole stack.
+- A *stacked* value consists of several tensors along a new axis, such as query, key and value. Discovery keeps the
+  stacked tensors separate until an operator needs the whole stack.
 
 - A *virtual* axis of a value is an axis that its tensor lacks, because the tensor contains only selected indices of
   this axis. For example, if each token selects an expert, the values of the tokens have a virtual expert axis.

@@ -118,8 +118,8 @@ class IntermediateValues:
     def source(self, parameter: str, among: Collection[str]) -> str | None:
         """Return the value that is the input of the layer with this parameter.
 
-        Only values in `among` are considered. If several of these values, or none, are inputs of the layer, the result
-        is None.
+        Only values in `among` are considered. If several values in `among`, or none, are inputs of the layer, the
+        result is None.
         """
         nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
         found: set[str] = set()
@@ -230,8 +230,8 @@ def activations(
         symmetry: A symmetry that `discover` found, part of such a symmetry, or a symmetry written by hand.
         example_kwargs: Keyword arguments of the model.
         outputs: The outputs that must not change, as passed to `discover`.
-        only_read: Whether to report only the values that layers read (see `Activations.read`). Reporting only these
-            values takes less time and memory, because layers read only a fraction of all values.
+        only_read: Whether to report only the values that layers read (see `Activations.read`). With `only_read`,
+            reporting takes less time and memory, because layers read only a fraction of all values.
 
     Raises:
         TraceError: `torch.export` cannot trace the module.

@@ -238,7 +238,7 @@ def _layer_behind(node: Node) -> tuple[Node | None, float]:
 def _taken_up(layer: Node, sums: Mapping[Node, Number]) -> Tensor | None:
     """Return, for each entry of a layer's bias, the constant that the model adds to all outputs with this bias entry.
 
-    Return None if two such outputs have different constants.
+    Return None if two outputs with the same bias entry have different constants.
     """
     shape, axis = shape_of(layer), LAYERS[operator_name(layer)]
     if not shape or not 0 < torch.Size(shape).numel() <= MOST_OUTPUTS:

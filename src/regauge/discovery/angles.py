@@ -222,7 +222,7 @@ def _pairings(
 def _pieces(place: SlotPlace, bases: frozenset[Atom]) -> list[Atom]:
     """Return the axis factors of size two, in the order of their strides.
 
-    Such a factor may index the two coordinates of a pair.
+    A returned factor may index the two coordinates of a pair.
     """
     near = sorted(zip(place.mates, place.others, strict=True), key=lambda piece: piece[1][1])
     return [atom for atom, _ in near if atom.size == 2 and atom not in bases]

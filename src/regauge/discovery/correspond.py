@@ -95,8 +95,8 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
     If a family of `group` is not a combination of families of `other`, return None.
 
     Let s be the factors, e the signs (zero or one) and k the shifts of an element of `group`. The corresponding element
-    of `other` has the log factors `log s @ scale` and the shifts `k @ shift`. The signs of this element are `e @ sign +
-    k @ parity` modulo two.
+    of `other` has the log factors `log s @ scale` and the shifts `k @ shift`. The signs of the corresponding element
+    are `e @ sign + k @ parity` modulo two.
     """
     mine, its = _tables(group, other, symmetry)
     scale, shift = _combination(mine["scale"], its["scale"]), _combination(mine["shift"], its["shift"])

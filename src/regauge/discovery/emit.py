@@ -77,8 +77,8 @@ class _Emitter:
     def _main(self, freedom: Freedom) -> list[Group]:
         """Return the groups for the permutation, and for the families of scales, signs and shifts.
 
-        A scale or sign may depend on the units of more groups than the permutation does. Families of such scales and
-        signs become separate groups.
+        Families of scales and signs that depend on the units of more groups than the permutation become separate
+        groups.
         """
         is_base = freedom.atom in self.used
         if not is_base and not self._has_main(freedom):

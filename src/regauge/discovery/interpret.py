@@ -33,8 +33,8 @@ NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 RULE_ERRORS = (NoRuleError, ValueError, TypeError, KeyError, IndexError, AssertionError, ArithmeticError)
 """The errors that a rule may raise if it cannot handle a call."""
 COMPARES = words("argmax argmin max min sort argsort topk kthvalue median nanmedian mode")
-"""Operators that sort entries or select some of them by size, and that may return positions. If entries are equal,
-these positions depend on the order of the entries.
+"""Operators that sort entries or select some of them by size, and that may return positions. If entries are equal, the
+returned positions depend on the order of the entries.
 """
 CASTS = {"_to_copy", "to", "type_as"}
 ACCEPTS_STACK = COPIES | PIECES | {"stack", "cat"}
@@ -54,7 +54,7 @@ KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
 """Operators that return zero if all operands are zero."""
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
-"""Operators that rearrange index tensors, or look up entries at the positions in them. All other operators use these
+"""Operators that rearrange index tensors, or look up entries at the positions in them. All other operators use
 positions as plain numbers.
 """
 
@@ -92,7 +92,7 @@ def interpret(
     """Apply the rules of all operators in a program, given the results of earlier passes.
 
     Earlier passes find the axes that must be split (`unrolled`). Earlier passes also find nodes whose results have an
-    unspecified order, although later operators depend on this order (`sensitive`). An example of such a node is an
+    unspecified order, although later operators depend on this order (`sensitive`). An example of a sensitive node is an
     unsorted `topk`.
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)

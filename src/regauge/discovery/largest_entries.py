@@ -94,7 +94,7 @@ def _marked(mask: Any) -> int | None:
 def _count(node: Any) -> tuple[int, int] | None:
     """Return `(axes, count)` if each block of a mask along its last `axes` axes contains exactly `count` ones.
 
-    Return None if no such numbers are known.
+    Return None if `axes` and `count` are not known.
     """
     if not isinstance(node, Node):
         return None

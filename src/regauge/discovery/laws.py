@@ -259,15 +259,13 @@ def entrywise(scale: Sequence[int] | None, sign: Sequence[int] | None) -> LawOf:
 def positive(*axes: Axis) -> Law:
     """Return the constraint (law) for positively homogeneous functions (ReLU, maximum).
 
-    Scales commute with such functions, but signs do not.
+    Scales commute with positively homogeneous functions, but signs do not.
     """
     return Law(axes, _equal(len(axes)), None)
 
 
 def odd(*axes: Axis, mixes: bool = False) -> Law:
-    """Return the constraint (law) for odd functions such as tanh. Signs commute with such functions, but scales do
-    not.
-    """
+    """Return the constraint (law) for odd functions such as tanh, which commute with signs, but not with scales."""
     return Law(axes, None, _equal(len(axes)), is_mixing=mixes)
 
 

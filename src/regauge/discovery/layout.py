@@ -151,7 +151,7 @@ def split(layout: Layout, sizes: Sequence[int]) -> list[Layout] | None:
 def unify(a: Layout, b: Layout, reason: str) -> bool:
     """Tie two axes, index by index, by giving both the same factors.
 
-    If this is impossible, freeze both axes and return False.
+    If the axes cannot get the same factors, freeze both axes and return False.
     """
     if size_of(a) != size_of(b):
         raise ValueError(f"cannot tie an axis of size {size_of(a)} to one of size {size_of(b)} ({reason})")
@@ -306,7 +306,7 @@ def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
     """Tie the first (or last) atom of `a` to several atoms of `b`, whose sizes must multiply to the size of this atom.
 
     Tied atoms are removed from both layouts. If there are no such atoms, split the atom of `a` into two factors, one of
-    them as large as the first (or last) atom of `b`. Return False if this is impossible too.
+    them as large as the first (or last) atom of `b`. Return False if the atom of `a` cannot be split either.
     """
     big = a[end]
     ordered = b if end == 0 else b[::-1]

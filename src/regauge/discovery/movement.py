@@ -168,7 +168,8 @@ class Movement:
             sources: For each axis of the result, the corresponding axis of x, or None for a new axis.
             shape: The sizes of the result's axes.
             along: The law that relates an axis of x to the corresponding axis of the result.
-            ended: The law of axes of x that the result lacks. If `ended` is None, these axes are frozen.
+            ended: The law of axes of x that the result lacks. If `ended` is None, axes that the result lacks are
+                frozen.
             reason: The reason for freezing new axes of the result, and axes of x that the result lacks. If `reason` is
                 None, new axes are not frozen.
         """

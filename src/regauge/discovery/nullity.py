@@ -243,7 +243,7 @@ def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator:
 def _add_ranks(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
     """Find null directions that change the weights or inputs of a layer, but not its outputs.
 
-    Add these directions to the directions with a known cause, and return the number of new dimensions.
+    Add the found directions to the directions with a known cause, and return the number of new dimensions.
 
     Each added direction changes either only the inputs of the layer, or only its parameters.
     """

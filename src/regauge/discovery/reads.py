@@ -44,8 +44,8 @@ class _Roles:
 
     Attributes:
         parts: Pairs of an axis and the axes into which an operator splits it.
-        open: For each summed product of two parameters, the summed axes of both parameters. Along one of these axes,
-            the layer reads units; this axis is chosen later.
+        open: For each summed product of two parameters, the summed axes of both parameters. Along one of the summed
+            axes, the layer reads units; the axis is chosen later.
     """
 
     def __init__(self, params: Mapping[str, Value]) -> None:

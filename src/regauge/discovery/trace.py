@@ -72,10 +72,10 @@ class Program:
         buffers: Names of the persistent buffers.
         origins: Names of all parameters and buffers in the checkpoint, by placeholder.
         floating: Names of the floating-point parameters and buffers.
-        added: The numbers that the model adds to parameters before it multiplies by them. In the graph, these additions
-            are left out.
-        has_known_sizes: Whether tensor sizes depend on integers in the example inputs. If sizes depend on such
-            integers, the program is valid only for these integers.
+        added: The numbers that the model adds to parameters before it multiplies by them. The graph does not contain
+            the additions of these numbers.
+        has_known_sizes: Whether tensor sizes depend on integers in the example inputs. If sizes depend on integers, the
+            program is valid only for the integers of the example.
     """
 
     graph: GraphModule

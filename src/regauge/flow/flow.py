@@ -249,9 +249,9 @@ class Flow:
         the network with the scales of the space, aligned to the reference of the fit. If the flow was not fitted to
         aligned networks, the units are sorted instead. The result is a density with respect to surface area on spheres
         and volume in Euclidean coordinates. The result is not a density over functions or over all parameters. The
-        density depends on the representation of networks. Compare it only with the densities of other networks under
-        the same flow. If `scales="keep"`, networks that differ by scales or translations have different densities. A
-        flow of principal components returns only the density of the components.
+        density depends on the representation of networks. Compare a density only with the densities of other networks
+        under the same flow. If `scales="keep"`, networks that differ by scales or translations have different
+        densities. A flow of principal components returns only the density of the components.
 
         Args:
             population: Networks with a leading model axis. The result has the precision of the networks.

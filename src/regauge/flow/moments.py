@@ -14,7 +14,7 @@ from regauge.flow.space import Space
 SMALLEST = 1e-3
 """The smallest standard deviation of a coordinate, relative to the root mean square over its tensor."""
 NOTHING = 1e-12
-"""A share of the largest variance. Variances below this share count as zero."""
+"""The share of the largest variance below which variances count as zero."""
 MOST_AXES = 2000
 """If networks have more parameters than this number, axes are computed from at most this number of networks."""
 

@@ -155,8 +155,8 @@ def note_files(checkpoints: Sequence[Checkpoint], source: int, *, united: Collec
     Args:
         checkpoints: Checkpoints, in folders or single files.
         source: The index of the checkpoint whose files are copied to the output.
-        united: The labels of checkpoints whose vocabularies are unified. Messages about these checkpoints do not list
-            tokenizer files.
+        united: The labels of checkpoints whose vocabularies are unified. Messages about checkpoints with unified
+            vocabularies do not list tokenizer files.
     """
     (first, folder), *others = list(_folders(checkpoints).items()) or [("", Path())]
     notes = []

@@ -137,8 +137,8 @@ class Autoencoder:
         """Return, for each network, the networks of another population whose latent vectors are nearest, nearest first.
 
         Returns:
-            The indices and the distances of these networks, both `[networks, count]`. There are fewer columns if the
-            population is smaller.
+            The indices and the distances of the nearest networks, both `[networks, count]`. A population of fewer than
+            `count` networks gives one column for each network.
         """
         found = torch.from_numpy(self.distances(networks, among)).sort(stable=True)
         return found.indices[:, :count].numpy(), found.values[:, :count].numpy()

@@ -200,7 +200,7 @@ class MatchingConfig(ReaderConfig):
         checked: Largest number of pairs of networks that are aligned for validation, and for the final scores.
 
     References:
-        Navon et al. (2024), section 4.2. Departures from this paper: each network forms a pair with the next network of
+        Navon et al. (2024), section 4.2. Departures from the paper: each network forms a pair with the next network of
         a batch, and each network is read once. Plans are relative to the element that the vectors choose, so scales,
         signs, half periods and matrices are also matched. The distance is relative. The temperature of plans is
         bounded.

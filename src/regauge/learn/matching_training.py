@@ -75,8 +75,8 @@ def fit_matching(
     line between them. Without a task, the net learns to recognize the units of changed copies, and to make networks
     close. The matcher uses its net only if, on held-out pairs of a task, the net is better than weight matching by more
     than one standard error of the paired differences. If the net fails this test on held-out pairs, the matcher uses
-    weight matching instead. `about["verdict"]` reports this choice with both numbers, and `about["gain"]` the
-    difference.
+    weight matching instead. `about["verdict"]` reports the choice of the matcher with both numbers, and `about["gain"]`
+    the difference.
 
     Args:
         population: Parameters with a leading model axis, or a store, which is streamed; or a list of these. The

@@ -17,7 +17,7 @@ class PairedGain:
 
     Attributes:
         mean: The mean of the loss of the control minus the loss of the learned component.
-        error: The standard error of this mean; infinite for a single case.
+        error: The standard error of the mean difference; infinite for a single case.
         count: The number of cases.
 
     References:

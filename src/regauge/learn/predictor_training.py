@@ -262,7 +262,7 @@ class PredictorFitting(Fitting[Predictor]):
         """Return a weighted mean of two outputs for the validation networks, which is no worse than `others` alone.
 
         The weight is the largest one whose loss exceeds the smallest loss by at most `errors` standard errors. The net
-        stores this weight in the buffer `share`.
+        stores the weight of the mix in the buffer `share`.
         """
         means = [torch.lerp(made, others, one) for one in SHARES]
         orders, losses = [self._order(one) for one in means], [self.target.losses(one, self._kept) for one in means]

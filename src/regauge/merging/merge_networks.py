@@ -77,7 +77,7 @@ def merge(
         params: A list of networks with one architecture. A network is a dictionary of parameters by name, or the path
             of a checkpoint. A merge needs at least two networks. Rules that accept a single task vector need only one
             network.
-        symmetry: The symmetry of this architecture.
+        symmetry: The symmetry of the networks' architecture.
         method: The alignment method, as in `align_many`. With a task, the default is `DataMatching()`. Without a task,
             the default is `MergeMany()`, or `WeightMatching()` if there is a base or the networks are streamed. A
             method for pairs aligns every network to the first network or to the base.

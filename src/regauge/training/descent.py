@@ -140,7 +140,7 @@ class State(NamedTuple):
         step: The number of completed steps.
         steps: The total number of steps, if the time limit is not reached before.
         loss: The loss before the last step; for a stack, one loss per network.
-        rate: The scheduled rate of the last step. The `factor` of this rate multiplies every learning rate.
+        rate: The scheduled rate of the last step. The rate's `factor` multiplies every learning rate.
         is_last: Whether no step follows, because all steps are completed or the time limit is reached.
         networks: The ids of the trained networks of a population, in the order of their losses.
     """

@@ -1,4 +1,4 @@
-"""Settings for the populations in the papers, called presets. Change them with `dataclasses.replace`.
+"""Settings for the populations in the papers, called presets. Change presets with `dataclasses.replace`.
 
 Each function's docstring names the settings that the paper does not specify.
 """

@@ -82,7 +82,7 @@ class Family:
         return images(self.data)
 
     def module(self) -> nn.Module:
-        """Return a network of this architecture."""
+        """Return a network with random weights and the architecture of this case."""
         channels, height, width = self.images().train_images.shape[1:]
         classes = self.images().classes
         if self.kind == "mlp":

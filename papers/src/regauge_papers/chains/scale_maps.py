@@ -21,7 +21,7 @@ SMALL = 1e-10
 class Signal:
     """Feature vectors of all weights of one tensor, `factor * (x matrix' + offset)`, where each part broadcasts.
 
-    Initial features of weights are one number times one vector. Therefore linear maps of these features, and of their
+    Initial features of weights are one number times one vector. Therefore linear maps of initial features, and of their
     products with states, need to be applied only to one vector of each unit. After the first update, the features have
     the form `factor * (x matrix' + offset)`, so a linear map of the features is a linear map of `x`.
     """

@@ -57,7 +57,7 @@ class Continued(Method):
     start: Method
 
     def match(self, problem: Problem) -> Results:
-        """See `align`. The first method gets no data."""
+        """See `align`. The method that computes the initial element gets no data."""
         found = self.start.match(replace(problem, task=None))
         return rg.WeightMatching(init=found.element).match(problem)
 

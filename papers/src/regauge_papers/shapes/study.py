@@ -49,7 +49,7 @@ class Study:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """The settings on which all results depend. Results are stored under these settings."""
+        """The settings on which all results depend, and under which results are stored."""
         return self.inr, self.fit, self.queries, self.judged
 
     @property

@@ -1,6 +1,6 @@
 """Coordinate ascent over the groups of a symmetry, for many pairs of networks at once.
 
-All alignment methods use this ascent.
+All alignment methods use the coordinate ascent.
 
 The inputs are two dictionaries of tensors, and a symmetry that acts on the second dictionary. The ascent maximizes
 
@@ -155,8 +155,8 @@ class Ascent:
         Return the pairs that changed.
 
         Families that do not depend on one another are searched at the same time. Steps are nevertheless accepted in the
-        order of the families. Because of this order, the result is the same as if the families were searched one after
-        another.
+        order of the families. Because of the fixed order of steps, the result is the same as if the families were
+        searched one after another.
         """
         before, numbers = self.gained[rows], rows.numpy()
         waiting: dict[int, Callable[[], None]] = {}

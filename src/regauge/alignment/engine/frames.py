@@ -36,7 +36,7 @@ Scales = Literal["balance", "recompute", "keep"]
 With "balance", scales that change running statistics are balanced only in transformed copies; see `match_frames`.
 """
 EQUAL_TENSORS = 1e-5
-"""A distance below this fraction of a tensor's norm counts as zero.
+"""A distance between tensors below this fraction of a tensor's norm counts as zero.
 
 Rounding in float32 causes distances of this size."""
 MOVED = 0.25

@@ -65,8 +65,9 @@ class WeightMatching(Method):
             The reported objective is that of the kept ascent, and never below that of the identity. The task loss only
             selects among ascents.
         init: The initial element of the first ascent, which replaces `start`. The initial element may come from another
-            method or from an earlier result. Positive factors of this element are ignored, and the nearest rotation
-            replaces each invertible matrix. For `align_pairs`, `init` is a single element or one element for each pair.
+            method or from an earlier result. Positive factors of the initial element are ignored, and the nearest
+            rotation replaces each invertible matrix. For `align_pairs`, `init` is a single element or one element for
+            each pair.
         max_sweeps: The largest number of sweeps over the groups in each ascent.
         tolerance: A step is taken only if it gains more than this fraction of `sum |a| |b|`.
         scales: The treatment of scales and matrices. With "balance", both networks are balanced before they are

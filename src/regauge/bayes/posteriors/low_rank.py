@@ -17,7 +17,7 @@ from regauge.core.symmetry import Symmetry
 DENSE_LIMIT = 2000
 """The largest number of uncertain parameters for which posteriors are compared by full covariances."""
 COEFFICIENTS = "(coefficients)"
-"""The name of the noise entry with the coefficients of the deviations, `[count, K]`. No parameter has this name."""
+"""The name of the noise entry with the coefficients of the deviations, `[count, K]`, which no parameter has."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Detection of quantized checkpoints, which are refused, by their configuration or by their additional tensors.
 
 The tensors of a quantized checkpoint are integer codes, packed and scaled in specific formats. Transforming or
-averaging these codes would destroy the weights.
+averaging integer codes would destroy the weights.
 """
 
 import json

@@ -109,7 +109,8 @@ def _is_network(value: Mapping[Any, Any]) -> bool:
 
 
 def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) -> tuple[Any, str | None]:
-    """Return the network in the named entry (by default, the usual entry), and a message if there are others.
+    """Return the network in the named entry (by default, the usual entry), and a message if there are networks in other
+    entries.
 
     Raises:
         ValueError: There is no entry of this name. The error is also raised if no entry is given, and the file contains

@@ -29,7 +29,7 @@ class Folded:
         ones: The gains that are now exactly one; pass them to `discover` as `ones=folded.ones`.
         zeros: Biases, or parts of biases, that are now zero because other parameters have absorbed them.
         centered: The name and axis of each parameter from which the mean along the axis was subtracted. A later norm
-            subtracts this mean anyway, so the function stays the same.
+            subtracts the mean anyway, so the function stays the same.
         max_error: The largest relative change of the outputs on the example inputs, in float64.
         notes: Messages about parameters that could not be changed, with the reasons.
     """
@@ -77,9 +77,9 @@ def fold(
     - If a LayerNorm or softmax subtracts a mean from its input, this mean is also subtracted from the parameters that
       write to the input. Parameters whose inputs sum to zero are centered in the same way.
 
-    If gains are one, the residual stream of a transformer can be rotated. To find these rotations, pass `ones` to
-    `discover`. Each rewrite is checked on the example inputs in float64. If a rewrite changes the outputs, it is
-    undone, and a note is added. The architecture stays the same.
+    If gains are one, the residual stream of a transformer can be rotated. To find rotations of the residual stream,
+    pass `ones` to `discover`. Each rewrite is checked on the example inputs in float64. If a rewrite changes the
+    outputs, it is undone, and a note is added. The architecture stays the same.
 
     Args:
         params: One network.

@@ -159,7 +159,7 @@ class _Family:
 
     def fold(self, name: str, params: Params) -> Params | None:
         """Return the network after one more gain is set to one, while gains that are already one stay unchanged. Return
-        None if this is impossible.
+        None if the gain cannot be set to one.
         """
         gain = self._by_unit(name, params[name])
         rows = torch.tensor([self.sites[n].placement.scale for n in (*self.kept, name)], dtype=torch.float64)
@@ -213,7 +213,7 @@ class _Family:
 
     def _flips(self, fixed: Sequence[str], name: str) -> frozenset[int]:
         """Return families of signs that together change the sign of one gain, but of no gain that is already one.
-        Return no families if this is impossible.
+        Return no families if the sign of the gain cannot be changed.
         """
         gains = [self.sites[gain].placement.sign for gain in (*fixed, name)]
         families = [dict(enumerate(flips)) for flips in zip(*gains, strict=True)]

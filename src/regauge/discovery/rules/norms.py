@@ -129,7 +129,7 @@ def _affine(b: Builder, x: Value, call: Call, dims: Sequence[int]) -> Value:
 def _with_statistics(b: Builder, call: Call, x: Value, result: Value) -> list[Any]:
     """Return the result of a norm, and the statistics that torch's native norms also return.
 
-    Only training uses these statistics.
+    Only training uses the statistics of norms.
     """
     return [result, *b.opaque([x] if any(call.is_used[1:]) else [], call.shapes[1:])]
 

@@ -367,8 +367,8 @@ class _Search:
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the axes along which the vector of a new family must sum to zero.
 
-        Along these axes, an earlier family already adds constants. Return None if families share entries in another
-        way.
+        Along the returned axes, an earlier family already adds constants. Return None if families share entries in
+        another way.
         """
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []

@@ -233,8 +233,8 @@ class _Change:
 
 
 def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
-    """Return, for each end of a block (a unit set that indexes its values), a kind of unit features. The product of
-    these features changes under signs and scales like the block's values. Return None if there are no such features.
+    """Return, for each end of a block (a unit set that indexes its values), a kind of unit features. The product of the
+    returned features changes under signs and scales like the block's values. Return None if there are no such features.
     """
     wanted = layout.character(block)
     choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]

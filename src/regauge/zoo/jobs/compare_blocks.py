@@ -76,7 +76,7 @@ class CompareBlocks:
         return self.networks[k * self.size : (k + 1) * self.size]
 
     def _read(self, k: int) -> Params:
-        """Return the networks of a block. Shards without these networks are not read."""
+        """Return the networks of a block. Shards without the given networks are not read."""
         places = self._block(k)
         part = Store.open(self.store).part(dict.fromkeys(place.shard for place in places))
         return part.read(part.numbers(places))
