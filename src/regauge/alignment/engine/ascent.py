@@ -154,9 +154,8 @@ class Ascent:
 
         Return the pairs that changed.
 
-        Families that do not depend on one another are searched at the same time. Steps are nevertheless accepted in the
-        order of the families. Because of the fixed order of steps, the result is the same as if the families were
-        searched one after another.
+        Families that do not depend on one another are searched at the same time. Steps are accepted in the order of the
+        families, so the result is the same as after a search of one family after another.
         """
         before, numbers = self.gained[rows], rows.numpy()
         waiting: dict[int, Callable[[], None]] = {}

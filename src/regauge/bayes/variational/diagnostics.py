@@ -79,8 +79,8 @@ def compare_with_prior(
     The symmetry determines which weights read a unit. A weight reads a unit if scaling the unit by a positive factor
     divides the weight by a power of this factor. In some groups, units cannot be scaled (odd or smooth activations,
     residual streams). If the units of a group cannot be scaled, a weight reads a unit if the second axis of the weight
-    contains the unit. The second axis is the input axis of torch's linear and convolutional layers. Biases do not read
-    units.
+    contains the unit. The second axis is the input axis of torch's linear and convolutional layers. Biases are never
+    among the weights that read a unit.
 
     Args:
         posterior: A diagonal Gaussian.
