@@ -1,7 +1,7 @@
 """Commands in separate processes, in which a test can intercept each change of the files in a folder.
 
-The processes are forked from a process that has computed nothing yet. Therefore they contain nothing that earlier tests
-left, such as threads of autograd, which a forked process does not have.
+The processes are forked from a process that has computed nothing yet. Therefore the processes contain nothing from
+earlier tests, such as threads of autograd, which a forked process does not have.
 """
 
 import errno

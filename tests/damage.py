@@ -51,8 +51,8 @@ class Kind:
 
 
 def check_kind(kind: Kind, folder: Path, examples: int) -> None:
-    """Read a valid document, and many documents with changed values. Each is read, or refused with its name, and some
-    are refused.
+    """Read a valid document, and many documents with changed values. Each changed document is read, or refused with its
+    name, and some documents are refused.
 
     Reading the valid document shows that the changed documents reach the code under test.
     """

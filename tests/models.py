@@ -620,7 +620,7 @@ CASES = (
 
 
 def symmetry_of(case: Case) -> rg.Symmetry:
-    """Return the symmetry of a case. It is discovered once for all tests of a process that need no check."""
+    """Return the symmetry of a case, discovered once for all tests of a process that need no check."""
     return _symmetry_of(case.name)
 
 

@@ -1,5 +1,5 @@
-"""Every symmetry that `discover` returns can act. At its end, discovery tries each group, and freezes a group that
-fails, with the reason.
+"""Every symmetry that `discover` returns can act. As its last step, discovery tries each group, and freezes a group
+that fails, with the reason.
 """
 
 import sys

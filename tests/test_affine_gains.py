@@ -186,7 +186,7 @@ def test_balancing_reaches_one_point_of_the_orbit() -> None:
     torch.manual_seed(0)
 
     class Gated(nn.Module):
-        """A gain before a ReLU. Its sign cannot change, so it is not in the chart."""
+        """A gain before a ReLU, whose sign cannot change, so the gain is not in the chart."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -176,7 +176,7 @@ def test_what_makes_no_mixture_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", SHARING)
 def test_a_shared_expert_adds_its_share_of_every_token(tmp_path: Path, kind: str) -> None:
-    """Without its last matrix, the shared expert adds nothing. With it, the expert adds its output times its gate."""
+    """A shared expert adds its output times its gate, and without its last matrix it adds nothing."""
     base = write(tmp_path / "base", kind, 1)
     write(tmp_path / "other", kind, 2)
     ways: Any = {"router": "random", "generator": torch.Generator().manual_seed(0)}

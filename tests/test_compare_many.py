@@ -226,7 +226,7 @@ def grown(seed: int, *, drift: float = 0.0) -> tuple[Tensor, dict[int, int], lis
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("drift", [0.0, 0.1])
 def test_children_of_pruned_networks_and_averages_hang_on_them(seed: int, drift: float) -> None:
-    """This holds at any depth, and with a drift. No certain branch is wrong."""
+    """The children get the correct parent at any depth, with and without a drift, and no certain branch is wrong."""
     values, parents, averages, trained = grown(seed, drift=drift)
     names = [f"n{k:02}" for k in range(len(values))]
     tree = grow_tree(points_of(values, names, _find_pruned(values)), averages)

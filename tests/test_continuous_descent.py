@@ -190,8 +190,8 @@ def test_what_it_needs() -> None:
 
 
 def test_gains_of_batch_normalization_are_descended_on() -> None:
-    """These gains have the only scales that preserve running statistics. Representatives, whose gains are one, lose
-    these scales.
+    """Only scales of the gains preserve running statistics. Representatives, whose gains are one, lose the scales of
+    gains.
     """
     module = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).double().eval()
     generator = torch.Generator().manual_seed(0)

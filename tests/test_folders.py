@@ -203,7 +203,9 @@ def test_what_from_pretrained_understands_is_understood(name: str) -> None:
 
 
 def test_paths_of_folders_are_named_by_the_symmetry() -> None:
-    """This holds from Python, too. The symmetry refers to stacked experts, while the files contain separate experts."""
+    """Calls from Python accept paths of folders, although the symmetry names stacked experts, and the files separate
+    experts.
+    """
     for seed, folder in enumerate(("one", "two")):
         replace(CASES["mixtral"], settings=of_one_layer(CASES["mixtral"].settings)).save(Path(folder), seed)
     model = open_model("one", values="never")
@@ -249,8 +251,8 @@ def require_extra(folder: str, first: Params) -> None:
 def test_tensors_that_no_class_has_are_those_of_the_first_network(
     command: str, is_streamed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their transformation is unknown, but tensors of the first network fit the aligned network. Each tensor is
-    reported by name.
+    """For tensors without a class, the transformation is unknown, but the first network's tensors fit the aligned
+    network. Each tensor is reported by name.
     """
     if is_streamed:
         monkeypatch.setattr("regauge.checkpoints.job.FileJob.is_streamed", True)

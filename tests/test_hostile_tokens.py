@@ -115,7 +115,7 @@ def test_a_changed_tokenizer_is_read_or_refused(name: str, examples: int, tmp_pa
     ],
 )
 def test_a_file_outside_of_the_folder_gives_no_tokens(name: str, settings: Any, said: str, tmp_path: Path) -> None:
-    """Without this rule, transformers would read the file, and a union would write its lines to the output."""
+    """Otherwise transformers would read the outside file, and a union would write its lines to the output."""
     _folders("vocab.txt", tmp_path)
     (tmp_path / "key").write_text("secret")
     if settings is None:

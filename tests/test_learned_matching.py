@@ -124,7 +124,7 @@ def step(name: str) -> tuple[Losses, Params, Params, Any]:
 @pytest.mark.parametrize("sharpness", [2.0, 60.0])
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "linear"])
 def test_the_gradient_of_a_whole_step_agrees_with_finite_differences(name: str, sharpness: float) -> None:
-    """This holds even at temperatures at which the published implicit gradient is wrong."""
+    """The gradient is right even at temperatures at which the published implicit gradient is wrong."""
     losses, networks, copies, batch = step(name)
     siamese = losses.siamese
     with torch.no_grad():

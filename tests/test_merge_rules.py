@@ -344,7 +344,7 @@ def test_the_order_of_the_networks_does_not_matter(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "sum" and c.rule.most != 1], ids=str)
 def test_equal_networks_give_that_network(case: Case) -> None:
-    """This holds if nothing is dropped and the weights sum to one."""
+    """If nothing is dropped and the weights sum to one, the merge of equal networks is that network."""
     settings = {
         k: {"density": 1.0, "drop": 0.0, "scale": 1.0, "least_change": 0.0}.get(k, v) for k, v in case.settings.items()
     }

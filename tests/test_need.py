@@ -1,5 +1,5 @@
-"""Fine-tunes of one base are merged as stored, and networks in other coordinates are aligned. Both decisions are
-reported.
+"""Fine-tunes of one base are merged as stored, and networks in other coordinates are aligned. The report states whether
+networks are aligned.
 """
 
 import re
@@ -81,9 +81,7 @@ def test_fine_tunes_are_merged_as_they_are_stored(kind: str, name: str, length: 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [0.0, 0.01, 0.3])
 def test_fine_tunes_in_other_coordinates_are_aligned(kind: str, length: float) -> None:
-    """This is the negative test: if one of the same networks is moved along its orbit, the networks are aligned before
-    merging.
-    """
+    """The negative test: if one of the networks is moved along its orbit, the networks are aligned before merging."""
     base = network(0, kind)
     symmetry = symmetry_of(kind).bind(base)
     one, two = tuned(base, 1, length), tuned(base, 2, length)

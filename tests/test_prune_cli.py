@@ -87,9 +87,7 @@ def test_units_of_a_llama_that_are_not_needed_go_and_the_function_stays() -> Non
 def test_what_a_config_cannot_say_is_left_with_the_reason(
     family: str, kind: Any, layers: str, number: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In these families, the head size is the stream width divided by the number of heads, so no head can be
-    removed.
-    """
+    """In families where the head size is the stream width divided by the number of heads, no head can be removed."""
     replace(DENSE[family], settings={**DENSE[family].settings, layers: 1}).save(Path("model"), 0)
     main(["prune", "model", "-o", "small", "--share", "0.25"])
     facts = facts_of("small")
@@ -108,7 +106,7 @@ def relu() -> Params:
 
 
 def test_the_default_needs_data_and_is_that_of_the_function(capsys: pytest.CaptureFixture[str]) -> None:
-    """A Llama is cut to a half with data. Its page states the change of the outputs, and the removed share."""
+    """A Llama is cut to a half with data, and the page states the change of the outputs and the removed share."""
     replace(LLAMA, settings={**LLAMA.settings, "num_hidden_layers": 1}).save(Path("model"), 0)
     tokens = torch.randint(3, 24, (12, 6), generator=torch.Generator().manual_seed(1))
     save({"inputs": tokens, "targets": tokens}, "data.safetensors")

@@ -121,7 +121,7 @@ def test_copies_moved_by_any_part_come_back(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["residual", "batch norm", "decoder"])
 def test_an_element_moves_the_second_network_to_what_is_returned(name: str) -> None:
-    """This also holds if running variances are a part of gains, so that a bias has another coordinate."""
+    """The element is right even if running variances are a part of gains, so that a bias has another coordinate."""
     _, _, symmetry, params = network(name)
     far = symmetry.act(symmetry.random(generator(6), UNROTATED), stranger(params, symmetry, 0.5))
     found = rg.align(params, far, symmetry)
@@ -226,7 +226,7 @@ def test_elements_of_the_whole_group_begin_a_match() -> None:
 
 
 def test_kept_scales_multiply_nothing() -> None:
-    """With this setting, networks are matched as stored, also by methods that begin with such a method."""
+    """With kept scales, networks are matched as stored, also by methods that begin with a matching of kept scales."""
     _, _, symmetry, params = stream()
     other = stranger(params, symmetry, 0.5)
     keep = rg.WeightMatching(scales="keep")

@@ -36,7 +36,7 @@ def test_the_midpoint_loss_falls_and_is_what_it_says(dtype: torch.dtype) -> None
 
 
 def test_it_leaves_an_optimum_of_weight_matching_where_the_loss_says_so() -> None:
-    """The gradient moves the target. Without it, matching would stay at its initial element."""
+    """The gradient moves the target of the matching, which would otherwise stay at its initial element."""
     moved = 0
     for seed in range(4):
         _, symmetry, a, b, task = two_students(10 * seed)

@@ -61,7 +61,7 @@ def left_of(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
 
 @pytest.mark.parametrize("name", every_other([*FAMILIES, "mobilenet_v2"], part=0))
 def test_nothing_is_left_of_a_random_element(name: str) -> None:
-    """This holds in float64 and in float32, and the merge of a network with its copy is the network."""
+    """The aligned copy equals the network in float64 and float32, and the merge of a network with its copy is the network."""
     found = network(name)
     a, symmetry = found.params, found.symmetry
     b = symmetry.act(symmetry.random(generator(len(name)), (*PARTS, "translation")), a)
@@ -201,7 +201,7 @@ class Frozen(nn.Module):
 def test_gains_that_are_buffers_do_not_keep_scales(
     is_mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without these buffers, the scales of the neighboring filters would have no smallest norm."""
+    """Without buffers as gains, the scales of the neighboring filters would have no smallest norm."""
     torch.manual_seed(0)
     middle = nn.BatchNorm2d(8) if is_mixed else Frozen(8)
     stem = nn.Sequential(nn.Conv2d(1, 6, 3), Frozen(6), nn.ReLU(), nn.Conv2d(6, 8, 3), middle, nn.ReLU())

@@ -56,7 +56,7 @@ WRONG: dict[str, Any] = {
     "NaN": {name: tensor * float("nan") for name, tensor in a.items()},
     "a place without a file": "/nowhere/x.safetensors",
 }
-"""Values of wrong types. If one of them is valid, the function may return."""
+"""Values that are wrong for most arguments. For a valid value, the function may return."""
 
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], str]] = {
     "discover": (rg.discover, {"module": A, "example_inputs": X}, "ones keep move example_kwargs"),

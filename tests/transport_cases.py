@@ -107,7 +107,7 @@ class Networks:
         return torch.func.functional_call(self.module, dict(params), (self.x,), tie_weights=False).detach()
 
     def ways(self) -> dict[str, dict[str, Any]]:
-        """Return the keywords of each mode. For this task, the fine-tune itself is the best network."""
+        """Return the keywords of each mode, with a task for which the fine-tune itself is the best network."""
         task = rg.Task(self.module, [(self.x, self.run(self.tuned))], criterion=functional.mse_loss)
         return {"weights": {}, "inputs": {"inputs": self.x, "module": self.module}, "task": {"task": task}}
 
