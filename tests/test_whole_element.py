@@ -61,7 +61,7 @@ def left_of(symmetry: rg.Symmetry, a: Params, b: Params) -> float:
 
 @pytest.mark.parametrize("name", every_other([*FAMILIES, "mobilenet_v2"], part=0))
 def test_nothing_is_left_of_a_random_element(name: str) -> None:
-    """The aligned copy equals the network in float64 and float32, and the merge of a network with its copy is the network."""
+    """The aligned copy equals the network in float64 and float32, and a merge with the copy is the network itself."""
     found = network(name)
     a, symmetry = found.params, found.symmetry
     b = symmetry.act(symmetry.random(generator(len(name)), (*PARTS, "translation")), a)

@@ -113,8 +113,7 @@ class _Trial:
     ) -> tuple[int | None, Sequence[PairedAxis]]:
         """Return coordinates, grouped into pairs such that rotations of all pairs pass the test.
 
-        The pairs are returned with the number of the grouping. If no grouping passes the test, no pairs are
-        returned.
+        The index of the grouping is returned with the pairs. If no grouping passes the test, no pairs are returned.
         """
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):

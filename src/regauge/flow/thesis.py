@@ -32,7 +32,7 @@ def thesis_config(
         ValueError: The thesis has no flow of this kind, or the flow requires a head.
 
     References:
-        Erdogan (2025), sections 4.4, 6.1 and 6.3; the deviation and the learning rate are from its code.
+        Erdogan (2025), sections 4.4, 6.1 and 6.3; the deviation and the learning rate are from the thesis' code.
     """
     if kind not in ("euclidean", "geometric") or (kind == "geometric") != (head is not None):
         raise ValueError(

@@ -204,8 +204,8 @@ class ChainScaleGMN(nn.Module):
     def _begin(self, biases: tuple[Tensor, ...]) -> dict[int, Tensor]:
         """Return the initial states of units.
 
-        The state is a learned vector of the unit's layer, multiplied by the bias of the unit (by 1 at inputs). At
-        inputs and outputs, the vector may be added to the state instead.
+        The state is the unit's bias (1 at inputs) times two learned vectors: one for all units, and one for the unit's
+        place. With `are_ends_added`, the vector of the place is added at inputs and outputs, and not a factor.
         """
         first, *hidden, last = self._places()
         one = self.unit.weight.squeeze(-1)
