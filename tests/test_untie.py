@@ -41,7 +41,7 @@ def test_both_faces_align_without_the_tie(folders: Folders, capsys: pytest.Captu
     assert symmetry.rotatable
     main(["align", a, b, "-o", "tied"])
     tied = capsys.readouterr().out
-    assert "and reordering is not enough here: `untie=True` may separate them" in tied.replace("\n", " ")
+    assert "and reordering is not enough here: --untie may separate them" in tied.replace("\n", " ")
     main(["align", a, b, "-o", "out", "--untie"])
     assert "rotated behind gains" in capsys.readouterr().out
     found = rg.align(a, b, symmetry, untie=True, out="library")
