@@ -734,7 +734,7 @@ FAULTS = {
     + "parameters: {weight: 1}\ntokenizer: {pad_to_multiple_of: 1.5}": "line 7: 'pad_to_multiple_of' is 1.5, but",
     LINEAR + "parameters: {weight: [{filter: mlp, value: 1}]}": "no filter matches this tensor",
     LINEAR.replace("two", "meta/llama-9"): "fetch it, since regauge does not: hf download meta/llama-9 --local-dir",
-    LINEAR.replace("two", "/abs/two"): "line 5: there is no checkpoint '/abs/two'; check the path (folders are",
+    LINEAR.replace("two", "/abs/two"): "no checkpoint '/abs/two'; check the path; give folders relative to the recipe",
     LINEAR.replace("two", "one"): "a model occurs twice",
     "merge_method: ties\nmodels: [{model: one}]": "line 1: the method ties needs a 'base_model'",
     "merge_method: multislerp\n" + MODELS % ("weight: 1", "weight: -1", "weight: 0"): "sum to 0 and cannot be normal",

@@ -311,7 +311,7 @@ def read_folder(entry: Entry) -> Path:
     if Path(text).is_dir():
         seen = os.path.relpath(text, entry.path.parent)
         raise entry.refuse(f"there is no folder {str(folder)!r}, as folders are relative to the recipe: write {seen!r}")
-    raise entry.refuse(f"{say_absent(text)} (folders are relative to the recipe)")
+    raise entry.refuse(f"{say_absent(text)}; give folders relative to the recipe")
 
 
 def _parameters(entry: Entry | None, method: RecipeMethod, name: str, *, is_own: bool = False) -> Parameters:
