@@ -44,6 +44,11 @@ TABLE, TUNING = (10, 11, 12), (0, 1, 2)
 """Seeds of the first bases. The seeds of the second bases are larger by 100."""
 WIDTHS = "mirrored"
 """The task on which other widths are tried."""
+RELEASES = {f"release after {share:.0%} more steps": share for share in (0.05, 0.1, 0.25)}
+"""Releases of base A after fewer steps than "next release", which has half as many steps more. For these releases, only
+rows without data are made.
+"""
+WITHOUT_DATA = ("verbatim", "weights")
 THESEUS = "orthogonal maps (as Theseus is described)"
 GRADFIX = "signs of gradients (as GradFix is described)"
 BATCH = 100
@@ -71,6 +76,8 @@ class Setup:
         only: The rows between two seeds that are made, for curves; all rows of both kinds of pairs by default.
         metric: The metric in which the gain is measured.
         other: First bases of other widths, by their descriptions.
+        is_text: Whether the examples are consecutive pieces of a text. Labelled examples and inputs are then sampled at
+            random, because the first pieces are all from one page.
     """
 
     make: Callable[[], nn.Module]
@@ -85,6 +92,14 @@ class Setup:
     only: tuple[str, ...] = ()
     metric: str = "accuracy"
     other: tuple[tuple[str, Callable[[], nn.Module]], ...] = ()
+    is_text: bool = False
+
+    def known(self, data: Data, count: int) -> Data:
+        """Return examples of a task or of the bases. A smaller sample is a part of every larger sample."""
+        order = torch.arange(len(data[0]))
+        if self.is_text:
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
+        return data[0][order[:count]], data[1][order[:count]]
 
 
 def mlp(width: int = 256, hidden: int = 1) -> nn.Module:
@@ -169,6 +184,7 @@ def language(
         inputs=200,
         training=training,
         metric="loss",
+        is_text=True,
     )
 
 
@@ -258,8 +274,13 @@ class Trained:
         base_b = self("b", data, steps, seed + 100, module=seeded(setup.make, seed + 100))
         if setup.only:
             return base_a, {"two seeds": base_b}
-        released = self("release", data, steps // 2, seed + 1, module=setup.make(), start=base_a)
-        return base_a, {"two seeds": base_b, "next release": released}
+        shares = {"next release": 0.5} | RELEASES
+        return base_a, {"two seeds": base_b} | {
+            pair: self(
+                pair.removeprefix("next "), data, int(steps * share), seed + 1, module=setup.make(), start=base_a
+            )
+            for pair, share in shares.items()
+        }
 
     def tuned(self, task: str, pair: str, start: rg.Params) -> rg.Params:
         """Return the fine-tune of a base: of the first base, or of the second base of a pair."""
@@ -355,13 +376,13 @@ def rows_of(fit: Trained, is_wanted: Callable[..., bool]) -> Iterator[dict[str, 
     """
     setup, seed = SETUPS[fit.name], fit.seed
     data, (base_a, bases) = setup.base(), fit.bases()
-    symmetry, inputs = rg.discover(setup.make().eval(), (data[0][:2],)), data[0][: setup.inputs]
+    symmetry, inputs = rg.discover(setup.make().eval(), (data[0][:2],)), setup.known(data, setup.inputs)[0]
     seen = f"{len(inputs)} inputs of the base"
     for task, (new, held) in setup.tasks().items():
         judge = rg.Task(setup.make(), list(zip(held[0].split(256), held[1].split(256), strict=True)))
         module = setup.make()
         tuned = fit.tuned(task, "a", base_a)
-        few, more = (rg.Task(module, [(new[0][:count], new[1][:count])]) for count in setup.labels)
+        few, more = (rg.Task(module, [setup.known(new, count)]) for count in setup.labels)
         for pair, base in bases.items():
             own = fit.tuned(task, pair, base)
             ends = judge.evaluate(base)[setup.metric], judge.evaluate(own)[setup.metric]
@@ -370,7 +391,7 @@ def rows_of(fit: Trained, is_wanted: Callable[..., bool]) -> Iterator[dict[str, 
             alone = partial(rg.transport, base, base, base, symmetry, task=more, steps=setup.training)
             change = {name: tensor - base_a[name] for name, tensor in tuned.items() if tensor.is_floating_point()}
             verbatim = {name: tensor + change[name] if name in change else tensor for name, tensor in base.items()}
-            others, networks = new[0][: setup.inputs], (base_a, tuned, base)
+            others, networks = setup.known(new, setup.inputs)[0], (base_a, tuned, base)
             text = f"{len(others)} inputs of the task"
             few_seen, more_seen = (f"{count} labels, {seen}" for count in setup.labels)
             by_inputs, taught = partial(carried, inputs=[inputs]), partial(carried, inputs=list(others.split(BATCH)))
@@ -388,10 +409,11 @@ def rows_of(fit: Trained, is_wanted: Callable[..., bool]) -> Iterator[dict[str, 
             if pair == "two seeds":
                 taught = partial(taught, module=module, steps=setup.training)
                 rows += [("inputs and training", text, taught), ("training alone", text, partial(taught, scale=0.0))]
+            only = WITHOUT_DATA if pair in RELEASES else setup.only
             for row in rows:
-                if (not setup.only or row[0] in setup.only) and is_wanted(task, pair, *row[:2]):
+                if (not only or row[0] in only) and is_wanted(task, pair, *row[:2]):
                     yield measure.row(*row)
-            if pair == "next release" or task != WIDTHS:
+            if pair != "two seeds" or task != WIDTHS:
                 continue
             for name, make in setup.other:
                 other = seeded(make, seed)
@@ -412,7 +434,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """
     lines = list[str]()
     for setup in dict.fromkeys(row["setup"] for row in rows if not SETUPS[row["setup"]].only):
-        own = [row for row in rows if row["setup"] == setup]
+        own = [row for row in rows if row["setup"] == setup and row["pair"] not in RELEASES]
         tasks = list(dict.fromkeys(row["task"] for row in own))
         lines += [f"{setup}:", "", f"| B is | carried by | data | {' | '.join(tasks)} | mean | least |"]
         lines += [f"| --- | --- | --- | {'---: | ' * len(tasks)}---: | ---: |"]
@@ -423,7 +445,9 @@ def table(rows: list[dict[str, Any]]) -> str:
             every = [row["gain"] for row in found]
             lines.append(f"| {' | '.join([*key, *cells])} | {fmean(every):.2f} | {min(every):.2f} |")
         lines.append("")
-    return "\n".join([*lines, *curve_table([row for row in rows if SETUPS[row["setup"]].only])])
+    return "\n".join(
+        [*lines, *curve_table([row for row in rows if SETUPS[row["setup"]].only]), "", *release_table(rows)]
+    )
 
 
 def curve_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -435,6 +459,21 @@ def curve_table(rows: list[dict[str, Any]]) -> list[str]:
         own = [[r["gain"] for r in rows if (r["setup"], r["row"], r["seen"]) == (setup, *way)] for way in ways]
         lines.append(f"| {setup} | {' | '.join(f'{fmean(gains):.2f}' for gains in own)} |")
     return lines if rows else []
+
+
+def release_table(rows: list[dict[str, Any]]) -> list[str]:
+    """The share that is kept without data, by the distance of the release: mean and least of all tasks and pairs."""
+    own = [row for row in rows if row["row"] in WITHOUT_DATA]
+    setups = list(dict.fromkeys(row["setup"] for row in own if row["pair"] in RELEASES))
+    lines = [f"| B is | carried by | {' | '.join(setups)} |", "| --- | --- |" + " ---: |" * len(setups)]
+    for pair in (*RELEASES, "next release"):
+        for way in WITHOUT_DATA:
+            gains = [
+                [r["gain"] for r in own if (r["pair"], r["row"], r["setup"]) == (pair, way, one)] for one in setups
+            ]
+            cells = [f"{fmean(some):.2f} ({min(some):.2f})" if some else "" for some in gains]
+            lines.append(f"| {pair} | {way} | {' | '.join(cells)} |")
+    return lines if setups else []
 
 
 def main() -> None:
