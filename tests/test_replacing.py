@@ -297,12 +297,11 @@ def pair(tmp_path: Path) -> list[str]:
 def test_the_command_tells_what_it_replaced(
     pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = _write(tmp_path / "c", 2)
-    _put(out, OTHERS)
-    main(["align", *pair, "-o", str(out), "--overwrite"])
-    _require(out, OTHERS)
+    _put(tmp_path / "b", OTHERS)
+    main(["align", *pair, "-o", pair[1], "--overwrite"])
+    _require(tmp_path / "b", OTHERS)
     told = capsys.readouterr().err
-    assert f"in '{out}': replaced 'config.json', 'model-00001-of-00002.safetensors'" in told
+    assert f"in '{pair[1]}': replaced 'config.json', 'model-00001-of-00002.safetensors'" in told
     assert "kept '.gitattributes', 'README.md'" in told
 
 
@@ -397,36 +396,6 @@ def test_other_files_fill_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     told = [str(FullDiskError(tmp_path / "x", nbytes)) for nbytes in (40, 60, None)]
     assert ["which needs" in one for one in told] == [True, True, False]
     assert ["(50 B are free)" in one for one in told] == [False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("given", "out", "command"),
-    [
-        ("a", "a", "align"),
-        ("link", "a", "merge"),
-        ("a", "link", "merge"),
-        ("a/model.safetensors.index.json", "link", "align"),
-        ("a", "a/model-00001-of-00002.safetensors", "align"),
-        ("a", "link", "merge --recipe"),
-    ],
-)
-def test_a_folder_is_not_replaced_by_what_is_made_of_it(
-    given: str, out: str, command: str, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    for seed, name in enumerate("ab"):
-        _write(tmp_path / name, seed)
-    (tmp_path / "link").symlink_to("a")
-    before = {path: path.read_bytes() for path in tmp_path.glob("[ab]/*")}
-    (tmp_path / "symmetry.json").write_text(SYMMETRY.to_json())
-    (tmp_path / "recipe.yml").write_text(
-        "{merge_method: slerp, base_model: b, models: [{model: b}, {model: a}], parameters: {t: 1}}"
-    )
-    files = [str(tmp_path / "b"), str(tmp_path / given), "--symmetry", str(tmp_path / "symmetry.json")]
-    words = [*command.split(), str(tmp_path / "recipe.yml")] if "recipe" in command else [command, *files]
-    told = refused(*words, "-o", str(tmp_path / out), "--overwrite")
-    assert "the output would replace" in told
-    assert "from which it is made; choose another name for the output" in told
-    assert {path: path.read_bytes() for path in tmp_path.glob("[ab]/*")} == before
 
 
 def test_a_link_to_an_input_and_a_folder_in_it_are_free(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ class FileJob:
             self._require_shared(self.output)
         if self.crew.rank:  # the first process may be at work there
             return
-        require_place(self.out, overwrite=self.output.overwrite, origin=self.output.provenance)
+        require_place(self.out, overwrite=self.output.overwrite)
         ending = WORKS[self.work].beside
         if ending and not self.output.resume and self.output.is_file:
             beside = path_beside(self.out, ending)

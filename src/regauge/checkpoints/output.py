@@ -23,8 +23,8 @@ class Output:
     Attributes:
         path: A `.safetensors` file, or a folder. The output has the names and files of one network, the source network.
             A folder also gets the source network's other files, such as its configuration.
-        overwrite: Whether an existing output of this name may be replaced. A network from which the output is made is
-            never replaced. Files in a folder that do not belong to a checkpoint are kept.
+        overwrite: Whether an existing output of this name may be replaced. Files in a folder that do not belong to a
+            checkpoint are kept.
         resume: Whether to continue an interrupted run from its files. Work on networks in memory is not saved and is
             repeated.
         dtype: The dtype, or its name, to which floating-point tensors are rounded once. If the dtype cannot represent

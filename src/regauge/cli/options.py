@@ -63,8 +63,8 @@ Overwrite = Annotated[bool, arg(help="Replace the output if it exists.")]
 OverwriteAll = Annotated[
     bool,
     arg(
-        help="Replace the output and the files written next to it if they exist, but no network that is read. In a "
-        "folder, only files of the checkpoint are replaced."
+        help="Replace the output and the files written next to it if they exist. In a folder, only files of the "
+        "checkpoint are replaced."
     ),
 ]
 Seed = Annotated[int, arg(help="Seed of all random numbers.")]

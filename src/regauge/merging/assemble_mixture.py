@@ -190,7 +190,7 @@ def assemble_mixture(
     place, config = Output.of(out), read_object(Path(base) / "config.json")
     inputs = (Input("base", str(base)), *(Input(f"expert{k}", str(one.path)) for k, one in enumerate(rows)))
     provenance = Provenance("rg.merging.assemble_mixture", {"router": router, "chosen": chosen}, inputs)
-    require_new_folder(place, "a mixture", provenance)
+    require_new_folder(place, "a mixture")
     family = _family(base, config, has_shared=shared is not None)
     if any(one.noise_scale for one in rows) and generator is None:
         raise ValueError("noise on experts needs random numbers; give a torch.Generator as `generator`")

@@ -114,7 +114,7 @@ def extract_adapter(
         raise ValueError(f"rank is {rank} and least {least}; a rank is positive, and a singular value is not negative")
     place, inputs = Output.of(out), (Input("base", str(base)), Input("tuned", str(tuned)))
     provenance = Provenance("rg.merging.extract_adapter", {"rank": rank, "least": least}, inputs)
-    require_new_folder(place, "an adapter", provenance)
+    require_new_folder(place, "an adapter")
     opened = [Checkpoint.open(path) for path in (base, tuned)]
     named = model or name_model(opened[0])
     if named is None:

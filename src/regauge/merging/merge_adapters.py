@@ -83,7 +83,7 @@ def merge_adapters(
     inputs = tuple(Input(f"adapter{k}", str(path)) for k, path in enumerate(adapters, 1))
     said = {"rule": str(rule), "weights": None if weights is None else [str(one) for one in weights], "rank": rank}
     provenance = Provenance("rg.merging.merge_adapters", said, inputs)
-    require_new_folder(place, "an adapter", provenance)
+    require_new_folder(place, "an adapter")
     opened = [Checkpoint.open(path) for path in adapters]
     configs = [read_object(one.path.parent / ADAPTER_CONFIG) for one in opened]
     every = [_read(one, config) for one, config in zip(opened, configs, strict=True)]

@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class Staging:
         try:
             _finish(self.out)
             is_left = self.content.exists() and self._is_of_use()
-            _require_name(self.out, overwrite=overwrite, origin=self.provenance)
+            _require_name(self.out, overwrite=overwrite)
             if is_left and not (resume or overwrite):
                 raise FileExistsError(
                     f"an interrupted run left {str(self.folder)!r}; add `resume=True` to continue it, or "
@@ -300,11 +300,8 @@ def partial_of(out: Path) -> Path:
     return out.with_name(out.name + PARTIAL)
 
 
-def require_place(out: Path, *, overwrite: bool, origin: Provenance | None = None) -> None:
-    """Raise an error, before any work is done, unless an output (a file or a folder) can be written to a given path.
-
-    `origin` is the provenance of the output, because an output must not replace the networks from which it is made.
-    """
+def require_place(out: Path, *, overwrite: bool) -> None:
+    """Raise an error, before any work is done, unless an output (a file or a folder) can be written to a given path."""
     out = out.resolve() if out.is_symlink() and out.is_dir() else out
     if partial_of(out).is_dir():
         lock = _lock(out)
@@ -312,21 +309,20 @@ def require_place(out: Path, *, overwrite: bool, origin: Provenance | None = Non
         if {path.name for path in partial_of(out).iterdir()} == {LOCK}:
             remove_own(partial_of(out))
         lock.release()
-    _require_name(out, overwrite=overwrite, origin=origin)
+    _require_name(out, overwrite=overwrite)
 
 
-def require_new_folder(place: Output, what: str, origin: Provenance) -> None:
+def require_new_folder(place: Output, what: str) -> None:
     """Raise an error, before any work is done, unless a single process can write a folder of this kind.
 
     Args:
         place: The output.
         what: The kind of the folder with its article, such as "an adapter".
-        origin: The provenance of the output, if `place` has none.
     """
     place.require_alone(f"making {what}")
     if place.is_file:
         raise ValueError(f"{str(place.path)!r} is one file, but {what} is a folder; give a folder as the output")
-    require_place(place.path, overwrite=place.overwrite, origin=place.provenance or origin)
+    require_place(place.path, overwrite=place.overwrite)
 
 
 def _finish(out: Path) -> None:
@@ -346,30 +342,16 @@ def _is_complete(folder: Path) -> bool:
     return document is not None and (folder / CONTENT).exists() and bool(document.get("is_complete"))
 
 
-def _require_name(out: Path, *, overwrite: bool, origin: Provenance | None) -> None:
+def _require_name(out: Path, *, overwrite: bool) -> None:
     """Raise an error unless the path of an output is free or may be replaced."""
     if is_single_file(out):
-        require_writable(out, overwrite=overwrite)
-        return _require_apart(out.parent, [out.name], origin)
+        return require_writable(out, overwrite=overwrite)
     require_folder(out)
     if os.path.lexists(out) and not (overwrite and out.is_dir()):
         raise FileExistsError(f"the output {str(out)!r} exists already; choose another name, or give `overwrite=True`")
-    if not out.exists():
-        return None
-    own = own_files(out)
-    if any(out.iterdir()) and not own:
+    if out.exists() and any(out.iterdir()) and not own_files(out):
         raise FileExistsError(f"the folder {str(out)!r} holds files but no checkpoint; choose another name")
-    return _require_apart(out, own, origin)
-
-
-def _require_apart(folder: Path, replaced: Collection[str], origin: Provenance | None) -> None:
-    """Raise a FileExistsError if an output replaces files of a folder that belong to one of its inputs."""
-    for one in () if origin is None else origin.inputs:
-        read = {place for path in one.files for place in (path.resolve(), path.parent.resolve() / path.name)}
-        if not read.isdisjoint(folder.resolve() / name for name in replaced):
-            raise FileExistsError(
-                f"the output would replace {one.path!r}, from which it is made; choose another name for the output"
-            )
+    return None
 
 
 def _lock(out: Path) -> FileLock:
