@@ -218,10 +218,11 @@ def test_networks_are_evaluated_a_few_at_a_time(
 ) -> None:
     module, _, networks, inputs = members(family)
     module, inputs = module.double(), inputs.double()
-    task = rg.Task(module, [(inputs, torch.arange(len(inputs)) % 3)])
+    labels = torch.arange(len(inputs)) % 3
+    task = rg.Task(module, [(inputs, labels)])
     with torch.enable_grad():
         outputs = Runner(task).outputs(networks, inputs)  # all at once
-    losses = torch.stack([cross_entropy(own, task.batches[0][1]) for own in outputs])  # type: ignore[index]
+    losses = torch.stack([cross_entropy(own, labels) for own in outputs])
     run, count = rg.Task.run, 0
 
     def counted(self: rg.Task, params: Params, given: Any) -> Tensor:

@@ -508,6 +508,17 @@ def test_python_finds_what_the_command_prints(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.usefixtures("folder")
+def test_an_error_between_two_of_many_files_names_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **settings: object) -> None:
+        raise ValueError("the second network is odd")
+
+    monkeypatch.setattr("regauge.comparison.relatives.Relatives.compare", fail)
+    symmetry, paths = rg.Symmetry.from_json(Path("symmetry.json").read_text()), rg.comparison.find_checkpoints(["all"])
+    with pytest.raises(ValueError, match=r"comparing '.*' with '.*': the second network is odd"):
+        rg.comparison.compare_files(paths, symmetry=symmetry)
+
+
+@pytest.mark.usefixtures("folder")
 def test_unusable_files_are_left_out_with_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     symmetry = rg.Symmetry.from_json(Path("symmetry.json").read_text())
     usable = rg.comparison.find_checkpoints(["all"])

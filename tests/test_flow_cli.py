@@ -130,8 +130,8 @@ def test_networks_are_drawn_for_labels_widths_and_as_the_thesis_did(place: Path)
 
 
 def test_data_choose_epochs_and_networks(place: Path) -> None:
-    """Of 40 samples, the command selects the same networks as Python. A flow that is fitted with data records the loss
-    of samples.
+    """The command and Python select the same 4 of 40 samples. A flow that is fitted with data records the loss of its
+    samples.
     """
     few = ["--networks", "4", "--steps", "2", "--data", "task.py:batches"]
     main(["flow", "sample", "plain.safetensors", "-o", "chosen", *few])

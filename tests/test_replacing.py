@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -384,7 +385,7 @@ def test_a_disk_that_fills_up_while_a_file_is_written(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_before_the_work(
     out: str, pair: list[str], tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     monkeypatch.setattr("regauge.alignment.streamed.job.align_streamed", None)
     for command in ("align", "merge"):
         told = refused(command, *pair, "-o", str(tmp_path / out))
@@ -392,7 +393,7 @@ def test_a_full_disk_is_told_before_the_work(
 
 
 def test_other_files_fill_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 50, 50))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=50))
     told = [str(FullDiskError(tmp_path / "x", nbytes)) for nbytes in (40, 60, None)]
     assert ["which needs" in one for one in told] == [True, True, False]
     assert ["(50 B are free)" in one for one in told] == [False, True, True]

@@ -34,9 +34,8 @@ class FullDiskError(OSError):
     def __init__(self, path: Path, nbytes: int | None, remedy: str = "free space, or write elsewhere") -> None:
         needed = "" if nbytes is None else f", which needs {size_text(nbytes)}"
         free = shutil.disk_usage(path.parent).free
-        is_short = (
-            nbytes is None or free < nbytes
-        )  # otherwise a quota, or files that were removed again, took the space
+        # If enough space is free, a quota, or files that were removed again, took the space.
+        is_short = nbytes is None or free < nbytes
         told = f" ({size_text(free)} are free)" if is_short else ""
         super().__init__(f"the disk is too full to write {str(path)!r}{needed}{told}; {remedy}")
 

@@ -143,7 +143,10 @@ def compare_files(
         if not _can_compare(one, two):
             return None
         chance = torch.Generator().set_state(state)
-        return one.relatives.compare(one.checkpoint, two.checkpoint, draws=draws, generator=chance, exact=True)
+        try:
+            return one.relatives.compare(one.checkpoint, two.checkpoint, draws=draws, generator=chance, exact=True)
+        except ValueError as error:  # The error names "the first" or "the second network".
+            raise ValueError(f"comparing {a!r} with {b!r}: {error}") from error
 
     lineages = []
     for own in _together(places):

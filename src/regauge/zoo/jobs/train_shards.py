@@ -43,8 +43,8 @@ EARLIER = "earlier_counts"
 KINDS = {"PopulationConfig": "Config"}
 """Names of settings classes in stores of earlier versions, by their current names."""
 SHARD_WORK = 1e13
-"""The largest number of multiplications that one shard's training may need. Training with so many multiplications takes
-some minutes on one core."""
+"""The largest number of multiplications for the training of one shard. A shard of this size takes some minutes on one
+core."""
 
 
 class Stage:
