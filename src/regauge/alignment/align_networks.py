@@ -98,7 +98,7 @@ def align(
 
     Args:
         params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint. Some
-            methods, such as `JointMatching`, align tuples of dictionaries and take a tuple here.
+            methods, such as `JointMatching`, align tuples of dictionaries; for these methods, pass a tuple.
         params_b: The second network, to which the element is applied. The given tensors of the second network are not
             modified. The element also acts on running statistics. The aligned network has the same structure tensors as
             the first network, bit by bit.
@@ -256,9 +256,9 @@ def align_many(
 
     `MergeMany` is the default. On five MNIST networks, the objective of `MergeMany` is within 1.2% of that of
     `FrankWolfe` for plain MLPs, and 2% above it for residual MLPs. `MergeMany` takes a sixth of the time of
-    `FrankWolfe`. The average of the five networks has similar losses after both methods (plain: 0.27 and 0.26,
-    residual: 0.27 and 0.28). If all five networks are aligned to the first one instead, the losses of their average are
-    0.35 (plain) and 0.43 (residual).
+    `FrankWolfe`. The average of the five MNIST networks has similar losses after `MergeMany` and `FrankWolfe` (plain:
+    0.27 and 0.26, residual: 0.27 and 0.28). If all five MNIST networks are aligned to the first of them, the losses of
+    their average are 0.35 (plain) and 0.43 (residual).
 
     If one common element is applied to all networks, the result is another universe. `align_many` returns the universe
     in which the first network is unchanged.
@@ -279,7 +279,7 @@ def align_many(
         out: For each checkpoint, the path or `Output` to which the aligned checkpoint and its alignment are written. An
             entry is None for a network that is not written.
         memory: The memory limit for checkpoints: a number of bytes, or text such as "2GB". Default: half of the
-            machine's memory. All parameters of all networks must fit in this memory.
+            machine's memory. All parameters of all networks must fit within the memory limit.
 
     Raises:
         FileExistsError: An output exists and may not be replaced.
@@ -370,7 +370,7 @@ def require_method(method: object) -> None:
 def _view(
     method: Method, networks: Sequence[object], symmetry: Symmetry, hint: str
 ) -> tuple[JointView, list[Mapping[str, Tensor]], list[Element | None]]:
-    """Check the networks, map their structure tensors to those of the first, and join the dictionaries of each
+    """Check the networks, map their structure tensors to those of the first network, and join the dictionaries of each
     network.
     """
     require_method(method)

@@ -74,11 +74,11 @@ class Correspondence:
 
         Let T be the transport plan of a group. The plan acts on two kinds of axes. Along the axis of a layer's own
         units, the weights of corresponding units are averaged, using `T / rows`. Along an axis over which a layer sums,
-        weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, both kinds of
-        axes are simply permuted. Suppose that the second network B contains several copies of every unit of the first
-        network A, and divides the outgoing weights among the copies. Then the converted network computes the same
-        function as A. If A is wider by an integer factor and every unit of B corresponds to several units of A, the
-        converted network computes the same function as B.
+        weights are distributed among the corresponding units, using `T / columns`. If T is a permutation, the plan only
+        permutes the units along every axis. Suppose that the second network B contains several copies of every unit of
+        the first network A, and divides the outgoing weights among the copies. Then the converted network computes the
+        same function as A. If A is wider by an integer factor and every unit of B corresponds to several units of A,
+        the converted network computes the same function as B.
 
         Args:
             params_b: A network with the shapes of the second network. The given tensors are not modified. Buffers are
@@ -143,11 +143,11 @@ def correspond(
         symmetry_a: The symmetry of the first network. In both networks, the same groups must act on the same
             parameters.
         symmetry_b: The symmetry of the second network.
-        regularization: The strength of the entropy term, which makes plans soft. The unit of the entropy term's
-            strength is the typical product of the weight norms of two units. At a strength of 0.01, a pair whose cosine
-            is lower by 0.01 gets a mass that is lower by a factor of e. The average of several different units has less
-            variance than each of them. Soft plans average more units and therefore make the converted network worse.
-            Exact plans average as few units as the widths allow.
+        regularization: The strength of the entropy term, which makes plans soft. The strength is a multiple of the
+            typical product of the weight norms of two units. At a strength of 0.01, a pair whose cosine is lower by
+            0.01 gets a mass that is lower by a factor of e. The average of several different units has less variance
+            than each of them. Soft plans average more units and therefore make the converted network worse. Exact plans
+            average as few units as the widths allow.
         readers: The axes (parameter, axis) along which layers sum over the units of a group. Default: the axes that
             discovery recorded. If a symmetry does not record the axes, the default is axis 1 of linear and
             convolutional weights, axis 0 of transposed convolutions, and no axis of embeddings.
@@ -298,8 +298,8 @@ class _Problem:
         return sum(self._reach(group, name, axis) * self._norms[name] / mean_size for name, axis in places)
 
     def _reach(self, group: str, name: str, axis: int) -> int:
-        """Return the factor that converts the masses of a plan to weights. The factor is B's number of units on axes
-        over which layers sum, otherwise A's number.
+        """Return the factor that converts the masses of a plan to weights. The factor is the number of units of B on
+        axes over which layers sum, and the number of units of A on all other axes.
         """
         return self.sizes[group][1 if (name, axis) in self._readers else 0]
 

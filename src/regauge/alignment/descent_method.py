@@ -82,8 +82,8 @@ class DescentMethod(Method):
     After every `every` steps, the element is evaluated on the held-out examples. The method returns the best of all
     evaluated elements, the initial element and the identity. The steps do not depend on their total number, so a
     shorter run takes exactly the first steps of a longer run. A longer run is therefore never worse on the held-out
-    examples. If the examples cannot be split, the method learns and selects on all of them. A note in the result states
-    if learning and selection use the same examples.
+    examples. If the examples cannot be split, the method learns and selects on all examples. If learning and selection
+    use the same examples, a note in the result states this.
 
     Subclasses define `learn` and a setting `init`: an element, a method whose result is the initial element, or None
     for the identity.

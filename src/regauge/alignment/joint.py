@@ -1,6 +1,6 @@
 """Several dictionaries of tensors, viewed as one dictionary with one symmetry.
 
-One group element acts on all of the dictionaries.
+One group element acts on all dictionaries of a network.
 
 The role of a dictionary defines how an element acts on it. The joined dictionary (a view) has one name for each tensor
 of each dictionary, and its symmetry has the placements of all dictionaries. Therefore any method that compares

@@ -34,8 +34,8 @@ def best_universe(
     climbs_from: Callable[[Sequence[Tensors]], Sequence[Climbs]],
     climb_from_identity: Callable[[Sequence[Tensors]], Climbs],
 ) -> ManyResult:
-    """Balance the networks, run several coordinate ascents, and return the best result, or identity elements
-    if better.
+    """Balance the networks, run several coordinate ascents, and return the best result. If no result is better than
+    identity elements, return identity elements.
 
     Unless scales are kept, networks are compared as the networks of smallest norm on their orbits, as in
     `WeightMatching`. The smallest norm is taken over positive scales and invertible matrices. All networks get the

@@ -26,8 +26,8 @@ class Method(ABC):
     Attributes:
         copies: The number of float32 copies of each network that the method holds, measured with transformers
             (`benchmarks/learning_memory.py`).
-        activations: The memory for the activations of a batch, measured in the same way: a multiple of the bytes that
-            automatic differentiation holds for one network.
+        activations: The memory for the activations of a batch, as a multiple of the bytes that automatic
+            differentiation holds for one network, measured by the same benchmark as `copies`.
     """
 
     copies: ClassVar[float] = 8
@@ -246,9 +246,9 @@ class Candidates:
     ) -> Tensor:
         """Evaluate one element for each pair, given the transformed second networks `params`.
 
-        Elements that are better than earlier ones are kept, and all objectives are returned. If `is_kept`, the offered
-        element replaces earlier ones even if it is worse. By default, `notes` are the notes on the first offered
-        element.
+        Elements that are better than all earlier elements are kept, and all objectives are returned. If `is_kept`, the
+        offered element replaces earlier elements even if it is worse. By default, `notes` are the notes on the first
+        offered element.
         """
         reached = self._measure(self._problem.move(element) if params is None else params)
         is_better = torch.ones_like(self._kept, dtype=torch.bool) if is_kept else reached > self.objective

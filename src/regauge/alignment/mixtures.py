@@ -34,7 +34,7 @@ Vertex = Mapping[str, Element]
 
 @dataclass(frozen=True)
 class _Draw:
-    """Axes of one tensor on which the same random element acts, an element of one family of groups."""
+    """Axes of one tensor on which the same random element of one family of groups acts."""
 
     family: Family
     sites: list[Site]

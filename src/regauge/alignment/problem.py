@@ -89,7 +89,7 @@ class Problem(_Setting):
         return select(self.a, k), select(self.b, k)
 
     def __getitem__(self, rows: slice | Tensor) -> "Problem":
-        """Return the problem of only the selected pairs. If all pairs are selected in order, no tensor is copied."""
+        """Return the problem with only the selected pairs. If all pairs are selected in order, no tensor is copied."""
         if isinstance(rows, Tensor) and torch.equal(rows, torch.arange(self.pairs)):
             return self
         return replace(self, a=select(self.a, rows), b=select(self.b, rows))
@@ -152,7 +152,7 @@ class Problem(_Setting):
     ) -> Results:
         """Return the result of a method for given elements, with the transformed second networks.
 
-        The documentation of `Result` describes all arguments that are not listed here. For a single pair, numbers may
+        The documentation of `Result` describes all arguments that are not listed below. For a single pair, numbers may
         be floats. A method omits the arguments that do not apply to it.
 
         Args:

@@ -113,9 +113,10 @@ def _match_behind(
     permutations.
 
     Returns:
-        For each of the two groups of pairs: its pairs, the names of the rotated groups, the results, and the
-        coordinates of the second and the first networks. The results contain no parameters, so no representative stays
-        in memory. The second item lists notes on the choice between rotations and permutations.
+        Up to two parts: the pairs that were matched by permutations, and the pairs that were matched by rotations. A
+        part consists of its pairs, the names of the rotated groups, the results, and the coordinates of the second and
+        the first networks. The results contain no parameters, so no representative stays in memory. The second item
+        lists notes on the choice between rotations and permutations.
     """
     symmetry, has_task = problem.symmetry, problem.task is not None
     (first, wanted), (second, own) = (_split(symmetry, one, has_task) for one in (problem.a, problem.b))
@@ -140,7 +141,7 @@ def _match_behind(
 
 
 def match_many(method: Method, problem: ManyProblem, rotate: Rotate) -> ManyResult:
-    """Match many networks by their representatives. The results are written in the coordinates of the first network.
+    """Match many networks by their representatives. The results are in the coordinates of the first network.
 
     Either all networks are rotated, or none. Networks are rotated if most of them are not similar to the first one.
     """
@@ -234,9 +235,9 @@ class RotationChoice(Generic[Known]):
             symmetry: The whole symmetry.
             networks: The representatives, whose gains are read.
             rotate: The caller's choice: "auto", "always" or "never".
-            explain: A function that matches the networks by permutations. This function returns the result of the
-                match. The function also returns squared norms and inner products of the balanced networks' tensors on
-                which rotatable groups act.
+            explain: A function that matches the networks by permutations and returns the result of the match. `explain`
+                also returns squared norms and inner products of the tensors on which rotatable groups act, after the
+                networks are balanced.
         """
         names = symmetry.rotatable
         a, b = (zero_gains(symmetry, one, names) for one in networks)
@@ -381,7 +382,7 @@ def add_difference(element: Element, ends: Ends) -> Element:
     """Return the element with translations for another symmetry, which defines the coordinates of networks in another
     way.
 
-    The coordinates of the two symmetries differ if gains absorb running variances.
+    If gains absorb running variances, a network has different coordinates under the two symmetries.
 
     Args:
         element: An element with translations.

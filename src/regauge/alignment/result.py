@@ -162,9 +162,7 @@ class Result(Generic[Moved, Number, Numbers, Flag]):
 
     @property
     def report(self) -> str:
-        """Return sentences about the result, about options to try, and about properties that could not be adopted from
-        A.
-        """
+        """Return sentences about the result, about options to try, and about properties of A that B could not adopt."""
         return "\n".join([self._outcome, *self.notes])
 
     @property

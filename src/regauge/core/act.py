@@ -154,7 +154,7 @@ def overlapping(
     """Yield pairs of groups that act on one axis, if the first group moves entries between units of the second group.
     Each pair comes with the placement of the first group.
 
-    The actions of both groups are then not independent of each other.
+    The two groups of a pair do not act independently of each other.
     """
     moving: dict[tuple[str, int], list[tuple[Group, Placement]]] = {}
     for group in groups:
@@ -356,7 +356,7 @@ def _act_one(sites: list[Site], read: ReadValues, tensor: Tensor, ndim: int) -> 
 
 def _are_apart(sites: list[Site], shape: tuple[int, ...]) -> bool:
     """Return whether a parameter is simple. In a simple parameter, unit i of every group has only index i of an axis,
-    no other group acts on this axis, and the model adds no constant. Most parameters are simple.
+    no other group acts on this axis, and the model adds no constant to the parameter. Most parameters are simple.
     """
     return len({site.placement.axis for site in sites}) == len(sites) and all(
         site.is_plain

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Solver = Callable[[Floats], NDArray[np.int64]]
 
 WARM_SIZE = 48
-"""Assignment problems smaller than this are solved without reductions and potentials, because that is faster."""
+"""The size below which assignment problems are solved without reductions and potentials, which is faster."""
 POTENTIAL_ROUNDS = 2
 """The number of rounds that recover dual potentials from an optimal assignment.
 
@@ -89,7 +89,7 @@ def assign_many(
         profits: The profits, in float32 or float64.
         potentials: The potentials that a previous call returned for similar problems.
         current: The columns to keep if they are optimal. Default: the identity.
-        slack: The current columns are kept unless another permutation gains more than this. Default: 0.
+        slack: The current columns are kept unless another permutation gains more than `slack`. Default: 0.
         is_repeated: Whether the caller will solve similar problems later and needs the potentials.
 
     Raises:

@@ -15,7 +15,7 @@ LONG_ROW = 8
 """If at least this number of consecutive entries belongs to each index of an axis, products along the axis are computed
 without moving the axis.
 
-Otherwise, the axis is first moved to the last position.
+If fewer consecutive entries belong to each index, the axis is first moved to the last position.
 """
 
 

@@ -60,7 +60,7 @@ FAR = 0.1
 """If a Newton step is longer than this, groups with singular matrices first take an exact step."""
 LARGEST_SHARE, SMALLEST_SHARE = 0.25, 1e-5
 """The largest and the smallest relative tolerance of conjugate gradients in a Newton step. The iteration stops if the
-largest entry of the preconditioned residual falls below this fraction of its initial value.
+largest entry of the preconditioned residual falls below the tolerance times its initial value.
 """
 FLOOR = 1e-14
 """Changes of a factor's logarithm below this number are lost in rounding."""
@@ -77,8 +77,8 @@ class Balance:
 
     Attributes:
         element: The scales and symmetric matrices. All permutations and signs of the element are the identity.
-        rigid: For each group of matrices, whether the matrix of each network was left at the identity. A matrix is left
-            at the identity if rounding makes the rank of a Gram matrix uncertain.
+        rigid: For each group of matrices, the networks whose matrix stays the identity, as a mask. A matrix stays the
+            identity if rounding makes the rank of a Gram matrix uncertain.
     """
 
     element: Element
@@ -135,7 +135,7 @@ def balance(params: Mapping[str, Tensor], symmetry: Symmetry, *, buffers: Buffer
 def balance_alike(
     networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry, *, buffers: Buffers = "move"
 ) -> list[Balance]:
-    """Balance several networks that are to be compared.
+    """Balance several networks before they are compared.
 
     If the matrix of a group cannot be determined in one of the networks, the matrix stays the identity in all networks.
     The networks may also be populations. In populations, the networks with the same index are compared with one
@@ -157,7 +157,7 @@ def balance_alike(
 
 def _join(networks: Sequence[Mapping[str, Tensor]], symmetry: Symmetry) -> Params | None:
     """Return small networks, or populations, as one population; return None if the networks cannot be joined, or if
-    joining takes more time than separate work.
+    balancing them together takes more time.
 
     Networks can be joined if their tensors have the same shapes, dtypes and devices.
     """
@@ -263,11 +263,12 @@ def count_frozen_gains(symmetry: Symmetry, buffers: Buffers) -> Symmetry:
 
     A normalization that is not trained stores its gains as buffers. The filters around a frozen gain could shrink
     without limit while the gain grows. Gains of frozen normalization must therefore contribute to the norm. A direction
-    is a vector t that holds the logarithm of a factor for each family of scales. A direction t is dangerous if no
-    parameter grows along t (`E t <= 0` for the exponents E) and at least one parameter shrinks. A buffer contributes to
-    the norm exactly if it grows along a dangerous direction. Which buffers contribute depends only on the exponents of
-    the scales, not on the entries of the buffers. Running statistics of trained normalization neither grow nor shrink
-    along a dangerous direction. If balancing keeps buffers unchanged, no buffer needs to contribute to the norm.
+    is a vector t that holds the logarithm of a factor for each family of scales. Along some directions t, parameters
+    shrink and no parameter grows: `E t <= 0` for the exponents E. A buffer contributes to the norm exactly if it grows
+    along a direction t that shrinks parameters and enlarges none. Which buffers contribute depends only on the
+    exponents of the scales, not on the entries of the buffers. Running statistics of trained normalization neither grow
+    nor shrink along a direction t that shrinks parameters and enlarges none. If balancing keeps buffers unchanged, no
+    buffer needs to contribute to the norm.
     """
     families = [(group.name, k) for group in symmetry.groups for k in range(group.scales)]
     number = {family: k for k, family in enumerate(families)}
@@ -301,8 +302,8 @@ def minimize(
         rigid: For each group of matrices, the networks in which the matrix stays the identity. The function adds to
             `rigid` the networks whose matrix may be singular, or whose norm has no minimum.
         tolerance: The approximate error to allow in the logarithms of the factors.
-        limits: Two fractions of the largest eigenvalue of a Gram matrix. Smaller eigenvalues than the first fraction
-            count as zero, and larger ones than the second as nonzero.
+        limits: Two fractions of the largest eigenvalue of a Gram matrix. Eigenvalues below the first fraction count as
+            zero, and eigenvalues above the second fraction as nonzero.
 
     References:
         Cohen, Madry, Tsipras and Vladu (2017), Matrix scaling and balancing via box constrained Newton's method;

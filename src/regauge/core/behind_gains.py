@@ -8,7 +8,7 @@ Some models store a gain as `weight` and multiply by `1 + weight`. A scale s the
 read or set gains use the sums `1 + weight`, because the action on the sums is linear.
 
 If a model uses only the exponential of a parameter, scales multiply the exponential. Scales then add numbers to the
-parameter. In this module, the exponential takes the place of the sum.
+parameter. Functions that read or set such a parameter use the exponential instead of the sum `1 + weight`.
 """
 
 from collections.abc import Collection, Mapping
@@ -65,13 +65,13 @@ class _Kept:
     signs: tuple[tuple[int, ...], ...]
 
     def place(self, place: Placement) -> Placement:
-        """Return a copy of a placement that has one exponent for each allowed combination of scales or signs."""
+        """Return a copy of a placement, with one exponent for each combination of scales or signs that keeps gains."""
         scale = tuple(sum(x * y for x, y in zip(row, place.scale, strict=True)) for row in self.scales)
         sign = tuple(sum(x * y for x, y in zip(row, place.sign, strict=True)) % 2 for row in self.signs)
         return replace(place, scale=scale, sign=sign)
 
     def lift(self, value: Value, blank: Value) -> Value:
-        """Return the value of the whole group, given a value for each allowed combination of its scales and signs."""
+        """Return the value of the whole group, given a value for each combination of scales and signs that keeps gains."""
         scale, sign = blank.scale, blank.sign
         if scale is not None and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)
@@ -84,7 +84,7 @@ class _Kept:
         return replace(value, scale=scale, sign=sign)
 
     def lower(self, value: Value) -> Value:
-        """Return a value for each allowed combination of scales and signs, given a value of the whole group.
+        """Return a value for each combination of scales and signs that keeps gains, given a value of the whole group.
 
         The given value must leave the gains of the group unchanged.
         """
@@ -288,7 +288,7 @@ def constant(added: float | tuple[tuple[int, int, float], ...], length: int) -> 
 
 
 def ranges_of(numbers: Tensor) -> Added:
-    """Return the inverse of `constant`: the constants and ranges from which `constant` computes the given numbers."""
+    """Invert the function `constant`: return the constants and ranges from which it computes the given numbers."""
     values = numbers.tolist()
     if len({*values}) == 1:
         return float(values[0])
@@ -299,7 +299,8 @@ def ranges_of(numbers: Tensor) -> Added:
 def plus(tensor: Tensor, added: Added, sign: int = 1) -> Tensor:
     """Return a vector, or a population of vectors, plus or minus the constants that the model adds to it.
 
-    Of a parameter with an `Exponent`, the exponential is returned, or for a negative sign the inverse.
+    For a parameter with an `Exponent`, return the exponential of its product with the rate. If the sign is negative,
+    invert this exponential: return the logarithm divided by the rate.
     """
     if isinstance(added, Exponent):
         return (tensor * added.rate).exp() if sign > 0 else tensor.log() / added.rate

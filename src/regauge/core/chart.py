@@ -192,7 +192,7 @@ def _needed(symmetry: Charted) -> frozenset[str]:
 
 
 def _widen(symmetry: Charted, params: Mapping[str, Tensor]) -> Params:
-    """Return networks in which those tensors that translations and gains change or read have the next wider dtype."""
+    """Return networks in which all tensors that translations or gains change or read have the next wider dtype."""
     needed = _needed(symmetry)
     return {name: widen(tensor) if name in needed else tensor for name, tensor in params.items()}
 
@@ -222,7 +222,7 @@ def _tie(symmetry: Charted, params: Params) -> Params:
 
 
 def compose_rotations(symmetry: Charted, left: Element, right: Element, batch: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the rotations of a product: those of `right`, transformed by `left`, followed by those of `left`."""
+    """Return the rotations of a product: the rotations of `right`, transformed by `left`, and then those of `left`."""
     wide = left if left.batch == batch else left.expand(*batch)
     composed = dict(wide.rotation)
     for name, matrix in right.rotation.items():

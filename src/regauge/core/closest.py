@@ -31,9 +31,9 @@ shifts, whether an odd shift flips the entries."""
 class ShiftCost:
     """The objective for a tensor to which each step of a shift adds a constant c, such as the bias of sine units.
 
-    Suppose that a unit has m entries b in this tensor, and that they are compared with entries a. After k steps of the
-    shift, the objective is `-|a - (chi b + k c)|^2 / 2`, where chi is the sign of the unit. Without the terms that do
-    not depend on k, the objective is `k c (sum a - chi sum b) - m (k c)^2 / 2`. The field `amounts` holds the added
+    Suppose that a unit has m entries b in the tensor, which are compared with m entries a. After k steps of the shift,
+    the objective is `-|a - (chi b + k c)|^2 / 2`, where chi is the sign of the unit. Without the terms that do not
+    depend on k, the objective is `k c (sum a - chi sum b) - m (k c)^2 / 2`. The field `amounts` holds the added
     constant c for each family of shifts. The fields `target` and `source` hold the sums of a and b, `[..., n]`.
     """
 
@@ -122,14 +122,14 @@ def closest(
     | --- | --- |
     | permutation, scaled | assignment on C; positive factors stay at one (the objective is unbounded over them) |
     | signed | assignment on the best sign pattern of each pair: `abs(C)` if all placements share one character |
-    | dihedral | the same; for each pair, pattern and parity, the best shift is the nearest integer of that parity |
+    | dihedral | as for signed; for each pair, pattern and parity, the best shift is an integer of that parity |
     | orthogonal | `U V^T` of `C = U S V^T` (Procrustes) |
-    | rotation | the same; if this is a reflection, the sign of the smallest singular value is flipped (Kabsch) |
-    | centered | the same, restricted to vectors whose sum is zero; the vector of ones is kept |
+    | rotation | `U V^T`; if this is a reflection, the sign of the smallest singular value is flipped (Kabsch) |
+    | centered | `U V^T`, restricted to vectors whose sum is zero; the vector of ones is kept |
     | linear | the best *orthogonal* matrix, because the objective is unbounded over all invertible matrices |
 
     If a group has several families of signs, the characters are split into independent components (`SignCode`). Each
-    component is solved by enumeration of its signs if this is feasible. If a group is repeated within another one,
+    component is solved by enumeration of its signs if this is feasible. If a group is repeated within another group,
     `align` first solves the inner group for every pair of outer units.
 
     Args:
@@ -137,7 +137,7 @@ def closest(
         cost: The objective, or a single matrix `[..., n, n]` if all placements share one character.
         potentials: The potentials that a previous call returned for similar problems.
         current: The permutations to keep if they are optimal within `slack`.
-        slack: The current permutation is kept unless another one gains more than this. Default: 0.
+        slack: The current permutation is kept unless another permutation gains more than `slack`. Default: 0.
         is_repeated: Whether potentials should be returned.
 
     Raises:
@@ -273,9 +273,9 @@ def _by_shift(group: Group, cost: Cost, patterns: Tensor) -> tuple[Tensor, list[
     """Return, for each pattern of signs, the profit with the best shifts, `[pattern, ...]`. Also return the best shifts
     for each family of shifts.
 
-    For given signs, the best shift is the nearest integer that is even (or odd) as the pattern requires. Rounding to
-    the nearest integer is exact unless two families of shifts add to the same entries. Families that add to the same
-    entries are optimized alternately.
+    For given signs, the objective is a parabola in the shift. The best shift is the integer nearest to its vertex that
+    is even or odd, as the pattern requires. Rounding is exact unless two families of shifts add to the same entries.
+    Families that add to the same entries are optimized alternately.
     """
     total = _by_pattern(cost.matrices, patterns)
     parity = patterns[:, group.signs :].T.to(total)  # [families, pattern]

@@ -511,7 +511,7 @@ class DeferredElement(Element):
     """An element that is computed later, as soon as the groups are known together with their sizes and classes of
     units.
 
-    Sizes and classes of units are known once parameters are given.
+    The parameters of a network determine the sizes and the classes of units.
     """
 
     def __init__(

@@ -224,8 +224,7 @@ def add_term(
 
 
 def barycenter(tensor: Tensor, sites: Iterable[Site], lead: int = 0) -> Tensor | None:
-    """Return the average of a tensor over all elements of some groups, which is the part of the tensor that they do not
-    change.
+    """Return the average of a tensor over all elements of some groups, which is the part that the groups do not change.
 
     The average over permutations gives all units the same entries. The average over signs or rotations is zero. The
     inner product of two averaged tensors is the expected inner product after a uniformly random element has acted.

@@ -20,7 +20,7 @@ Matrix = Literal["none", "orthogonal", "linear"]
 class Exponent:
     """A number by which a model multiplies a parameter before it takes the exponential function of the product.
 
-    Groups act on the exponential, to which scales are factors. The parameter changes by the logarithm of a factor.
+    Groups act on the exponential, which scales multiply by factors. A factor f adds `log(f) / rate` to the parameter.
     """
 
     rate: float
@@ -251,7 +251,7 @@ def groups_from_axes(
 
 
 def readers_from_axes(axes: Mapping[str, Sequence[str | None]]) -> tuple[tuple[str, int], ...]:
-    """Return the axes (parameter, axis) along which layers sum over units: those on which the inverse of a group
+    """Return the axes (parameter, axis) along which layers sum over units: the axes on which the inverse of a group
     acts.
     """
     return tuple(

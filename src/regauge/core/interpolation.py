@@ -107,7 +107,7 @@ class ExplainedTensor:
         shape: The shape of the tensor.
         before: The squared correlation of the two tensors before alignment (the explained share), or zero if the
             correlation is negative. None if one of the two tensors is the same for all units.
-        after: The explained share after alignment, when an element has acted on the second network.
+        after: The squared correlation after an element has acted on the second network, in the same form as `before`.
         weight: The squared norm of the first network's tensor after its average over all elements of the symmetry is
             subtracted.
         squares: Three numbers: the squared distances before and after alignment, and the squared norm of the first

@@ -23,9 +23,10 @@ def balancing(forward: Gram, inverse: Gram, zero: float, certain: float) -> tupl
     transpose of A multiplies. With `F = L L'` and `L' G L = V D^2 V'`, the matrix A is `sqrt(D) V' L^-1`. A minimizes
     `tr A F A' + tr A^-T G A^-1`.
 
-    If F or G is singular, no A makes both products equal and diagonal. On a subspace where only one of F and G is zero,
-    A makes the other Gram matrix the identity, and makes the subspace orthogonal to the rest of the space. On the rest
-    of the space, A makes both products equal and diagonal. For singular F or G, A is unique only up to a rotation.
+    If F or G is singular, no A makes `A F A'` and `A^-T G A^-1` equal and diagonal. On a subspace where only one of F
+    and G is zero, A makes the other Gram matrix the identity, and makes the subspace orthogonal to the rest of the
+    space. On the rest of the space, A makes `A F A'` and `A^-T G A^-1` equal and diagonal. For singular F or G, A is
+    unique only up to a rotation.
     """
     n = forward.shape[-1]
     forward, inverse = _flushed(forward), _flushed(inverse)
@@ -112,7 +113,7 @@ def root_of(product: Gram, power: float = 0.5) -> Gram:
 def null_space(rows: Sequence[Sequence[int]], count: int, *, modulus: int | None = None) -> list[tuple[int, ...]]:
     """Return integer vectors that span the null space of a matrix with the given rows.
 
-    If `modulus`, a prime, is given, the computation is modulo this number.
+    If `modulus`, a prime, is given, the computation is modulo this prime.
 
     Each returned vector has a nonzero entry at a position where all other returned vectors are zero.
     """

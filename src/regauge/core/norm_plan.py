@@ -102,8 +102,8 @@ class Incidence:
 
 @dataclass(frozen=True)
 class Filters:
-    """A normalizer, which is a direction of scales that changes buffers. `moves` is its effect on all sums of squares,
-    and `own` its effect on those sums that no other scale changes.
+    """A normalizer, which is a direction of scales that changes buffers. The field `moves` is the effect of the
+    normalizer on all sums of squares, and `own` is its effect on the sums that no other scale changes.
     """
 
     direction: Direction

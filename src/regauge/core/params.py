@@ -195,9 +195,9 @@ def round_alike(made: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> Para
 def require_held(name: str, made: Tensor, given: Iterable[Tensor]) -> None:
     """Raise an error if a computed tensor contains NaN or Inf, unless one of the given tensors already does.
 
-    The given tensors are those from which the tensor was computed, for example an attention mask that was permuted. If
-    the given tensors are finite, a computed NaN or Inf means that the dtype cannot represent an entry. The given
-    tensors are read only if the computed tensor contains NaN or Inf.
+    The tensor was computed from the given tensors, for example by permuting an attention mask. If the given tensors are
+    finite, a computed NaN or Inf means that the dtype cannot represent an entry. The given tensors are read only if the
+    computed tensor contains NaN or Inf.
 
     Raises:
         ValueError: The dtype cannot represent the computed entries.

@@ -155,7 +155,8 @@ def _shorten(symmetry: Symmetry, group: Group, basis: list[tuple[int, ...]]) -> 
 def _duals(rows: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Choose a maximal set of linearly independent vectors from `rows`, and return an integer vector for each of them.
 
-    The returned vector is orthogonal to `kept` and to all other chosen rows, and has a positive product with its own.
+    Each returned vector has a positive inner product with its chosen row, and is orthogonal to all other chosen rows
+    and to `kept`.
     """
     chosen: list[Sequence[int]] = []
     for row in rows:

@@ -1,10 +1,10 @@
 """The best signs for each pair of units, for groups with several families of signs.
 
-Each unit has one sign s_k for each family k. At each placement, the units are multiplied by the product of s_k over a
-subset of the families, which is called a *character*. Different placements can have different products of signs. For
-one pair of units, the objective is `sum_chi chi(s) c_chi`, a sum over the characters chi. The objective is maximized
-over the signs s. A product of signs that is independent of all others over GF(2) contributes `|c_chi|` to the maximum.
-Dependent characters (products of signs) are divided into components that are independent of one another.
+Each unit has one sign s_k for each family k. At each placement, the units are multiplied by a *character*: the product
+of s_k over a subset of the families. Different placements can have different products of signs. For one pair of units,
+the objective is `sum_chi chi(s) c_chi`, a sum over the characters chi. The objective is maximized over the signs s. A
+product of signs that is independent of all others over GF(2) contributes `|c_chi|` to the maximum. Dependent characters
+(products of signs) are divided into components that are independent of one another.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 ENUMERATED = 8
-"""The largest number of free signs of a component for which all combinations of signs are tried. For larger components,
-coordinate ascent is used."""
+"""The largest number of independent signs of a component for which all combinations of signs are tried. For larger
+components, coordinate ascent is used.
+"""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,9 @@ def split_batches(batches: Iterable[Any], share: float, generator: torch.Generat
 
 
 def example_counts(batches: Iterable[Any]) -> list[int]:
-    """Return the number of parts into which each batch can be split: its examples, or one if it stays whole."""
+    """Return the number of parts into which each batch can be split: the number of its examples, or 1 if it stays
+    whole.
+    """
     found = [_count_examples(as_pair(batch)) for batch in batches]
     return [1 if None in found or size is None else size for size in found]
 

@@ -104,7 +104,8 @@ class SquaredNorm:
     def _sum_grams(self, params: Mapping[str, Tensor], group: str) -> Array:
         """Return the Gram matrices of the entries on which only this group acts, `[2, batch, copies, n, n]`.
 
-        The first Gram matrix belongs to entries that the group's matrix multiplies, the second to those of its inverse.
+        The first Gram matrix belongs to entries that the group's matrix multiplies, the second to entries that the
+        inverse multiplies.
         """
         n, copies = self._symmetry[group].size, self._symmetry.count_copies(group)
         sums = np.zeros((2, self._batch, copies, n, n))
@@ -165,11 +166,11 @@ class SquaredNorm:
 
         The upper bound is a sum of one function for each unit: `sum W exp(e t)` of the step t, with weights W and
         exponents e. The function of a unit has a rising and a falling part, and is smallest where the slopes of both
-        parts have equal logarithms. If t changes by one, the difference of these logarithms changes at most by the sum
-        of the largest exponents of both parts. The step is the difference divided by this sum, and therefore never goes
-        beyond the minimum. If k units scale one entry, its square is bounded by the mean of k terms, each with k times
-        the exponent. If the function of a unit only rises or only falls, the step ends where the slope equals the slope
-        of the linear term.
+        parts have the same size. If t changes by one, the logarithms of the two slopes approach each other at most by
+        the sum of the largest exponents. The step is the difference of the two logarithms divided by the sum of the
+        largest exponents. Therefore the step never goes beyond the minimum. If k units scale one entry, its square is
+        bounded by the mean of k terms, each with k times the exponent. If the function of a unit only rises or only
+        falls, the step ends where the slope equals the slope of the linear term.
         """
         up, down = ((part @ self._rows).T for part in (incidence.rising, incidence.falling))
         is_one, is_other = up > 0, down > 0
@@ -212,8 +213,8 @@ class SquaredNorm:
         return sums[0], sums[1]
 
     def _acted_on(self, group: str) -> Iterator[tuple[int, Array]]:
-        """Yield those entries on which scales or other groups act in addition to the given group. The number -1 means
-        that the inverse of the group's matrix acts.
+        """Yield the entries on which scales or other groups act in addition to the given group. The entries come with
+        the number 1 if the group's matrix acts on them, or with -1 if its inverse acts.
         """
         for pool, values in zip(self.plan.pools, self._pools, strict=True):
             if pool.group == group:
@@ -260,8 +261,8 @@ class SquaredNorm:
         Networks outside of `is_chosen` do not change. Networks in which the group must stay the identity (is rigid) do
         not change either. If the group acts on d axes of one tensor, the step is the d-th root of the best step for a
         single axis. The root is a shorter step, which does not go beyond the minimum. If a copy is singular, one of its
-        two Gram matrices may be zero on a subspace on which the other is not. The objective then gets a linear term in
-        the logarithm of the volume of the subspace. If the rank of a copy's Gram matrices is uncertain, the group
+        two Gram matrices may be zero on a subspace on which the other is nonzero. The objective then gets a linear term
+        in the logarithm of the volume of the subspace. If the rank of a copy's Gram matrices is uncertain, the group
         becomes rigid in this network.
         """
         forward, inverse = self.grams(group)
@@ -314,7 +315,8 @@ class SquaredNorm:
     def _projectors(self, group: str) -> tuple[Array, Array]:
         """Return the projections to the two subspaces on which only one of the two Gram matrices of a copy is nonzero.
 
-        On the first subspace, only the Gram matrix of the group is nonzero; on the second, only that of its inverse.
+        On the first subspace, only the Gram matrix of the group is nonzero. On the second subspace, only the Gram
+        matrix of its inverse is nonzero.
         """
         found = np.zeros((2, *self.found[group].shape))
         for k, copy, bases in self._single[group]:

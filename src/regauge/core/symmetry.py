@@ -486,7 +486,8 @@ class Symmetry:
     def on_changes(self) -> "Symmetry":
         """Return this symmetry in the form that acts on changes of parameters.
 
-        Scales add a number to a parameter of which the model uses the exponential, so its changes stay the same.
+        Scales add a number to a parameter of which the model uses the exponential. Changes of this parameter therefore
+        stay the same.
         """
 
         def place(one: Placement) -> Placement:

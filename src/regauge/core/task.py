@@ -31,7 +31,7 @@ Inputs are a tensor, a tuple of positional arguments, or a mapping of keyword ar
 
 
 def over_networks(function: Callable[[Params], Any], params: Mapping[str, Tensor], inputs: Any) -> Any:
-    """Apply a function, which runs one network on these inputs, to all networks of a population.
+    """Apply a function, which runs one network on the given inputs, to all networks of a population.
 
     Without gradients, only some networks are evaluated together, so that their activations need little memory.
     """

@@ -143,7 +143,7 @@ class ActivationCosts:
     acted.
 
     Attributes:
-        symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
+        symmetry: The symmetry of the networks, whose groups also have placements on the tensors in `a` and `b`.
         a: Correlations, covariances or mean products between the units of both networks. Each tensor is a sum over
             activations on which groups act in the same way.
         b: The identity matrices on which elements act.
@@ -229,8 +229,8 @@ class _ReadValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def held_by_values(task: Task, params: Mapping[str, Tensor]) -> int:
     """Return the bytes that a comparison of activations holds, for the batch with the most inputs.
 
-    A comparison holds the activations of two networks, and copies of the largest one. This function counts the bytes in
-    one run of the model, without gradients.
+    A comparison holds the activations of two networks, and copies of the largest activation tensor. This function
+    counts the bytes in one run of the model, without gradients.
     """
     batch = largest_batch(task)
     if batch is None:
@@ -306,8 +306,8 @@ def parts_of(symmetry: Symmetry, names: Sequence[str]) -> list[ValuePart]:
 def _components(sites: Sequence[Site]) -> list[list[Site]]:
     """Divide the sites (places where groups act) of an activation tensor into parts.
 
-    Two sites belong to the same part if they have positions of an axis in common, or if the group of one is repeated
-    within the group of the other.
+    Two sites belong to the same part if they have positions of an axis in common, or if the group of one site is
+    repeated within the group of the other site.
     """
 
     def is_linked(x: Site, y: Site) -> bool:
@@ -353,8 +353,8 @@ def _part(name: str, sites: Sequence[Site], shape: tuple[int, ...]) -> ValuePart
 def _bare(place: Placement, start: int, stride: int, repeats: tuple[tuple[int, int], ...]) -> Placement:
     """Return a placement, changed such that it acts on the joint axis of an activation part.
 
-    The new placement has no scales. The matrix of the group acts instead of its inverse transpose, because both are the
-    same for a rotation.
+    The new placement has no scales. The matrix of the group acts instead of its inverse transpose, because a rotation
+    equals its inverse transpose.
     """
     scale = (0,) * len(place.scale)
     return Placement("", 0, start, stride, repeats, False, scale, place.sign, place.parity, place.shift)
@@ -416,6 +416,6 @@ def _require_finite(values: Mapping[str, Tensor], which: str) -> None:
 
 
 def precision_of(*networks: Mapping[str, Tensor]) -> torch.dtype:
-    """Return the dtype in which both networks run: float64 if a network has this dtype, and otherwise float32."""
+    """Return the dtype in which the networks run: float64 if a network has a float64 tensor, and otherwise float32."""
     dtypes = [t.dtype for params in networks for t in params.values() if t.is_floating_point()]
     return torch.float64 if torch.float64 in dtypes else torch.float32

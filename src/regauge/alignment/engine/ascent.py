@@ -14,8 +14,9 @@ matching differ only in the tensors that they compare: weights, activations, or 
 All tensors have one leading pair axis, whose length is one for a single pair. A family is a group, together with all
 groups that are nested in it. Every pair of networks has its own order of families and its own list of families to
 search. A step skips pairs of networks that have converged. The best element of a family is computed from second
-networks to which only the *other* families have been applied. The current element of the family therefore does not
-matter. Families with nested groups are an exception, because their steps are relative to their current element.
+networks on which only the elements of all *other* families have acted. Therefore the best element does not depend on
+the current element of the family. Families with nested groups are an exception, because their steps are relative to
+their current element.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -65,10 +66,9 @@ class Neighborhoods:
     Attributes:
         families: The families to optimize.
         coupled: For each family, whether it acts on two axes of one tensor.
-        neighbors: For each family, the families whose best element depends on its element.
+        neighbors: For each family, the families whose best element depends on the element of this family.
         sign_pairs: Pairs of families whose signs are optimized jointly at the end.
-        others: For the tensors of each family, where other families act on these tensors, by the index of the other
-            family.
+        others: For each tensor of each family, the axes on which other families act, by the index of the other family.
         near: For each family, the indices of the families that act on the same tensors.
     """
 
@@ -532,7 +532,7 @@ def climb_from_two_starts(families: Sequence[Family], a: Tensors, b: Tensors, so
         solve: A function that optimizes a family with nested groups while the other families are fixed.
 
     Returns:
-        For each problem, the better of both results, and its gain over the identity, which is never negative.
+        For each problem, the better result of the two ascents, and its gain over the identity, which is never negative.
     """
     around = Neighborhoods.of(families)
     ends = [Ascent(around, a, b, solve), Ascent(around, a, b, solve)]

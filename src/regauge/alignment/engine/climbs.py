@@ -41,7 +41,7 @@ class Climbs:
 
     Attributes:
         element: The element at the end of each ascent, as a batch over all groups.
-        objective: The objective of this element.
+        objective: The objective of `element`.
         history: The objective at the start and after each sweep. For a pair that ended earlier, the last objective is
             repeated.
         is_converged: Whether no group changed in the last sweep.
@@ -97,8 +97,8 @@ def portions(*networks: Mapping[str, Tensor]) -> Iterator[slice]:
 def side_by_side(work: Callable[[slice], T], parts: Sequence[slice]) -> list[T]:
     """Return the results of `work` on all parts, computed in parallel by as many threads as torch uses.
 
-    The operations of an ascent are too small to be divided among threads. Therefore each thread processes other pairs,
-    which is faster. Torch's number of threads is restored afterwards.
+    The operations of an ascent are too small to be divided among threads. Therefore each thread processes its own share
+    of the pairs, which is faster. Torch's number of threads is restored afterwards.
     """
     threads = min(torch.get_num_threads(), len(parts))
     if threads < 2:
@@ -230,11 +230,11 @@ class Pursuit:
 @dataclass(frozen=True)
 class Fallback:
     """A further coordinate ascent from a known element. The ascent runs for those pairs of networks whose earlier
-    ascents all ended below the objective of this element.
+    ascents all ended below the objective of the known element.
 
     Attributes:
-        worth: The objective of this initial element.
-        climb: A function that runs the ascent from this element for the selected pairs.
+        worth: The objective of the known element, from which the ascent starts.
+        climb: A function that runs the ascent from the known element for the selected pairs.
     """
 
     worth: Float64[Tensor, " pair"]

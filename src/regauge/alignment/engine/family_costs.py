@@ -79,7 +79,7 @@ class FamilyCost:
     def closest(self, cost: Cost, rows: Tensor, current: Value, slack: Float64[Tensor, " row"]) -> Closest:
         """Return the best elements for the selected pairs, starting from the last potentials.
 
-        A permutation is kept if no other one gains more than `slack`.
+        A permutation is kept if no other permutation gains more than `slack`.
         """
         potentials = None if self._potentials is None else at(self._potentials, rows)
         found = closest(self._root, cost, current=current.perm, slack=slack, potentials=potentials, is_repeated=True)

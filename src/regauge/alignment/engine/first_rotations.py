@@ -148,8 +148,8 @@ class FirstRotation:
     of tensors.
 
     C is the sum of the inner products of tensors that no other group changes. Each inner product is divided by the
-    square root of the product of both tensors' norms. Otherwise large tensors would dominate, although most large
-    tensors stay near their initialization. The weights of all products sum to a fixed number.
+    square root of the product of both tensors' norms. Without the division, large tensors would dominate, although most
+    large tensors stay near their initialization. The weights of all products sum to a fixed number.
 
     Attributes:
         group: The name of the group that rotates.

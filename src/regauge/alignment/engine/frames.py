@@ -62,9 +62,10 @@ class Frame:
     """The compared tensors of pairs of networks, balanced or as given, and the conversion back to the given networks.
 
     The first network of a pair is not changed. The second network of a pair gets the scales and invertible matrices of
-    the first. After both networks are balanced, only a rotation remains to be chosen for each invertible matrix, and
-    rotations keep every norm. Linear paths stay linear, because scales and matrices act linearly. Up to scales and
-    matrices, `(1 - t) a + t act(element, b)` equals the point t on the linear path between the balanced networks.
+    the first network. After both networks are balanced, only a rotation remains to be chosen for each invertible
+    matrix, and rotations keep every norm. Linear paths stay linear, because scales and matrices act linearly. Up to
+    scales and matrices, `(1 - t) a + t act(element, b)` equals the point t on the linear path between the balanced
+    networks.
 
     Attributes:
         symmetry: The symmetry of all networks. All sizes of its groups are known.
@@ -73,8 +74,8 @@ class Frame:
         given: The second networks before balancing.
         sides: The elements that balance the first and the second networks, or None if networks are compared as given.
         buffers: Whether balancing changes running statistics.
-        rigid: For each group of invertible matrices, the pairs in which the group may only rotate. A group may only
-            rotate if a Gram matrix of one network is singular up to rounding.
+        rigid: For each group of invertible matrices, the pairs in which the group may only rotate. A group is
+            restricted to rotations if a Gram matrix of one network is singular up to rounding.
     """
 
     symmetry: Symmetry
@@ -167,8 +168,8 @@ class Frame:
         return a, b
 
     def lead_back(self, climbs: Climbs, *, is_from_original: bool = False) -> Climbs:
-        """Convert the results of coordinate ascents between balanced networks, which began at `b` or at `original()`,
-        to results for the given networks.
+        """Convert results of coordinate ascents, which began at `b` or at `original()`, from the balanced networks to
+        the given networks.
         """
         if self.sides is None:
             return climbs
@@ -188,7 +189,7 @@ class FramedProblem(Problem):
     frame: Frame | None = None
 
     def __getitem__(self, rows: slice | Tensor) -> "FramedProblem":
-        """Return the problem of only the selected pairs."""
+        """Return the problem with only the selected pairs."""
         chosen = torch.arange(self.pairs)[rows]
         frame = None if self.frame is None else self.frame.rows(chosen)
         return replace(self, a=select(self.a, rows), b=select(self.b, rows), frame=frame)

@@ -85,7 +85,8 @@ class SignPair:
         return *signs, torch.maximum(value - best, torch.zeros_like(best))
 
     def _terms(self, a: Tensors, b: Tensors) -> dict[tuple[Character, Character], Float64[Tensor, "row first second"]]:
-        """Return inner products of both networks, one for each product of signs of both groups that multiplies entries.
+        """Return inner products of the two networks, for each pair of sign products (one of each group) that multiplies
+        entries.
 
         Entries on which a group does not act are assigned to its first unit.
         """

@@ -29,7 +29,7 @@ class Responses:
     """Tensors of both networks, such as activations, on which the groups of the symmetry act as on parameters.
 
     Attributes:
-        symmetry: The symmetry of the networks, whose groups also have placements on these tensors.
+        symmetry: The symmetry of the networks, whose groups also have placements on the tensors in `a` and `b`.
         a: The tensors of the first networks, `[pair, ...]`.
         b: The tensors of the second networks.
         reach: An upper bound on the inner product of `a` and `b` after any element has acted on `b`.

@@ -38,7 +38,7 @@ class NeighborTerm:
     @staticmethod
     def fits(networks: PairedNetworks, name: str, own: Site, neighbor: Site) -> bool:
         """Return whether a `NeighborTerm` can be used. The neighboring group must only permute units and flip signs,
-        along a whole axis on which this group does not act.
+        along a whole axis on which the group of the cost does not act.
         """
         a, b = networks.a[name], networks.b[name]
         is_whole = neighbor.positions.numel() == a.shape[1 + neighbor.placement.axis]
@@ -128,7 +128,7 @@ class NeighborTerm:
             sums.index_add_(0, _send(rows, sums), change.to(sums.dtype))
 
     def _by_unit(self, tensor: Tensor) -> Tensor:
-        """Return the tensors of several pairs as a contiguous `[pair, unit of the neighbor, rest, unit of the group]`.
+        """Return a contiguous tensor `[pair, unit of the neighbor, rest, unit of the group]` for several pairs.
 
         The tensor of a single pair may be large and is not copied.
         """
@@ -162,7 +162,7 @@ class NeighborTerm:
         return taken
 
     def _unfold(self, taken: Tensor) -> Float[Tensor, "row target rest"]:
-        """Return the selected entries of a tensor, with those of each unit of the group in one row."""
+        """Return the selected entries of a tensor, with one row for each unit of the group."""
         return unfold(taken, self._own, 1) if len(self._perm) == 1 else taken.flatten(1, 2).mT
 
     def _take_single(self, tensor: Tensor, perm: Tensor | None, factor: Tensor | None) -> Tensor:

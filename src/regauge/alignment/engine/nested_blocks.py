@@ -5,7 +5,8 @@ levels. First, for each pair of blocks (u, v), the best inner elements are found
 of the second network closest to block u of the first. Second, the objectives of the inner elements are the profits of
 an assignment between blocks. If no inner groups share a tensor, the inner problems are solved exactly. If all inner
 problems are solved exactly, the whole solution is exact. If inner groups share tensors, coordinate ascent from two
-initial elements solves each pair of blocks. For deeper nesting, both levels are repeated within each pair of blocks.
+initial elements solves each pair of blocks. For deeper nesting, each pair of blocks is solved on two levels in the same
+way.
 
 All tensors in this module have one leading axis of independent problems.
 """
@@ -109,7 +110,9 @@ def _on_block(site: Site, root: Group, axis: int, row: Tensor, inner: Mapping[st
 COMPRESSED = 1 << 22
 """If all pairs of blocks have more entries than this, inner products of rows are compared instead of blocks."""
 SIGN_FAMILIES = 4
-"""The largest number of sign families of a group whose signs are optimized; with more, all signs stay plus one."""
+"""The largest number of sign families of a group whose signs are optimized. If a group has more sign families, all its
+signs stay plus one.
+"""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from regauge.core.groups import Group
 IN_PLACE = 0.6
 """The largest fraction of changed units for which a tensor is updated in place.
 
-If more units change, a new tensor is cheaper.
+If more units change, computing a new tensor is faster.
 """
 PerPair = Float64[Tensor, " pair"]
 

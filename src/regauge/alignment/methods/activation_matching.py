@@ -46,8 +46,8 @@ class ActivationMatching(Method):
 
     The papers maximize the mean product of activations without centering, and do not change scales. For permutations,
     maximizing the mean product minimizes the squared distance between the activations of both networks. With
-    `ActivationMatching(statistic="product", scales="keep")`, the method is the published one. The defaults differ from
-    the published method.
+    `ActivationMatching(statistic="product", scales="keep")`, the method equals the published method. The default
+    settings differ from the published method.
 
     For every statistic, the method departs from the papers. Parameters have a weight of 1e-4 in the objective. The
     small weight matters only between elements that activations do not distinguish. Without parameters, the choice would

@@ -46,14 +46,14 @@ class ContinuousDescent(DescentMethod):
     In a transformer with folded gains, any rotation may act on the residual stream. In a transformer with folded gains,
     the closest parameters do not give the lowest midpoint loss, and the descent removes the barrier nearly completely.
     In ReLU networks, the descent changes the scales. At the midpoint between different units, activations are too
-    small. If one network has the incoming weights of a unit times s and the outgoing weights times 1/s, the product of
-    both at the midpoint is larger: `(1 + s) (1 + 1/s) / 4 > 1`.
+    small. Suppose that one network has the incoming weights of a unit times s, and its outgoing weights times 1/s. Then
+    the product of incoming and outgoing weights at the midpoint is larger: `(1 + s) (1 + 1/s) / 4 > 1`.
 
     Attributes:
         loss: "random": t is uniformly random in (0, 1) at every step. "midpoint": t is one half.
         init: The initial element: an element, a method that finds it, or None for the identity.
         lr: Adam's learning rate for rotations (in radians) and for matrices.
-        scale_lr: Adam's learning rate for the logarithms of scales, which may change much more.
+        scale_lr: Adam's learning rate for the logarithms of scales, which may change much more than rotations.
 
     References:
         Theus et al. (2025), Generalized linear mode connectivity for transformers: elements are learned by minimizing

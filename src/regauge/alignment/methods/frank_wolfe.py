@@ -42,9 +42,9 @@ class FrankWolfe(ManyMethod):
     `FrankWolfe` departs from the paper in its line search, which is exact. `FrankWolfe` also departs from the paper in
     the start: relaxed elements begin at the barycenter, the average over all elements. The first network stays
     unchanged, because applying one common element to all networks would only give an equivalent universe. Coordinate
-    ascent improves the elements after rounding. Positive scales are treated as in `WeightMatching`. Suppose that a
-    group is nested in two other groups that are not nested in each other. All three groups are then optimized only in
-    the final coordinate ascent.
+    ascent improves the elements after rounding. Positive scales are treated as in `WeightMatching`. If a group is
+    nested in two groups that are not nested in each other, all three groups are optimized only in the final coordinate
+    ascent.
 
     Attributes:
         start: The initial element: the "barycenter", or the "identity" as published. With either start, the identity is

@@ -34,11 +34,11 @@ class GaussianMatching(Method):
     | wasserstein | `W2^2 = abs(m_a - g m_b)^2 + w abs(s_a - abs(g) s_b)^2` | `<m_a, g m_b> + w <s_a, abs(g) s_b>` |
     | mean | `abs(m_a - g m_b)^2` | `<m_a, g m_b>` |
     | kl | `KL(g q_b, q_a)` | `<m_a / s_a^2, g m_b> - <1 / (2 s_a^2), abs(g) (m_b^2 + s_b^2)>` |
-    | symmetric kl | `KL(g q_b, q_a) + KL(q_a, g q_b)` | that, and the same with the networks exchanged |
+    | symmetric kl | `KL(g q_b, q_a) + KL(q_a, g q_b)` | the expression for kl, plus kl with the networks exchanged |
 
     Here w is `std_weight`. Minimizing each cost is weight matching with two or four dictionaries: a `JointMatching` of
     "parameters" and "magnitudes". If the cost is a divergence and decreases by some amount, the objective increases by
-    the same amount. If W2^2 decreases, the objective increases by half this amount.
+    the same amount. If W2^2 decreases, the objective increases by half as much.
 
     `GaussianMatching` departs from the paper. Appendix B of the paper states that the divergence reduces to a distance
     between means, because no other term depends on the permutation. The statement in appendix B is wrong. The trace
@@ -128,8 +128,8 @@ class GaussianMatching(Method):
 
 
 def _divergence_problem(problem: Problem, *, is_symmetric: bool) -> Problem:
-    """Return two dictionaries (four for both directions) for each network, whose inner products are negative
-    divergences.
+    """Return dictionaries whose inner products are negative divergences: two for each network, or four if the
+    divergence is symmetric.
 
     The negative divergence `-KL(g q_b, q_a)` is linear in g. The coefficients of this linear function are dictionaries
     of the first network, which are multiplied by dictionaries of the second. The divergence is linear only for elements

@@ -44,8 +44,8 @@ class MergeMany(ManyMethod):
     a local optimum.
 
     Attributes:
-        inner: The method that places a network. The `max_sweeps` and `tolerance` of the inner method also apply to
-            later rounds, and its `scales` to the whole of `MergeMany`.
+        inner: The method that places a network. Later rounds also use the `max_sweeps` and `tolerance` of the inner
+            method. Its setting `scales` applies to all of `MergeMany`.
         start: The start: "sequence" places the networks one after the other; "identity", as published, begins with the
             networks as given. With either start, identity elements are returned if they are better than the result.
         restarts: The number of further ascents, with networks in random order. The ascent with the largest objective is

@@ -32,9 +32,8 @@ class StraightThrough(DescentMethod):
     midpoint loss on held-out examples (`DescentMethod`).
 
     `StraightThrough` departs from the paper in the following ways. Every group of the symmetry is matched to theta. The
-    learning rate is thirty times the published one. The method returns an element that is evaluated on held-out
-    examples, not the one with the lowest loss on a single batch. On MNIST, the departures from the paper gave lower
-    barriers.
+    learning rate is thirty times the published one. The method selects an element by its loss on held-out examples,
+    instead of by its loss on a single batch. On MNIST, the departures from the paper gave lower barriers.
 
     Attributes:
         init: The initial element: an element, a method that finds it, or None for the identity.

@@ -21,8 +21,7 @@ from regauge.core.groups import class_labels
 from regauge.core.symmetry import Symmetry
 
 TRIES = 32
-"""The largest number of further ascents if the second network may be a copy of the first network that was not
-recognized."""
+"""The largest number of further ascents if the second network may be an unrecognized copy of the first network."""
 MISSED = 1e-4
 """The objective of a copy may be below the largest possible value by at most this fraction.
 
@@ -75,9 +74,9 @@ class WeightMatching(Method):
             normalization. With the filter scales of the first network, the second network's statistics would no longer
             match its activations. Recomputing the statistics would undo part of the transformation. Only a copy of the
             first network whose statistics were also transformed gets the filter scales of the first network. With
-            "recompute", or with a task that recomputes statistics (`prepare`), no copy gets these filter scales. "keep"
-            compares the networks without balancing, leaves all factors at one, and restricts invertible matrices to
-            orthogonal matrices.
+            "recompute", or with a task that recomputes statistics (`prepare`), no copy gets the filter scales of the
+            first network. "keep" compares the networks without balancing, leaves all factors at one, and restricts
+            invertible matrices to orthogonal matrices.
 
     References:
         Ainsworth, Hayase and Srinivasa (2023), Git Re-Basin, section 3.2, algorithm 1.

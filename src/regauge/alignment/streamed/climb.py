@@ -287,7 +287,7 @@ class StreamedAscent:
     ) -> None:
         """Add tensors of both networks to the costs of spread groups, which act on several working sets.
 
-        `signs` lists the sign families that were chosen with these tensors.
+        For each spread group, `signs` lists the sign families that were chosen together with the tensors.
         """
         sites = {name: self._symmetry.sites[name] for name in a}
         for name, total in totals.items():
@@ -317,7 +317,7 @@ class StreamedAscent:
 
 
 def _solve(totals: Mapping[str, Total]) -> dict[str, tuple[Value, float]]:
-    """Return the best value of every spread group (a group that acts on several working sets), and how much
-    each gains.
+    """Return the best value of every spread group (a group that acts on several working sets), and how much each value
+    raises the objective.
     """
     return {name: total.closest() for name, total in totals.items()}

@@ -116,7 +116,7 @@ def plan_job(
     """Check the checkpoints, and plan how they are read and how much memory is needed, before anything is written.
 
     If translations and gains are removed before matching, `chart` is the whole symmetry, and `symmetry` is the symmetry
-    of the remaining networks.
+    of the representatives.
 
     Raises:
         ValueError: The checkpoints differ in their tensors, the method needs networks in memory, there is a task, or no

@@ -40,7 +40,9 @@ class StreamedResult(Result[Params]):
 
     @property
     def report(self) -> str:
-        """Return sentences about the objective, properties that could not be adopted, and the reading speed."""
+        """Return sentences about the objective, about properties that the second network could not adopt, and about the
+        speed.
+        """
         gained, *timings = self.course
         return "\n".join([gained, *self.notes, *timings])
 

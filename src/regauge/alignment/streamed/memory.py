@@ -89,7 +89,8 @@ class Sizes:
         balanced: Iterable[Collection[str]],
         fitted: Iterable[Collection[str]],
     ) -> tuple[int, int | None]:
-        """Return the memory bound of a whole plan, and the index of the working set that sets this bound, if one does.
+        """Return the memory bound of a whole plan, and the index of the working set that needs the most memory. The
+        index is None if there are no working sets.
 
         Args:
             sets: The working sets.

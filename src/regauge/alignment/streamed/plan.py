@@ -95,7 +95,8 @@ class Plan:
         symmetry: The symmetry, with the tensor names of the checkpoints. All sizes of its groups are known.
         sizes: The sizes of the compared tensors.
         sets: The working sets, in the order of their parameters.
-        loose: Tensors on which only groups of several working sets act. Loose tensors are read in chunks.
+        loose: Tensors that belong to no working set, because only spread groups act on them. Loose tensors are read in
+            chunks.
         spread: Families whose values are chosen from summed costs after a sweep ("spread families"), by the names of
             their outermost groups.
         rounds: The names of the spread families, divided into rounds such that families of one round share no tensor.

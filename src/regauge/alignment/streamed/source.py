@@ -31,9 +31,9 @@ class Total:
     """The objective of aligning the units of one group, as a sum over parts of the network.
 
     A part is a working set, or a tensor outside of all working sets. Some sign families of the group act in only one
-    part. Once the shared signs of a pair of units are given, each part of the network chooses its own signs for this
-    pair. One matrix for each pattern of shared signs is therefore enough. Let s be the shared signs of a unit, t the
-    signs that only one part has, and C the inner products of this part. The matrix of the shared signs s is
+    part of the network. Once the shared signs of a pair of units are given, each part of the network chooses its own
+    signs for this pair. One matrix for each pattern of shared signs is therefore enough. Let s be the shared signs of a
+    unit, t the signs that only one part has, and C the inner products of this part. The matrix of the shared signs s is
 
         P_s[i, j] = sum over parts of max_t sum_chi chi(s, t) C_chi[i, j]
 
@@ -191,8 +191,8 @@ class Source:
         return self._place(name, self._read(self._a, name, rows), self._state.left), y
 
     def load(self, name: str, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, float]:
-        """Return the tensors with this name from both networks, and the squared norm of the second tensor before the
-        element acts.
+        """Return the tensors with the given name from both networks, and the squared norm of the second tensor before
+        the element acts.
 
         Both tensors are balanced, and the current element has acted on the second one.
 

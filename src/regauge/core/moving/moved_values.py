@@ -25,9 +25,9 @@ LARGEST_PLACE = 2**31 - 1
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """One random value for each entry of concatenated small tensors. The first field is the column of the table that
-    holds the value. The second field is the number of entries by which an entry moves if its unit moves by one
-    position.
+    """The positions of one random value for each entry of concatenated small tensors. The field `columns` gives the
+    column of the table of random values. The field `steps` gives by how many positions an entry moves if its unit moves
+    by one position.
     """
 
     columns: Int[Tensor, "1 values"]
@@ -120,9 +120,9 @@ class _Memory:
         return cls(block.view(-1), begins[-1], begins[:-1], views)
 
     def runs(self, sizes: Sequence[int]) -> list[tuple[int, int, Num[Tensor, "models run"]]]:
-        """Return groups of tensors that are consecutive in memory.
+        """Return runs of tensors that are consecutive in memory.
 
-        Each group is given by the positions of its first entry and of its end, and by a view of the memory.
+        Each run has a start and an end, counted in entries of all concatenated tensors, and a view of the memory.
         """
         runs, models = list[tuple[int, int, Tensor]](), len(self.tensors[0])
         ends = [begin + size for begin, size in zip(self.begins, sizes, strict=True)]
@@ -196,16 +196,14 @@ class MovedValues:
         return {one.name: tensor for one, tensor in zip(self.tensors, memory.tensors, strict=True)}
 
     def _place(self, table: Int[Tensor, "some moves"], unmoved: Sequence[Unmoved], out: Tensor) -> None:
-        """For each entry of some consecutive networks, write the index of the entry from which its new value is
-        taken.
-        """
+        """Write to `out`, for each entry of some consecutive networks, the index of the entry from which it is taken."""
         start = 0
         for (_, part), known in zip(self._parts, unmoved, strict=True):
             part.place(table, known, out[:, start : start + part.size])
             start += part.size
 
     def _multiply(self, table: Float[Tensor, "some factors"], out: Tensor) -> None:
-        """Write the product of all factors of each entry."""
+        """Write the product of all factors of each entry to `out`."""
         start = 0
         for _, part in self._parts:
             part.multiply(table, out[:, start : start + part.size])

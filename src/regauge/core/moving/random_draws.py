@@ -27,7 +27,7 @@ Source = tuple[Sequence[int], torch.Generator]
 WORD = 63
 """The number of random bits in one random integer."""
 LOW = 24
-"""The number of low bits that choose signs and half periods, or a scale. The bits above them permute the units."""
+"""The number of low bits that choose signs and half periods, or a scale. The higher bits permute the units."""
 
 VECTOR = 64
 """The number of entries that a processor handles at once, or a multiple of this number."""
@@ -300,10 +300,10 @@ class Draws:
         )
 
     def _exponents(self, scales: Mapping[tuple[str, int], slice]) -> list[tuple[Tensor, Tensor]]:
-        """Return, in layers, the scales whose powers are multiplied to each factor of an element, and the exponents of
-        these powers.
+        """Return layers of scales and exponents. Each factor of an element is a product of powers of scales, with one
+        power from each layer.
 
-        Layer k holds the k-th scale of each factor.
+        Layer k holds the k-th scale of each factor and its exponent.
         """
         width, layers = blank(self.factors) + 1, list[tuple[Tensor, Tensor]]()
         for (group, exponents, _, _), columns in self.factors.items():
