@@ -56,25 +56,26 @@ def canonicalize(
     | scales | the incoming weights of each unit have norm one; the bias is scaled too, but is not part of the norm |
     | signs | the sum of the incoming weights is positive; if zero, the sum of their cubes, then other tensors |
     | half periods | the bias of a sine unit with frequency w lies in (-pi / 2 w, pi / 2 w] |
-    | rotations | the Gram matrix of all that a rotation acts on is diagonal, largest entry first |
+    | rotations | the Gram matrix of all rotated entries is diagonal, with the largest entry first |
     | invertible matrices | the Gram matrices of both sides (queries, keys) are equal and diagonal, up to the rank |
     | order | ascending sums of the incoming weights, then of their squares and cubes, then entry by entry |
     | translations | each family is zero or centered, as in `symmetry.split` |
-    | rotations behind gains | gains are one, and the stream is rotated as above; reordered where a gain is zero |
+    | rotations behind gains | gains are one, and the stream is rotated; if a gain is zero, the stream is reordered |
 
-    Layers are processed in the order of the signal. Each step fixes one kind of freedom (such as scales) by entries
-    that all kinds of freedom that are not yet fixed cannot change. If no entries determine a kind of freedom, it is not
-    fixed. `canonical_manifold(symmetry).left` describes the freedom that is not fixed. The gains and biases of
-    normalization layers fix their scales: gain and bias together, or the gain alone, get norm one. The scales of a
-    residual stream are fixed by layers that write to the stream without reading hidden units. Batch normalization is
-    treated as in evaluation mode. Running statistics are transformed along with the parameters. If running statistics
-    are recomputed afterwards, the function changes.
+    Layers are processed in the order of the signal. Each step fixes one kind of freedom, such as scales, by entries
+    that no later step changes. If no entries determine a kind of freedom, it is not fixed.
+    `canonical_manifold(symmetry).left` describes the freedom that is not fixed. In a normalization layer, gain and bias
+    together, or the gain alone, get norm one, which fixes the scales. The scales of a residual stream are fixed by
+    layers that write to the stream without reading hidden units. Batch normalization is treated as in evaluation mode.
+    Running statistics are transformed along with the parameters. If running statistics are recomputed afterwards, the
+    function changes.
 
     The canonical form has the following limits. If a unit has no incoming weights, its bias is scaled to one. If a unit
     has no incoming weights and its bias is zero, its outgoing weights are scaled. Equal units keep their order, because
-    exchanging them gives the same network. Rotations need distinct eigenvalues. If eigenvalues are equal, the canonical
-    form still computes the same function, but depends on which network of the orbit is given. The canonical form also
-    depends on the given network if two compared numbers are equal up to rounding.
+    exchanging them gives the same network. Rotations are fixed only if the eigenvalues of their Gram matrix are
+    distinct. If eigenvalues are equal, the canonical form still computes the same function, but depends on which
+    network of the orbit is given. The canonical form also depends on the given network if two compared numbers are
+    equal up to rounding.
 
     A product of two matrices may have more inner coordinates than its rank. For example, the product of `Linear(4, 6)`
     and `Linear(6, 2)` has six inner coordinates and at most rank two. If the rank is lower than the number of inner
@@ -169,7 +170,7 @@ def factorize(
     If a product does not have full rank, one of its factors has coordinates that the other factor never reads. In the
     returned network, each factor is zero in all directions that the other factor does not read. The returned network
     computes the same function as the given network. However, the two networks are not on the same orbit, so no element
-    of the group maps one to the other. `canonicalize` begins with `factorize`.
+    maps the given network to the returned network. `canonicalize` begins with `factorize`.
 
     Args:
         params: A network, or a population with a leading model axis.
@@ -292,7 +293,7 @@ def orbit_distance(
     """Return the distance of two networks up to symmetry, an upper bound on the distance between their orbits.
 
     Both networks are canonicalized, and the second one is aligned to the first. The returned distance is the Euclidean
-    distance between their parameters, without buffers. Scales give incoming weights unit norm; they are not chosen to
+    distance between their parameters, without buffers. Scales give incoming weights unit norm, and are not chosen to
     bring the networks closer. Up to rounding, the distance depends only on the two orbits. The distance is zero if both
     networks are on one orbit, or if they have the same factorization by rank (see `canonicalize`). The returned
     distance is an upper bound on the smallest distance, because matching ends in a local optimum.
@@ -371,8 +372,8 @@ def match_canonical(
     task: Task | None,
     generator: torch.Generator | None,
 ) -> Element:
-    """Return the element, without scales, that aligns a canonical network (or each network of a population) to
-    another.
+    """Return the element, without scales, that aligns a canonical network, or each network of a population, to an
+    anchor.
     """
     method = WeightMatching(scales="keep") if method is None else method
     run: Any = align_pairs if leading_axes(symmetry, moved) else align

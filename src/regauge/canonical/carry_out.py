@@ -183,10 +183,10 @@ class _Work:
         return norms
 
     def balance(self, step: LinearStep) -> Value:
-        """Compute the matrix `A = sqrt(D) U' R^-T`, which makes both Gram matrices equal to D, where `R S' = U D W'`.
+        """Compute the matrix `A = sqrt(D) U' R^-T`, which makes two Gram matrices equal to D, where `R S' = U D W'`.
 
-        If only one Gram matrix is known, it becomes the identity. A group may act on several copies of its units. In a
-        copy whose rank is r, only r coordinates are balanced.
+        If the step has only one Gram matrix, it becomes the identity. A group may act on several copies of its units.
+        In a copy whose rank is r, only r coordinates are balanced.
         """
         roots = [self._root(places) for places in (step.forward, step.inverse) if places]
         is_good = torch.stack([is_regular(root) for root in roots]).all(0)
@@ -267,7 +267,7 @@ class _Work:
         return signs
 
     def flip(self, step: SignStep) -> Value:
-        """Flip only the selected sign families."""
+        """Return signs that flip units in the selected sign families, and are plus one in all other families."""
         signs = self.signs(step).to(torch.int8)
         families = range(self.symmetry[step.group].signs)
         return Value(sign=torch.stack([signs if f in step.flips else torch.ones_like(signs) for f in families], dim=-2))

@@ -19,7 +19,8 @@ ZERO = 1e-12
 COARSE = 1e-6
 """The share of the largest singular value below which singular values count as zero, in lower precision."""
 SWEEPS = 10
-"""The largest number of rounds over all groups. If one group loses dimensions, another group may lose some too."""
+"""The largest number of rounds over all groups. If one group loses dimensions, another group may lose dimensions too.
+"""
 
 
 def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Params:
@@ -30,8 +31,8 @@ def without_null_spaces(params: Mapping[str, Tensor], symmetry: Symmetry) -> Par
     X`. Let Q be the projection onto the columns of X1, and let `Y1 = Q Y`. X1 and Y1 have the same product as X and Y,
     and their rank is the rank of the product. All pairs of factors that have the rank of their product, and the same
     product, form one orbit, which contains a network of smallest norm. The orbit of the given pair X and Y comes
-    arbitrarily close to the orbit of the result, although no element maps one to the other. In a chain of groups, the
-    result is Kalman's minimal realization: the part that the inputs reach and the outputs read.
+    arbitrarily close to the orbit of the result, although no element maps the given pair to the result. In a chain of
+    groups, the result is Kalman's minimal realization: the part that the inputs reach and the outputs read.
 
     Args:
         params: A network or a population.

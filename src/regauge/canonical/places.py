@@ -9,7 +9,7 @@ from regauge.core.symmetry import Symmetry
 
 @dataclass(frozen=True, eq=False)
 class GroupSite:
-    """A place: a parameter and one of its axes on which a group acts.
+    """A site: a parameter and one of its axes on which a group acts.
 
     The field `others` contains the action of each further group on the same entries.
     """
@@ -64,5 +64,5 @@ def _overlap(one: Site, other: Site) -> bool:
 
 
 def comes_in(place: GroupSite) -> bool:
-    """Return whether a scale multiplies (rather than divides) the entries at a place."""
+    """Return whether a scale multiplies (rather than divides) the entries at a site, an axis on which a group acts."""
     return any(exponent > 0 for exponent in place.scale)

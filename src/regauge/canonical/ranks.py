@@ -45,8 +45,8 @@ def rank_of(symmetry: Symmetry, places: Sequence[GroupSite], ranks: Ranks) -> in
 
 
 def _share(place: GroupSite, axis: int, length: int, ranks: Ranks) -> Fraction:
-    """Return the share of full rank that is possible along an axis. The share is below one if another group of lower
-    rank acts on the whole axis.
+    """Return the fraction of full rank that is possible along an axis. The fraction is below one if another group of
+    lower rank acts on the whole axis.
     """
     others = (other for other in place.others if other.site.placement.axis == axis and other.group.name in ranks)
     whole = [other.group for other in others if other.site.positions.numel() == length]

@@ -174,7 +174,7 @@ class Manifold:
     ) -> Params:
         """Return a network with Euclidean entries from `straight` and with spherical entries computed by a function.
 
-        The function is used for units that lie on their spheres in all networks.
+        The function computes the entries of units that lie on their spheres in all networks.
         """
         result = dict(straight)
         for spheres in self.spheres:

@@ -36,10 +36,10 @@ class ScaleStep:
 
 @dataclass(frozen=True)
 class LinearStep:
-    """A step whose matrix makes both Gram matrices equal and diagonal, or a single Gram matrix the identity.
+    """A step whose matrix makes two Gram matrices equal and diagonal, or a single Gram matrix the identity.
 
     The matrix multiplies the entries at `forward`, and its inverse transpose multiplies the entries at `inverse`. If
-    the product of the entries on both sides has rank r, only r coordinates are balanced.
+    the product of the entries at `forward` and at `inverse` has rank r, only r coordinates are balanced.
     """
 
     group: str
@@ -208,7 +208,7 @@ class _Planner:
         return bool(known) and min(known) >= self.ranks[group.name]
 
     def _is_bare(self, place: GroupSite) -> bool:
-        """Return whether the scales and invertible matrices of all other groups on the entries at a place (see
+        """Return whether the scales and invertible matrices of all other groups on the entries at a site (see
         `GroupSite`) are already fixed.
         """
         return all(
@@ -298,21 +298,21 @@ class _Planner:
         return False
 
     def _is_steady(self, place: GroupSite) -> bool:
-        """Return whether the group itself can change the entries at a place only by signs."""
+        """Return whether the group of a site can change the entries at the site only by signs."""
         name, how = place.group.name, place.site.placement
         moved = {k for k, (amount, odd) in enumerate(zip(how.shift, how.parity, strict=True)) if amount or odd}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and name not in self.rotated and not moved & self.open_shifts[name]
 
     def _is_signed(self, place: GroupSite) -> bool:
-        """Return whether the group itself changes the entries at a place neither by signs nor by scales."""
+        """Return whether the group of a site changes the entries at the site neither by signs nor by scales."""
         name = place.group.name
         odd = {k for k, parity in enumerate(place.site.placement.parity) if parity}
         is_scaled = self.scales[name].contains(place.scale)
         return is_scaled and self.signs[name].contains(place.signs) and not odd & self.open_shifts[name]
 
     def _is_fixed(self, place: GroupSite) -> bool:
-        """Return whether the group itself can only permute the entries at a place."""
+        """Return whether the group of a site can only permute the entries at the site."""
         return self._is_steady(place) and self.signs[place.group.name].contains(place.signs)
 
     def settle_orders(self) -> None:
@@ -383,14 +383,14 @@ class Span:
         return not self._free
 
     def contains(self, vector: Sequence[int]) -> bool:
-        """Return whether no free direction changes the vector."""
+        """Return whether every direction that is not fixed leaves the vector unchanged."""
         key = tuple(vector)
         if key not in self._known:
             self._known[key] = not any(self._dot(vector, free) for free in self._free)
         return self._known[key]
 
     def is_same(self, left: Sequence[int], right: Sequence[int]) -> bool:
-        """Return whether every free direction changes the two vectors by the same amount."""
+        """Return whether every direction that is not fixed changes the two vectors by the same amount."""
         return self.contains([a - b for a, b in zip(left, right, strict=True)])
 
     def settle(self, vector: Sequence[int]) -> tuple[Fraction, ...]:

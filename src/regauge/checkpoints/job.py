@@ -287,7 +287,7 @@ class FileJob:
         Args:
             made: The result in memory, or a function that yields its tensors in chunks.
             beside: The text of the file next to the output, or a function that writes this file under a given name.
-            progress: Displays the progress of writing.
+            progress: A function that shows the progress of writing.
         """
         assert self.output is not None
         pieces = made if callable(made) else lambda name: iter([made[name].detach()])

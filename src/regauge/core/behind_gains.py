@@ -71,7 +71,9 @@ class _Kept:
         return replace(place, scale=scale, sign=sign)
 
     def lift(self, value: Value, blank: Value) -> Value:
-        """Return the value of the whole group, given a value for each combination of scales and signs that keeps gains."""
+        """Return the value of the whole group, given a value for each combination of scales or signs that keeps
+        gains.
+        """
         scale, sign = blank.scale, blank.sign
         if scale is not None and value.scale is not None:
             rows = torch.tensor(self.scales, dtype=value.scale.dtype)

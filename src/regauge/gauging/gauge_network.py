@@ -49,16 +49,16 @@ def gauge(
     """Transform the weights of a network such that they are easier to quantize, without changing its function.
 
     Cross-layer equalization, SmoothQuant, AWQ, QuaRot and SpinQuant also transform weights for this purpose, but other
-    tools program them separately for each architecture. All these transformations are elements of the symmetry that
-    `discover` finds. One of the following methods chooses the element:
+    tools program them separately for each architecture. The transformations of all five tools are elements of the
+    symmetry that `discover` finds. One of the following methods chooses the element:
 
     | method | what it moves | needs |
     | --- | --- | --- |
     | `BestGauge` | what the best of several methods moves, or nothing | nothing else |
     | `Equalize` | every family of positive scales, until ranges agree | nothing else |
     | `Hadamard`, `RandomRotation` | every orthogonal and linear group | a task, if gains prevent rotations |
-    | `LearnedRotation` | the same, by descent on the error of rounding | a task, if gains prevent rotations |
-    | `LearnedRotation(by="function")` | also scales, by descent on the change of the outputs by rounding | a task |
+    | `LearnedRotation` | groups as for `Hadamard`, by descent on errors | a task, if gains prevent rotations |
+    | `LearnedRotation(by="function")` | groups and scales, by descent on the change of outputs | a task |
     | `Smooth` | scales between activations and the weights that read them | a task |
     | `Chain` | what several methods move, one after the other | what these methods need |
 
@@ -76,8 +76,8 @@ def gauge(
             Buffers are transformed with the parameters.
         symmetry: The symmetry of its architecture.
         method: The method; `BestGauge()` by default. With a task, `BestGauge` compares losses after the weights are
-            rounded to four bits. Without a task, it compares rounding errors of the weights. Methods other than
-            `BestGauge` have other objectives.
+            rounded to four bits. Without a task, `BestGauge` compares rounding errors of the weights. Methods other
+            than `BestGauge` have other objectives.
         task: The model and data, by which methods choose the gauge and the result is certified. Only `BestGauge` uses
             the loss.
         test: A task with held-out data, which are not used to choose the gauge. `BestGauge` evaluates its chosen
@@ -88,7 +88,7 @@ def gauge(
             `progress` are for checkpoints only.
         memory: The memory limit: bytes, or a string such as "2GB". By default, the limit is half of the machine's
             memory.
-        progress: The display of the progress of writing.
+        progress: A function that shows the progress of writing.
 
     Returns:
         The transformed network with the same names, shapes, dtypes and devices, the moves, and the groups and gains

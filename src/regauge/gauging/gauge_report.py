@@ -35,7 +35,7 @@ def write_gauge(
         symmetry: The symmetry of its architecture, with every size known.
         method: The method that chose the gauge.
         result: The moves, and a record of the choice.
-        progress: Displays the progress of writing.
+        progress: A function that shows the progress of writing.
 
     Returns:
         The transformed network, which is read from the output on access.

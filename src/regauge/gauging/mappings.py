@@ -29,7 +29,7 @@ EXPRESSION = "re:"
 class ScalePair:
     """A layer whose outputs are divided by scales, and the layers that read it, whose input weights are multiplied.
 
-    If the second layers read only a part of the first layer's output channels, tools divide the last channels. For
+    If the layers that read the first layer use only a part of its output channels, tools divide the last channels. For
     example, an output projection reads only the values of a fused layer of queries, keys and values.
 
     The fields hold module names. In a table of mappings, the fields may hold patterns instead of names. A pattern is
@@ -42,10 +42,11 @@ class ScalePair:
 
 @check_arguments
 def scale_pairs(symmetry: Symmetry) -> tuple[list[ScalePair], list[tuple[str, str]]]:
-    """Return the scale pairs that hold for a model according to its symmetry, and the remaining families of scales.
+    """Return the scale pairs that hold for a model according to its symmetry, and the families of scales that are not
+    pairs.
 
     A family of scales is a pair if it divides one module, multiplies the inputs of other modules, and changes nothing
-    else. The remaining families are listed by the names of their groups, with the reason for each.
+    else. Families of scales that are not pairs are listed by the names of their groups, with the reason for each.
     """
     pairs: dict[ScalePair, None] = {}
     others: list[tuple[str, str]] = []
@@ -84,7 +85,7 @@ def _pair_of(direction: Direction, symmetry: Symmetry) -> ScalePair | str:
 
 
 def _last_units(place: ScaleSite, length: int) -> tuple[int, ...]:
-    """Return the units at the end of an axis, in order; empty if they have gaps or are not at the end."""
+    """Return the units at the end of an axis, in order; empty if the units have gaps or do not reach the end."""
     order = place.positions.argsort()
     is_last = place.positions[order].tolist() == [*range(length - len(order), length)]
     return tuple(place.index.flatten()[order].tolist()) if is_last else ()

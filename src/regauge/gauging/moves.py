@@ -34,7 +34,7 @@ class Move:
     ones: tuple[str, ...] = ()
 
     def moved_groups(self) -> tuple[Group, ...]:
-        """Return the groups that an element moves, that is, in which it is not the identity."""
+        """Return the groups in which the element is not the identity."""
         blank = self.symmetry.identity()
 
         def is_moved(group: Group) -> bool:
@@ -83,10 +83,9 @@ def take_out_translations(
 ) -> Move | None:
     """Return the move that sets the coordinates of translations to zero and does not change gains.
 
-    Two kinds of translations are not changed. Translations of the first kind are exact only with the stored running
-    statistics, but not with recomputed statistics. Translations of the second kind transform 16-bit tensors: after
-    rounding to 16 bits, the network would compute another function. The result is None if the symmetry has no
-    translations of other kinds.
+    Translations that are exact only with the stored running statistics are not changed. Translations of 16-bit tensors
+    are not changed either: after rounding to 16 bits, the network would compute another function. The result is None if
+    the symmetry has no other translations.
     """
     symmetry = symmetry.on_data
     families = [

@@ -60,10 +60,10 @@ def align_tokens(
         tokens: The embedding rows that the second network copies from the first.
         method: The alignment method. `method` and the following arguments are as in `rg.align`.
         task: Model, data and loss, for methods that use a task.
-        generator: Source of randomness.
+        generator: The source of randomness.
         rotate: Whether residual streams are rotated, as in `rg.align`. Networks with different tokens are never
-            rotated. If `rotate` is "always", a note reports this.
-        progress: Shows each pass over streamed files.
+            rotated. If `rotate` is "always", a note states that the networks are not rotated.
+        progress: A function that shows each pass over streamed files.
 
     Raises:
         ValueError: The networks cannot be aligned, or the memory does not suffice.

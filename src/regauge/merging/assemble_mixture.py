@@ -154,7 +154,8 @@ def assemble_mixture(
     token. The rows of a router are unit vectors, one for each expert:
 
     - `hidden`: the residual stream of the base before the layer, at the last token of a prompt, averaged over prompts;
-    - `hidden_avg`: the same residual stream, averaged over the tokens of a prompt;
+    - `hidden_avg`: the residual stream of the base before the layer, averaged over the tokens of each prompt, and then
+      over prompts;
     - `cheap_embed`: the sum of the token embeddings of all prompts, which is the same for all layers;
     - `random`: normally distributed numbers; `uniform_random`: numbers as in a new linear layer, in [-1, 1] /
       sqrt(width). The rows of `random` and `uniform_random` are not scaled to unit length.
@@ -172,8 +173,8 @@ def assemble_mixture(
         chosen: The number of experts that process each token.
         shared: An expert that processes every token. The gate of the shared expert is initialized in the same way as
             the rows of a router.
-        generator: Source of randomness for random routers and for noise.
-        progress: Displays the tensors as they are processed.
+        generator: The source of randomness for random routers and for noise.
+        progress: A function that shows the tensors as they are processed.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.
@@ -336,7 +337,9 @@ def _make_routers(
 
 
 def _measure(base: str | Path, router: Router) -> Callable[[Sequence[str]], Tensor]:
-    """Return a function from prompts to one vector per layer, `[layer, width]`, or one for all layers, in float32."""
+    """Return a function from prompts to one vector per layer, `[layer, width]`, or one vector for all layers, in
+    float32.
+    """
     if router == "cheap_embed":
         read, embedding = open_tokens(base), Checkpoint.open(base).read(EMBEDDING, dtype=torch.float32)
         return lambda prompts: torch.stack([embedding[read(one)[0]].sum(0) for one in prompts]).sum(0, keepdim=True)

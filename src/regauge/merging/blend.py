@@ -25,10 +25,10 @@ class Blend:
     """The merge of several networks: the networks, the elements that align them, and the rule that combines them.
 
     Each tensor is read, converted to the working dtype, transformed, combined with the other networks' tensors, and
-    rounded once. Running statistics are averaged: with the factors as weights if the rule is a mean, otherwise equally.
-    Structure tensors, such as masks, are copied from the base or the first network, because alignment maps the
-    structure of the other networks to them. Other tensors that are not floating point (integers, codes) must be equal
-    in all networks. Counters are copied from the base or the first network.
+    rounded once. Running statistics are averaged, with the factors as weights if the rule is a mean, and otherwise with
+    equal weights. Structure tensors, such as masks, are copied from the base or the first network, because alignment
+    maps the structure of the other networks to them. Other tensors that are not floating point (integers, codes) must
+    be equal in all networks. Counters are copied from the base or the first network.
 
     Attributes:
         rule: The rule that combines tensors.
@@ -61,7 +61,9 @@ class Blend:
 
     @property
     def factors(self) -> tuple[Number, ...]:
-        """Return the weights for the record: the factors if all tensors have the same ones, otherwise the settings."""
+        """Return the weights for the record: the factors if all tensors have the same factors, otherwise the
+        settings.
+        """
         if self.weights is not None and any(isinstance(one, Setting) for one in self.weights):
             return self.weights
         return self.rule.factors(self._numbers(Target("")), len(self.networks))

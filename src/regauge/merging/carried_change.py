@@ -30,7 +30,8 @@ COPIES = 8
 RELATED = 0.8
 """The smallest cosine between an aligned base and base B at which the change is expected to transfer without data.
 
-In measurements, networks from two random seeds had cosines of 0.44 to 0.64, and two releases of one network 0.99.
+In measurements, networks from two random seeds had cosines of 0.44 to 0.64, and two releases of one network had a
+cosine of 0.99.
 """
 
 
@@ -41,8 +42,8 @@ class CarriedChange:
     Attributes:
         change: Differences by tensor name, in float64.
         element: The element that transformed the change; None if linear maps transferred it.
-        shrunk: Factors for running variances that decrease. Added differences could make variances negative, so these
-            variances are multiplied by factors instead.
+        shrunk: Factors for running variances that decrease. Added differences could make variances negative, so
+            decreasing variances are multiplied by factors instead.
         notes: Remarks on tensors whose change could not be transferred.
         products: The squared norms of the aligned first base and of base B, and their inner product, over the tensors
             on which a group acts.
@@ -153,7 +154,7 @@ def transport_job(
         job: The second base, the first base and its fine-tune.
         streamed: The plan for these checkpoints.
         scale: The factor of the change.
-        progress: Displays each pass over the checkpoints, in bytes.
+        progress: A function that shows each pass over the checkpoints, in bytes.
         adapter: The adapter, if the result is to be written as an adapter.
 
     Returns:

@@ -88,9 +88,10 @@ def extract_adapter(
     """Extract an adapter from the difference of two networks, such that `BASE+ADAPTER` approximates the tuned network.
 
     The weight change of every linear layer and convolution is truncated to its largest singular values, which gives the
-    closest matrix of that rank. Other tensors that differ are stored in full, so only the truncation loses information.
-    Both networks are read one tensor at a time. If the tuned network was not fine-tuned from the given base, or is in
-    other coordinates, the difference has full rank. Align the network to the base first in this case.
+    closest matrix of the given rank. Other tensors that differ are stored in full, so only the truncation loses
+    information. Both networks are read one tensor at a time. If the tuned network was not fine-tuned from the given
+    base, or is in other coordinates, the difference has full rank. Align a network in other coordinates to the base
+    first.
 
     Args:
         base: A folder, or a file with a `model`.
@@ -98,8 +99,8 @@ def extract_adapter(
         out: The folder of the adapter.
         rank: The largest rank.
         least: A threshold. Singular values that do not exceed the threshold are also left out.
-        model: The name of the model of both networks. By default, this is the model of the base's folder.
-        progress: Displays the tensors as they are processed.
+        model: The name of the model of both networks. Default: the model of the base's folder.
+        progress: A function that shows the tensors as they are processed.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.

@@ -54,18 +54,18 @@ def merge_adapters(
     The weight changes of adapters of one base are task vectors, so task-vector rules do not need the base. No alignment
     is necessary, because `B A` does not depend on the choice of factors. If an adapter has no factors for a module, its
     change of this module is zero. The rank of a sum is at most the sum of the ranks, so a sum is exact unless `rank` is
-    smaller. Results of other rules are truncated to the largest singular values, which gives the closest matrix of that
-    rank. Tensors that adapters store in full can only be averaged, that is, combined by weighted sums whose factors sum
-    to one.
+    smaller. Results of other rules are truncated to the largest singular values, which gives the closest matrix of the
+    given rank. Tensors that adapters store in full can only be averaged, that is, combined by weighted sums whose
+    factors sum to one.
 
     Args:
         adapters: Folders of two or more LoRA adapters of one base.
         out: The folder of the result, which has the settings of the first adapter.
         rule: The rule; `Average()` by default.
         weights: One weight for each adapter, as the rule defines weights.
-        rank: The largest rank. By default, this is the sum of the adapters' ranks, separately for each matrix.
-        generator: Source of randomness for random rules.
-        progress: Displays the modules as they are processed.
+        rank: The largest rank. Default: the sum of the adapters' ranks, separately for each matrix.
+        generator: The source of randomness for random rules.
+        progress: A function that shows the modules as they are processed.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.

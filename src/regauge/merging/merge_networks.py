@@ -54,14 +54,13 @@ def merge(
 ) -> MergeResult:
     """Merge networks into one network: align them to one another, then average them or apply another rule.
 
-    Some networks already have the coordinates of the first network or of the base, for example fine-tunes of one base.
-    Networks that already have the right coordinates are not transformed. The record has a note that states this
-    decision, or that states how much alignment improves the agreement of the networks. If a task is given or
-    `rotate="always"`, all networks are transformed.
+    A network that already has the coordinates of the first network or of the base, such as a fine-tune of one base, is
+    not transformed. A note in the record states that alignment changes nothing, or how much alignment improves the
+    agreement of the networks. If a task is given or `rotate="always"`, all networks are transformed.
 
-    Running statistics are averaged. If the rule is a mean, its weights are used; otherwise all networks count equally.
-    Recompute running statistics with `reset_batchnorm`, or pass a task whose `prepare` function recomputes them for the
-    result.
+    Running statistics are averaged, with the weights of the rule if the rule is a mean, and otherwise with equal
+    weights. Recompute running statistics with `reset_batchnorm`, or pass a task whose `prepare` function recomputes
+    them for the result.
 
     Tensors are transformed and combined in float64, or in float32 if they have half precision, and are rounded once. If
     a task is given, every network and the result are evaluated for the record, after the task's `prepare` function. The
@@ -91,7 +90,7 @@ def merge(
         task: Model, data and loss, for methods and rules that use a task.
         test: The task that evaluates networks for the record. By default, half of the examples of `task` are held out
             for this evaluation, and methods use only the other half (`Task.split`).
-        generator: Source of randomness for random methods and rules.
+        generator: The source of randomness for random methods and rules.
         rotate: Whether residual streams are rotated or permuted, as in `align`.
         untie: Whether tied output heads of networks in folders become separate tensors, as in `align`.
         labels: Names of the networks for the record; the base's name comes last. By default, indices or paths.
@@ -100,7 +99,7 @@ def merge(
             on the disk.
         memory: The memory limit: bytes, or a string such as "2GB". By default, the limit is half of the machine's
             memory.
-        progress: Displays each pass over streamed files.
+        progress: A function that shows each pass over streamed files.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.

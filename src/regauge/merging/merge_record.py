@@ -114,7 +114,9 @@ class Need:
 
     @property
     def is_there(self) -> bool:
-        """Return whether alignment is needed, because it changes the network more than fine-tuning could have."""
+        """Return whether alignment is needed, because it changes the network more than fine-tuning could have changed
+        it.
+        """
         explained = True if self.stored is None else self.stored >= EXPLAINED * (self.aligned or 0.0)
         # In noisy networks, some units are matched wrongly, but permuting them does not bring the networks closer.
         is_better = self.after < self.before or (self.aligned or 0.0) > (self.stored or 0.0)
@@ -187,7 +189,7 @@ class MergeRecord:
         rule: The rule that combined the aligned networks.
         alignment: The method that aligned the networks; "none" if no network was transformed.
         weights: The weight of each network in the result: shares of a mean, or factors of task vectors. If weights
-            differ between tensors, this entry has the settings as the caller gave them.
+            differ between tensors, `weights` holds the settings as the caller gave them.
         initial: The objective of the alignment for the unaligned networks.
         objective: The alignment objective after alignment, or `initial` if no network was transformed; larger is
             better.

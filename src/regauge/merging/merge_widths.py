@@ -45,12 +45,12 @@ def merge_widths(
             mapped.
         symmetries: One symmetry for each network, with the same groups on the same parameters.
         regularization: The softness of the correspondences; see `correspond`.
-        method: The method that then aligns the mapped networks, as in `merge`.
+        method: The method that aligns the mapped networks, as in `merge`.
         weights: One weight for each network.
         rule: The rule for the aligned networks, which must be a mean; `Average()` by default.
         task: A task for the first network's architecture, as in `merge`.
         test: The task that evaluates networks for the record, as in `merge`.
-        generator: Source of randomness, for random methods.
+        generator: The source of randomness, for random methods.
         labels: Names of the networks for the record.
 
     Returns:

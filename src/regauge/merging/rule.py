@@ -168,7 +168,7 @@ def require_networks(rule: Rule, count: int, *, has_base: bool) -> None:
     """Raise an error if a rule cannot combine a given number of networks, or does not fit a given or missing base.
 
     Raises:
-        ValueError: The rule cannot combine these networks.
+        ValueError: The rule cannot combine the networks.
     """
     if has_base and rule.base == "none":
         raise ValueError(

@@ -96,7 +96,7 @@ def merge_job(
         has_base: Whether the first checkpoint is the base.
         seed: The seed of the random numbers, for random rules.
         labels: Names of the networks in the record; the base's name comes last. By default, the paths.
-        progress: Displays each pass over the checkpoints, in bytes.
+        progress: A function that shows each pass over the checkpoints, in bytes.
 
     Raises:
         ValueError: The rule needs the networks in memory, weights or labels do not fit, or the memory does not suffice.

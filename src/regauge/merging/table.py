@@ -47,10 +47,10 @@ class RuleRow:
         return self.build(**given, **settings)
 
     def build(self, **settings: Any) -> "Rule":
-        """Return the rule with these settings, passing each setting to the class that has it.
+        """Return the rule with the given settings, passing each setting to the class that has it.
 
         Raises:
-            ValueError: The rule has no setting of this name, or the value of a setting is invalid.
+            ValueError: The rule has no setting of a given name, or the value of a setting is invalid.
         """
         unknown = sorted(set(settings) - set(self.settings))
         if unknown:

@@ -156,7 +156,7 @@ def transport(
         tuned_a: The fine-tune: a network, or a LoRA adapter for `W + B A`. A LoRA adapter is a folder in PEFT's format,
             or a dictionary of factors by their names in that format. A path BASE+ADAPTER counts as a network.
         base_b: The network to which the change is added; it is not modified. The result has the structure tensors,
-            integer counters and dtypes of this network.
+            integer counters and dtypes of base B.
         symmetry: The symmetry of B. If A has other widths than B, only ridge regression can transfer the change. Ridge
             regression requires `module_a`, and either `inputs` or a task.
         inputs: Batches of inputs without labels, as in `Task`, or one tensor. Default: the inputs of the task.
@@ -169,11 +169,11 @@ def transport(
         steps: The largest number of training steps, on the task or on the outputs of A's fine-tune.
         method: The method of alignment, `WeightMatching()` by default. A method may also use the inputs.
         rotate: Whether residual streams are rotated, as in `align`.
-        generator: Source of randomness, which also splits the examples.
+        generator: The source of randomness, which also splits the examples.
         out: The output path, or an `Output`. The result has the names, dtypes and header of base B. If the result is an
             adapter, the output is a folder. `out` and the following arguments are for networks on the disk only.
         memory: The memory limit: bytes, or a string such as "2GB". By default, half of the machine's memory.
-        progress: Displays each pass over streamed files.
+        progress: A function that shows each pass over streamed files.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.

@@ -104,7 +104,7 @@ class Provenance:
         inputs, and so on) are included.
 
         Args:
-            progress: Displays the number of hashed bytes.
+            progress: A function that shows the number of hashed bytes.
             has_weights: Whether weight files are also hashed.
         """
         ancestors: dict[str, Any] = {}

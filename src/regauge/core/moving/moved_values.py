@@ -196,7 +196,7 @@ class MovedValues:
         return {one.name: tensor for one, tensor in zip(self.tensors, memory.tensors, strict=True)}
 
     def _place(self, table: Int[Tensor, "some moves"], unmoved: Sequence[Unmoved], out: Tensor) -> None:
-        """Write to `out`, for each entry of some consecutive networks, the index of the entry from which it is taken."""
+        """Write to `out`, for each entry of consecutive networks, the index of the entry from which it is taken."""
         start = 0
         for (_, part), known in zip(self._parts, unmoved, strict=True):
             part.place(table, known, out[:, start : start + part.size])

@@ -80,7 +80,9 @@ class Equalize(GaugeMethod):
 
 @dataclass(frozen=True)
 class _Pair:
-    """A family of scales, with the tensors on both sides whose ranges are compared."""
+    """A family of scales, with the tensors that it multiplies and the tensors that it divides, whose ranges are
+    compared.
+    """
 
     direction: Direction
     rising: tuple[ScaleSite, ...]
@@ -142,8 +144,8 @@ class _Ranges:
         return total / max(count, 1)
 
     def _gap(self, pair: _Pair) -> tuple[Units, Tensor]:
-        """Return the logarithm of the ratio of both ranges for each unit, and a mask of the units that have both
-        ranges.
+        """Return, for each unit, the logarithm of the ratio of two ranges: of the weights that its factor multiplies,
+        and of the weights that its factor divides. Also return a mask of the units that have both ranges.
         """
         sides = []
         for places in (pair.rising, pair.falling):

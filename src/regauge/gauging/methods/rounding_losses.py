@@ -65,7 +65,7 @@ class OfFunction:
     If the task uses cross entropy, the distance is the Kullback-Leibler divergence of the softmax over the last axis,
     in nats. For other tasks, the distance is the squared difference relative to the squared outputs. Targets are not
     used. The last quarter of the batches, and at least one batch, is held out. Scores use the held-out batches, and
-    descents use the other batches in turn. A single batch is used for scores and for descents.
+    descents use the other batches in turn. If there is only one batch, it is used both for scores and for descents.
     """
 
     def __init__(self, params: Mapping[str, Tensor], scheme: RoundToNearest, task: Task) -> None:

@@ -59,7 +59,7 @@ class Request:
         rule: The rule's name on the model card.
         provenance: The provenance that is written with the output.
         vocabulary: The tokens of the result; None if all networks must have the same tokens.
-        align: Whether the networks are aligned; "auto" aligns them only if they need it.
+        align: Whether the networks are aligned; "auto" aligns them only if alignment is needed.
         layers: For each stack from which layers are selected, indices of layers in the first network's configuration.
             The layers of the result get the settings of the selected layers.
         template: The chat template of the result.
@@ -126,7 +126,7 @@ class _Ready:
 
 
 def assemble(request: Request, out: Output, **setting: Unpack[Setting]) -> Assembled:
-    """Align the networks if they need it, and write the combined network tensor by tensor, with a model card.
+    """Align the networks if alignment is needed, and write the combined network tensor by tensor, with a model card.
 
     Raises:
         FileExistsError: The output exists and may not be replaced.

@@ -266,9 +266,7 @@ def _densities(
     is_rescaled: bool,
     norm: float | None,
 ) -> dict[str, object]:
-    """Return the settings of a rule that keeps, for each model, a fraction of a tensor's entries (`size` is their
-    number).
-    """
+    """Return the settings of a rule that keeps, for each model, a fraction of the `size` entries of a tensor."""
     densities = numbers["density"]
     if "dare" in method:
         return {"drop": tuple(1 - density for density in densities), "is_rescaled": is_rescaled}
@@ -291,9 +289,10 @@ def _densities(
 
 
 def choose_dtype(recipe: Recipe, networks: Mapping[Path, Checkpoint]) -> tuple[str | None, str | None]:
-    """Return the dtype of the result, or None to keep the dtypes of the models, and a message if these differ.
+    """Return the dtype of the result, or None to keep the dtypes of the models, and a message if the dtypes of the
+    models differ.
 
-    As in mergekit, the recipe sets the dtype. If the recipe sets none, the widest dtype of the models is used.
+    As in mergekit, the recipe sets the dtype. If the recipe sets no dtype, the widest dtype of the models is used.
     `passthrough` keeps the dtype of every tensor.
     """
     if recipe.dtype is not None:

@@ -60,7 +60,7 @@ class Slice:
         sources: The layers that are merged.
         parameters: Parameters for all sources.
         stack: A substring of the stack's name, such as "encoder", if a model has several stacks.
-        base: The base of these layers; by default the base of the recipe.
+        base: The base of the slice; by default the base of the recipe.
     """
 
     sources: tuple[Source, ...]
@@ -83,7 +83,7 @@ class Recipe:
         vocabulary: The tokens of the result; None if all models must have the same tokens.
         chat_template: A Jinja template, or "auto" for the most common template of the models. By default, the base's
             template.
-        align: Whether models are aligned; "auto" aligns them only if necessary.
+        align: Whether models are aligned; "auto" aligns them only if alignment is needed.
         notes: Notes about settings of the recipe that have no effect in regauge.
     """
 

@@ -12,7 +12,8 @@ class RecipeMethod:
 
     Attributes:
         rule: The name of the rule in `merging.table`.
-        base: Whether the method needs a base, takes none, or accepts either; "member" if the base is one of the models.
+        base: Whether a base is "needed", "optional" or not possible ("none"); "member" if the base is one of the
+            models.
         own: Parameters that each model sets separately, with their defaults; None if the parameter is required.
         common: Parameters shared by all models, with their defaults.
         least: The smallest number of models. A base counts only if it is one of the models.

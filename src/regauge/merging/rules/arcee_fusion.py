@@ -14,7 +14,7 @@ LEAST_PROBABILITY = 1e-8
 
 @dataclass(frozen=True)
 class ArceeFusion(Rule):
-    """The first network, in which entries with important changes are replaced by those of the second network.
+    """The first network, in which entries with important changes are replaced by the entries of the second network.
 
     The importance of an entry is its absolute change times the divergence of the vector that contains it. Vectors run
     along the last axis. The divergence is the Kullback-Leibler divergence between the softmax of the second network's

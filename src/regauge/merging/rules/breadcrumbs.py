@@ -22,7 +22,7 @@ class Breadcrumbs(SparseRule):
     Attributes:
         density: The share of entries that are kept, above zero and at most one, as one number or one for each network.
         gamma: The share of entries that are dropped as outliers, in [0, 1), as one number or one for each network.
-        rule: The rule that then combines the reduced task vectors: the sum, or `ElectedMean()`.
+        rule: The rule that combines the reduced task vectors: the sum, or `ElectedMean()`.
         keeps_norm: The order (1, 2 or `math.inf`) of a norm. The kept entries are multiplied by one factor, which gives
             them the same norm as the whole task vector. None for no factor.
 

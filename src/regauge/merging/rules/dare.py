@@ -23,8 +23,8 @@ class Dare(SparseRule):
 
     Attributes:
         drop: The probability that an entry is dropped, in [0, 1), as one number or one for each network.
-        rule: The rule that then combines the task vectors. `ElectedMean()` elects signs. `Ties(density)` keeps only the
-            largest entries and then elects signs.
+        rule: The rule that combines the task vectors after entries are dropped. `ElectedMean()` elects signs.
+            `Ties(density)` keeps only the largest entries and then elects signs.
         is_rescaled: Whether the kept entries are enlarged. Without enlarging, the expectation of the task vectors
             shrinks.
 
@@ -52,7 +52,9 @@ class Dare(SparseRule):
         self.rule.check(target, count)
 
     def splits(self, shape: Sequence[int]) -> bool:
-        """Return whether the combining rule accepts chunks. Random dropping does, because entries are independent."""
+        """Return whether the combining rule accepts chunks. Random dropping accepts chunks, because entries are
+        independent.
+        """
         return self.rule.splits(shape)
 
     def sparsify(self, vector: Tensor, k: int, count: int, target: Target) -> Tensor:

@@ -28,8 +28,8 @@ class Della(SparseRule):
             network. If the density is one, no entry is dropped.
         epsilon: The largest difference between the probabilities and the density. `density - epsilon` must be above
             zero, and `density + epsilon` at most one. As in mergekit, epsilon is half of the paper's window.
-        rule: The rule that then combines the task vectors: `ElectedMean()`, which averages entries that agree with an
-            elected sign, or the sum.
+        rule: The rule that combines the task vectors after entries are dropped: `ElectedMean()`, which averages entries
+            that agree with an elected sign, or the sum.
         is_rescaled: Whether the kept entries are enlarged. If False, the expectation of the task vectors shrinks.
 
     References:

@@ -24,8 +24,8 @@ class Sce(VectorRule):
     In each tensor, let n be the number of entries on which the task vectors differ. The `density n` entries with the
     largest variance over networks are kept in all task vectors. The weight of a network is the mean square of its kept
     entries. The elected sign of an entry is the sign of the unweighted sum over networks. The result is `base + mean`,
-    where `mean` is the weighted mean over the networks whose entry has this sign. The mean is zero if no network's
-    entry has this sign.
+    where `mean` is the weighted mean over the networks whose entry has the elected sign. The mean is zero if no
+    network's entry has the elected sign.
 
     Attributes:
         density: The share of kept entries, among the entries on which networks differ; above zero and at most one. If

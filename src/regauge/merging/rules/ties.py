@@ -22,8 +22,8 @@ class Ties(SparseRule):
         density: The share of kept entries, above zero and at most one, as one number or one for each network.
         scale: The factor of the mean.
         is_normalized: Whether the agreeing entries are averaged; otherwise they are summed with the given weights.
-        keeps_norm: The order (1, 2 or `math.inf`) of a norm. The kept entries are multiplied by one factor that
-            gives them this norm of the whole task vector. None for no factor.
+        keeps_norm: The order (1, 2 or `math.inf`) of a norm. The kept entries are multiplied by one factor, which gives
+            them the same norm as the whole task vector. None for no factor.
 
     References:
         Yadav et al. (2023), TIES-Merging, section 4 and algorithm 1. The paper keeps the largest entries of the whole
