@@ -48,7 +48,7 @@ class Alignment:
         """Write the element and its symmetry to a safetensors file, atomically. `regauge apply` can read this file.
 
         Args:
-            path: The file, named `....safetensors`.
+            path: The path of the file, which must end in `.safetensors`.
             overwrite: Whether an existing file of this name may be replaced.
 
         Raises:
@@ -75,7 +75,9 @@ class Alignment:
 
 
 def alignment_path(checkpoint: str | Path) -> Path:
-    """Return the path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or in a folder."""
+    """Return the path of a checkpoint's alignment: `b.alignment.safetensors` for `b.safetensors`, or a file in its
+    folder.
+    """
     path = Path(checkpoint)
     return path if path.name.endswith(ALIGNMENT) else path_beside(path, ALIGNMENT)
 

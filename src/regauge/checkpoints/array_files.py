@@ -99,7 +99,9 @@ def most_bytes(packed: int) -> int:
 
 
 def require_modest(members: Sequence[zipfile.ZipInfo], packed: int, remedy: str) -> None:
-    """Raise a ValueError if a zip file would unpack to far more bytes than its own size, without the file's name."""
+    """Raise a ValueError if a zip file would unpack to far more bytes than its own size. The caller adds the file's
+    name.
+    """
     unpacked = sum(member.file_size for member in members)
     if unpacked > most_bytes(packed):
         raise ValueError(f"its {size_text(packed)} would unpack to {size_text(unpacked)}; {remedy}")

@@ -110,11 +110,11 @@ class Checkpoint(Mapping[str, Tensor]):
         """Open a checkpoint: read and check the headers of all files.
 
         Args:
-            path: A `.safetensors` file, or the `.index.json` of a sharded checkpoint. A `.pt`, `.pth`, `.bin` or
-                `.ckpt` file with a state dict, or with a dictionary that contains one, for example under "state_dict"
-                or "model". A folder with such a file. `BASE+ADAPTER`, for a base changed by the adapter in a folder in
-                PEFT's format. `org/model`, if the cache of the Hugging Face hub contains this model. An open checkpoint
-                is returned unchanged.
+            path: The path of a `.safetensors` file, of the `.index.json` of a sharded checkpoint, or of a folder with a
+                checkpoint. A `.pt`, `.pth`, `.bin` or `.ckpt` file must contain a state dict, or a dictionary with a
+                state dict under a name such as "state_dict" or "model". `BASE+ADAPTER` is a base changed by the adapter
+                in a folder in PEFT's format. `org/model` is a model in the cache of the Hugging Face hub. An open
+                checkpoint is returned unchanged.
             entry: The dictionary entry that is read, such as "state_dict_ema". The path `FILE:NAME` also selects the
                 entry NAME. By default, the usual entry is read, and a warning in the log names the other entries.
 
@@ -275,7 +275,9 @@ class Checkpoint(Mapping[str, Tensor]):
         return self.form.layout([Shard(file or own, tuple(every), self.header)], stem)
 
     def _take_over(self, source: "Checkpoint") -> None:
-        """Copy the files, notes and metadata of another checkpoint, because this object is a view of them."""
+        """Copy the files, notes and metadata of another checkpoint, because this object is a view of the other
+        checkpoint.
+        """
         self.read_so_far, self.form, self.home = source.read_so_far, source.form, source.home
         self.notes, self.replaced, self.adapter = source.notes, source.replaced, source.adapter
 
@@ -358,7 +360,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return self._read_stored(name, rows, dtype or self.dtype_of(name))
 
     def count_not_finite(self, most: int = 16 * 2**30) -> dict[str, int] | None:
-        """Return the number of entries that are NaN or Inf for each tensor that contains any.
+        """Return the number of entries that are NaN or Inf, for each tensor that contains such entries.
 
         Args:
             most: The largest size of a checkpoint, in bytes, at which all tensors are read. For a larger checkpoint,
@@ -478,7 +480,7 @@ class CheckpointView(Checkpoint):
     """A checkpoint that reads another checkpoint and changes its names, shapes or values.
 
     Attributes:
-        source: The other checkpoint.
+        source: The checkpoint that this view reads.
     """
 
     def __init__(self, source: Checkpoint, stored: Mapping[str, StoredTensor]) -> None:

@@ -11,10 +11,11 @@ from torch.overrides import TorchFunctionMode
 FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
 """Functions that create the tensors of new modules."""
 COPIES, SPARE = 2, 1 << 16
-"""The limit on the entries of a single tensor: this multiple of the entries in the file, plus this constant."""
+"""Two numbers that limit the entries of a single tensor: `COPIES` times the entries in the file, plus `SPARE`."""
 PASSING, CALLS = 100, 20_000
-"""Limits on all tensors together, many of which are temporary: this multiple of the limit for one tensor, and this
-number of tensors."""
+"""Two numbers that limit all tensors together, many of which are temporary. All entries: `PASSING` times the limit for
+one tensor. All tensors: `PASSING` times the tensors in the file, plus `CALLS`.
+"""
 
 
 class Claims(TorchFunctionMode):

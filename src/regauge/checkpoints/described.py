@@ -48,8 +48,8 @@ def read_described(
         path: The file.
         kind: The kind that the header must name.
         version: The version that the header must have.
-        name: The name of such files in errors.
-        writer: The command that writes such files.
+        name: The name of files of this kind in errors.
+        writer: The command that writes files of this kind.
         earlier: Earlier versions that can also be read.
 
     Raises:

@@ -61,7 +61,7 @@ def full_disks_told(path: Path, nbytes: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def held(temporary: Path) -> Iterator[None]:
-    """Create a new file that `remove_leftovers` does not delete before the block or this process ends."""
+    """Create a new file that `remove_leftovers` does not delete before the `with` block or this process ends."""
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
     try:
         if fcntl is not None:

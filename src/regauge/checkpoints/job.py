@@ -138,7 +138,7 @@ class FileJob:
         return all(checkpoint.is_lazy for checkpoint in self.checkpoints) and (is_shared or not self.fits)
 
     def streams(self, symmetry: Symmetry) -> bool:
-        """Return whether the networks stay on the disk, given the memory that matching by this symmetry needs."""
+        """Return whether the networks stay on the disk, given the memory that matching by a symmetry needs."""
         return self.matched_by(symmetry).is_streamed
 
     @property
@@ -210,7 +210,7 @@ class FileJob:
         return named.matched_by(symmetry)
 
     def matched_by(self, symmetry: Symmetry) -> "FileJob":
-        """Return a job that includes the memory for matching by this symmetry, if the work matches networks."""
+        """Return a job that includes the memory for matching by a symmetry, if the work matches networks."""
         behind, dtypes = WORKS[self.work].behind, [one.dtype for one in self.source.stored.values()]
         if behind is None:
             return self
@@ -262,7 +262,7 @@ class FileJob:
             require_writable(beside, overwrite=self.output.overwrite, suffixes=(beside.suffix,))
 
     def _require_shared(self, output: Output) -> None:
-        """Raise an error if the output is shared by processes, but this work is done by a single process."""
+        """Raise an error if the output is shared by processes, but the work can only be done by a single process."""
         if self.work not in SHARED:
             output.require_alone(self.work)
         if output.is_file:
@@ -351,12 +351,12 @@ class FileJob:
 
 
 def matching_bytes(symmetry: Symmetry, itemsize: int) -> tuple[int, int]:
-    """Return bounds on the bytes of cost matrices: those of all groups, and those of the search for the value of one
+    """Return two bounds on the bytes of cost matrices: of all groups together, and in the search for the value of one
     group.
 
     Every group keeps the sum of its costs: one matrix for each combination of signs that weights can have. The search
-    for the value of the largest group needs further matrices: a product, its copy and reduced costs, or those of a
-    singular value decomposition in float64.
+    for the value of the largest group needs further matrices: a product, its copy and reduced costs, or the matrices of
+    a singular value decomposition in float64.
     """
     held, most = 0, 0
     for group in symmetry.groups:

@@ -33,7 +33,7 @@ CACHES = (
     ("HF_HOME", "hub"),
     ("XDG_CACHE_HOME", "huggingface/hub"),
 )
-"""Environment variables that name a folder, each with the subfolder in which the cache of the hub then lies."""
+"""Environment variables that name a folder, each with the subfolder that contains the cache of the hub."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -49,7 +49,7 @@ def folder_files() -> tuple[str, ...]:
 def locate(path: str | Path) -> Path:
     """Return the file that contains a checkpoint, or the shards' index.
 
-    For a folder, return the file in it that is read.
+    For a folder, return the file in the folder that is read.
 
     A model of the hub is searched for in the cache; see `find_cached`.
     """

@@ -16,7 +16,7 @@ MMAP_THRESHOLD = -3
 """The `mallopt` parameter of glibc for the size of large blocks, whose pages are returned to the system when they are
 freed."""
 LARGE, LARGEST = 1 << 22, 1 << 25
-"""The value to which this parameter is set, and the largest value to which glibc raises it when blocks are freed."""
+"""The value to which `MMAP_THRESHOLD` is set, and the largest value to which glibc raises it when blocks are freed."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class MemoryLimit:
 
         If the argument is None, the limit is half of the machine's memory.
 
-        If torchrun started several processes on one machine, they share this half of the memory.
+        If torchrun started several processes on one machine, they share half of the machine's memory.
         """
         if isinstance(memory, MemoryLimit):
             return memory
@@ -81,9 +81,9 @@ _RETURNING = [0]
 def large_blocks_returned() -> Iterator[None]:
     """Return a context in which large freed memory blocks are returned to the system; contexts may be nested.
 
-    By default, glibc keeps freed blocks below 32 MiB for later allocations, but these rarely fit into such blocks. In a
-    measurement, a rule that needs ten copies of a tensor used the memory of 24 copies, and aligning two MLPs in files
-    of 88 MB used 931 MB instead of 611 MB. Other C libraries are not affected.
+    By default, glibc keeps freed blocks below 32 MiB for later allocations, but later allocations rarely fit into freed
+    blocks. In a measurement, a rule that needs ten copies of a tensor used the memory of 24 copies, and aligning two
+    MLPs in files of 88 MB used 931 MB instead of 611 MB. Other C libraries are not affected.
     """
     setting = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if setting is None:

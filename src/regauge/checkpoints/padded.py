@@ -2,8 +2,8 @@
 
 An adapter changes a matrix by `s B A`. The change stays the same if zero columns are appended to B and zero rows to A.
 The change also stays the same if B is multiplied by a factor and s is divided by the same factor. Adapters of different
-ranks and scales can therefore be written as adapters of the largest rank, and have the symmetry of adapters with that
-rank.
+ranks and scales can therefore be written as adapters of the largest rank, and have the symmetry of adapters of the
+largest rank.
 
 References:
     Hu et al. (2022), LoRA, section 4.1; the documentation of PEFT's LoraConfig for `rank_pattern` and `alpha_pattern`.

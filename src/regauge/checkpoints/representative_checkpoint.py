@@ -15,13 +15,13 @@ from regauge.core.symmetry import Symmetry
 
 
 class ChartedCheckpoint(CheckpointView):
-    """A checkpoint some of whose tensors are computed from the stored ones when they are read.
+    """A checkpoint with some tensors that are computed from stored tensors when they are read.
 
     Args:
         source: The checkpoint.
         symmetry: The symmetry, with every size known.
         changed: The names of the computed tensors.
-        tensors: The object that computes these tensors.
+        tensors: The object that computes the tensors in `changed`.
     """
 
     def __init__(

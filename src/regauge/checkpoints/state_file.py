@@ -70,7 +70,7 @@ class StateFile:
     @property
     def is_state(self) -> bool:
         """Whether the file is a state of the same kind of work as this object, or a damaged file that still names this
-        kind.
+        kind of work.
         """
         try:
             with Checkpoint.open(self.path) as file:
@@ -136,7 +136,7 @@ class StateFile:
         """Read the inputs of the work from the file; return an empty dictionary if there is no file.
 
         Raises:
-            StateError: The file is not such a state, or is damaged.
+            StateError: The file is not a state of this kind of work, or is damaged.
         """
         return self._inputs(self._read()[0]) if self.path.exists() else {}
 

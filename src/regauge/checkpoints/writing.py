@@ -23,7 +23,7 @@ SUFFIX = ".safetensors"
 INDEX = "model.safetensors.index.json"
 
 Pieces = Callable[[str], Iterator[Tensor]]
-"""Function from a tensor's name to the tensor in chunks along axis 0, each rounded once to the output's dtype."""
+"""A function from a tensor's name to the tensor in chunks along axis 0, each rounded once to the output's dtype."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Shard:
 def path_beside(checkpoint: Path, ending: str) -> Path:
     """Return the path of a companion file next to a checkpoint.
 
-    For `out.safetensors`, the file name is `out` plus the ending. For a folder, the file in it is `regauge` plus the
-    ending.
+    For `out.safetensors`, the file name is `out` plus the ending. For a folder, the file in the folder is named
+    `regauge` plus the ending.
     """
     if is_single_file(checkpoint):
         return checkpoint.with_name(checkpoint.stem + ending)
@@ -114,7 +114,7 @@ def save(
         params: Parameters and buffers by name.
         path: A path in an existing folder. The path ends in `.safetensors`, or in the suffix of another format that can
             be written.
-        overwrite: Whether an existing file of that name may be replaced.
+        overwrite: Whether an existing file of this name may be replaced.
         metadata: Strings to store in the file's header.
 
     Returns:

@@ -15,8 +15,8 @@ RESIDUAL = 0.1
 independent training steps would leave.
 """
 NEEDLESS = 0.25
-"""A network counts as a parent only if the squared distance to the average grows enough without it. The growth must
-exceed this fraction of the growth that an independent training step would cause.
+"""A network counts as a parent only if the squared distance to the average grows enough without the network. The growth
+must exceed this fraction of the growth that an independent training step would cause.
 """
 IMPRECISE = 0.5
 """A network counts as a parent only if the squared distance to the average grows without it by more than this fraction.

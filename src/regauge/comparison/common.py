@@ -124,10 +124,10 @@ def find_common(
 
     Tensors of the same shape are compared completely. If two tensors differ in length along an axis on which no group
     acts (an extended vocabulary), they are compared up to the shorter length. If a group has different numbers of units
-    in the two networks, the smaller number of units is compared. Tensors that differ in width for another reason are
-    left out. Layers that one network lacks, that is, numbered parts such as `layers.7`, are also left out. The result
-    is also None if one network lacks a tensor outside numbered layers, or if the symmetry acts on no remaining tensor.
-    If a tensor outside numbered layers is missing, the networks have different architectures or are damaged.
+    in the two networks, the smaller number of units is compared. Tensors whose shapes differ in any other way are left
+    out. Layers that one network lacks, that is, numbered parts such as `layers.7`, are also left out. The result is
+    also None if one network lacks a tensor outside numbered layers, or if the symmetry acts on no remaining tensor. If
+    a tensor outside numbered layers is missing, the networks have different architectures or are damaged.
 
     Args:
         a: The first network. The networks may be on the meta device, or checkpoints of which only the headers are read.

@@ -200,8 +200,8 @@ def _is_checkpoint(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Place:
-    """A checkpoint, and the group of networks with which it was opened. `is_own` states whether it has the shapes of
-    the group's symmetry.
+    """A checkpoint, and the group of networks with which it was opened. `is_own` states whether the checkpoint has the
+    shapes of the group's symmetry.
     """
 
     relatives: Relatives
@@ -212,7 +212,7 @@ class _Place:
 def _open(
     names: Mapping[str, Path], open_all: Callable[[Sequence[Path]], Relatives]
 ) -> tuple[dict[str, _Place], list[Exception]]:
-    """Return the checkpoints that can be compared with another one, and the errors of all other checkpoints."""
+    """Return the checkpoints that can be compared with another checkpoint, and the errors of all other checkpoints."""
     classes: dict[tuple[Any, ...], list[str]] = {}
     places, failures, rest = dict[str, _Place](), list[Exception](), list[str]()
     for name, path in names.items():

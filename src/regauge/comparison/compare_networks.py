@@ -58,22 +58,22 @@ def compare(
     stored order. The explained share of a tensor is the squared correlation between its aligned versions in both
     networks.
 
-    Here, A is the first network and B the second.
+    In the table, A is the first network and B the second network.
 
     | verdict | when |
     | --- | --- |
     | identical | all values are equal, apart from rounding to the coarser of both formats |
     | same network in another gauge | an element of the symmetry maps one network to the other, up to rounding |
     | descended | after alignment, B explains more of A than any independent network does, even an aligned one |
-    | aligned to A, or a distant descendant | B explains less, but the stored orders of units agree beyond chance |
+    | aligned to A, or a distant descendant | B explains less of A, but the stored orders of units agree beyond chance |
     | unrelated | neither the weights nor the stored orders agree beyond chance |
     | undecided | the evidence lies between these cases |
 
     Alignment always finds some similarity, even between unrelated networks. The share that is explained by chance is
     measured on scrambled copies of the second network ("strangers"). In a scrambled copy, a separate random element
-    acts on each tensor. "Descended" is symmetric: one network descends from the other, or both descend from a third.
-    `regauge.comparison.verdicts` defines the thresholds. The thresholds were chosen on networks that are not part of
-    the reported measurements.
+    acts on each tensor. "Descended" is symmetric: one network descends from the other, or both descend from a third
+    network. `regauge.comparison.verdicts` defines the thresholds. The thresholds were chosen on networks that are not
+    part of the reported measurements.
 
     The p-value and z-score test the stored order of units. The p-value and z-score are exact unless somebody chose the
     order of units, for example by aligning one network to another. Therefore a small p-value alone never leads to the
@@ -87,7 +87,8 @@ def compare(
     best match the other network are compared (`Comparison.units`). One network may also have more blocks, such as
     `layers.7`, than the other. If the numbers of blocks differ, the most similar blocks of both networks are compared,
     in their order. The notes list all tensors and units that are not compared. The verdict on networks of different
-    shapes is never "identical". If the common parts of such networks are identical, the verdict is "descended".
+    shapes is never "identical". If the common parts of networks of different shapes are identical, the verdict is
+    "descended".
 
     Args:
         params_a: The first network, which stays unchanged: parameters by name, or the path of a checkpoint.

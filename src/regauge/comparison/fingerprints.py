@@ -64,7 +64,7 @@ def fingerprint(
     For every element g, `fingerprint(act(g, p)) == fingerprint(p)` up to rounding. Networks with different functions
     almost surely have different fingerprints. Therefore fingerprints find copies and relatives in large collections.
     For near copies, the Euclidean distance of two fingerprints is below the relative change of the parameters. In the
-    architectures of the tests, the distance is about a third of the change of the parameters.
+    tested architectures, the distance of two fingerprints is about a third of the change of the parameters.
 
     First, translations are removed (`Symmetry.split`), and gains that prevent rotations of a residual stream are set to
     one. Next, the network is balanced, that is, replaced by the network of smallest norm that scales and invertible

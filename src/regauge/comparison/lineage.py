@@ -18,7 +18,7 @@ from regauge.core.families import connected
 from regauge.core.progress import Progress, no_progress
 
 COPIES = ("identical", "same network in another gauge")
-"""The verdicts of two copies."""
+"""The verdicts for two copies of one network."""
 RELATED = (*COPIES, "descended")
 """The verdicts that put two networks into one tree."""
 
@@ -172,7 +172,7 @@ def _averages(
     told: Mapping[str, Sequence[str]],
     twins: Collection[Collection[str]],
 ) -> tuple[Average, ...]:
-    """Return the networks in a family that are averages of others.
+    """Return the networks in a family that are averages of other networks.
 
     Distances to unrelated networks are not used, because they would disturb the weights.
     """
@@ -187,7 +187,7 @@ def _balanced(found: Comparison) -> tuple[float, float, float] | None:
 
 
 def _families(names: list[str], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, ...]]:
-    """Return groups of names that are connected by pairs, directly or through other names, in their order."""
+    """Return groups of names that are connected by pairs, directly or through other names, in the order of `names`."""
     parts = connected([*({name} for name in names), *pairs])
     found = (tuple(name for name in names if name in part) for part in parts)
     return sorted(found, key=lambda family: names.index(family[0]))

@@ -28,7 +28,8 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 ROTATED = 0.8
-"""A rotation is accepted if the distance after it is less than this fraction of the distance after permutations.
+"""A rotation is accepted if the distance after the rotation is less than this fraction of the distance after
+permutations.
 
 The bound is below one because a rotation brings any two networks somewhat closer.
 """
@@ -48,8 +49,8 @@ def match_whole(
 
     Networks that differ only by translations and gains have the same representatives. Therefore representatives are
     aligned instead of networks. If a matrix product does not have full rank, its factors contain components that do not
-    affect the product. Two networks with the same function can differ in components that do not affect a product. No
-    element maps these two networks to each other. If a distance remains after alignment, the factors are therefore
+    affect the product. Two networks with the same function can differ in components that do not affect a product, and
+    then no element maps one network to the other. If a distance remains after alignment, the factors are therefore
     aligned again without components that do not affect a product. Residual streams are rotated if rotations bring the
     networks much closer than permutations.
 

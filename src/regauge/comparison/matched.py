@@ -40,8 +40,8 @@ class Matched:
         balanced: The distance between the balanced networks of the pair, and their norms.
         function: The agreement of outputs, losses and barriers on the data of a task.
         units: For each group whose number of units differs between the networks, the compared units.
-        whole: The symmetry of the networks as stored, and the element for the second of them, if these differ from
-            those of the pair.
+        whole: The symmetry of the networks as stored, and the element for the second stored network. Default: the
+            symmetry and the element of the pair.
         notes: Notes on the match.
     """
 

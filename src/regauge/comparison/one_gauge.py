@@ -32,11 +32,13 @@ APART = 1.2
 """Networks count as aligned to one gauge if their distances are at most this multiple of the distances of separately
 aligned pairs."""
 PRUNED = 0.9
-"""A network counts as a pruned copy of another one if at least this fraction of their squared distance lies in its zero
-entries."""
+"""A network counts as a pruned copy of another network if at least this fraction of their squared distance lies in its
+zero entries.
+"""
 SLACK = 4.0
-"""A network does not count as the original of a pruned one if their squared distance outside of the zeros is more than
-this multiple of the smallest such distance."""
+"""A network does not count as the original of a pruned network if their squared distance outside of the zeros is more
+than this multiple of the smallest such distance.
+"""
 ZEROS = 0.01
 """The smallest fraction of zero entries from which a network can count as pruned."""
 
@@ -47,7 +49,8 @@ def in_one_gauge(
     symmetry: Symmetry,
     distances: Float64[Tensor, "n n"],
 ) -> Points | None:
-    """Align related networks to common coordinates, and return them as points; None if their distances do not fit.
+    """Align related networks to common coordinates, and return them as points; None if the distances after alignment do
+    not fit.
 
     The first network is balanced. Each further network is aligned to a near relative that is already aligned. A network
     is kept in memory only until all networks that are aligned to it have been read. If networks differ in the lengths

@@ -43,8 +43,8 @@ class Relatives:
     """Networks in files that can be compared with one another, as `open_relatives` returns them.
 
     Attributes:
-        networks: The checkpoints, opened with the model and the symmetry of the first one. The remaining checkpoints
-            may have other widths, vocabularies or numbers of layers.
+        networks: The checkpoints, opened with the model and the symmetry of the first checkpoint. The remaining
+            checkpoints may have other widths, vocabularies or numbers of layers.
         limit: The memory limit.
         is_streamed: Whether the networks stay on disk because they exceed the memory limit.
         note: A sentence that states which tokens are compared; empty if the networks have the same tokens.
@@ -104,8 +104,8 @@ def open_relatives(
 
     Raises:
         FileNotFoundError: A checkpoint does not exist.
-        ValueError: The symmetry is unknown, a checkpoint is damaged or has no common part with the first one, or the
-            model cannot be run with all of them.
+        ValueError: The symmetry is unknown, a checkpoint is damaged or has no common part with the first checkpoint, or
+            the model cannot be run with all checkpoints.
     """
     limit = MemoryLimit(MemoryLimit.of(memory).nbytes, base=resident())
     job = open_job(paths, len(paths) - 1, memory=limit)

@@ -30,7 +30,8 @@ ENTRIES = 2048
 """The number of sampled entries along an axis on which no group acts, such as the token axis."""
 TOLD = 8
 """Units are matched by the direction of their weights in a tensor only if each unit has at least this number of entries
-in it."""
+in the tensor.
+"""
 
 Indices = Mapping[int, Int[Tensor, " entries"]]
 """The indices at which a tensor is read, for some of its axes."""
@@ -122,7 +123,7 @@ class Sample:
 
         The units of a group are compared in tensors on whose other axes no groups act, or only groups that are already
         matched. The first matched group, such as a residual stream, is matched by tensors on which no other group acts.
-        Each sampled unit may match any unit of the second network, so two sampled units may match the same one. For
+        Each sampled unit may match any unit of the second network, so two sampled units may match the same unit. For
         unrelated networks, the explained share of a sample is therefore larger than the share after a permutation of
         all units.
 

@@ -35,7 +35,7 @@ def estimate_chance(
 
     Args:
         b: The network that is scrambled.
-        symmetry: The symmetry of this network.
+        symmetry: The symmetry of the network `b`.
         pair: A function that returns the first network and a scrambled copy, as they are compared.
         behind: The symmetry of the compared pairs.
     """

@@ -42,7 +42,7 @@ class Branch:
 
     Attributes:
         parent: The endpoint nearer to the root.
-        child: The other endpoint.
+        child: The endpoint farther from the root.
         length: The length, in the unit of the distances.
         support: The fraction of the sampled trees (each computed from a random sample of the weights) in which the
             child has this parent. The support is 1 for copies, averages and pruned networks. If several networks may be
@@ -138,18 +138,18 @@ def grow_tree(points: Points, averages: Sequence[Average] = ()) -> list[Branch]:
     changes conductances little.
 
     The root is the network for which most branches lead from smaller to larger norms, because training increases norms.
-    The parent of a pruned network is the network with the same entries, except those that are zero. Pruned networks and
-    averages may have children of their own, which were trained further. If the root is not older than its neighbors, a
-    common ancestor that is not among the networks becomes the root. If any other parent is not among the networks, its
-    nearest relative takes its place in the tree.
+    The parent of a pruned network is the network that has the same entries wherever the pruned network is not zero.
+    Pruned networks and averages may have children of their own, which were trained further. If the root is not older
+    than its neighbors, a common ancestor that is not among the networks becomes the root. If another ancestor is not
+    among the networks, its nearest relative takes its place in the tree.
 
     Branches are certain if they are in nearly all trees of samples. Each sample gives random weights to tensors and
     blocks of tensors, and leaves out some networks.
 
     Args:
         points: Two or more networks in one gauge. Among several copies, the first one counts as the parent.
-        averages: The networks that are averages of others. In the tree, an average is a child of the parent with the
-            largest weight.
+        averages: The networks that are averages of other networks. In the tree, an average is a child of the parent
+            with the largest weight.
 
     References:
         Chow and Liu (1968) for spanning trees of networks as random variables; Klein and Randic (1993), Resistance
@@ -234,7 +234,7 @@ def _originals(
 
 
 class _Made:
-    """The networks that were made of others without training: pruned networks and averages.
+    """The networks that were made of other networks without training: pruned networks and averages.
 
     Attributes:
         parents: For each network made without training, the weights of the networks of which it was made.
@@ -324,7 +324,7 @@ def _dependence(products: np.ndarray, kept: list[int], above: Mapping[int, int],
     the measure little.
 
     The measure is computed from the inverse of the matrix of inner products of the steps. The measure is the logarithm
-    of the product of the diagonal entries of this inverse matrix. The matrix has the same determinant for all trees, so
+    of the product of the diagonal entries of the inverse matrix. The matrix has the same determinant for all trees, so
     the measure is smallest for independent steps. The steps from networks to their pruned copies are included.
     """
     walk = made.as_a_walk(kept, above)

@@ -23,7 +23,7 @@ Verdict = Literal[
 ALIGNED: Verdict = "aligned to A, or a distant descendant"
 """The verdict if only the order of units indicates a relation."""
 UNKNOWN = "one was aligned to the other, or they have a common ancestor; the order of units cannot show which"
-"""The reason for a verdict if nothing but the order of units corresponds."""
+"""The reason for a verdict if only the order of units corresponds."""
 
 BOTH = "both seem to descend from a third network"
 """The beginning of a sentence on networks that descend from a third network."""
@@ -251,12 +251,12 @@ def _judge_same(verdict: Verdict, reason: str, evidence: Evidence) -> tuple[Verd
 
 
 def kinship(lean: float | None) -> str:
-    """Return a sentence that states whether one of two networks descends from the other, or both from a third.
+    """Return a sentence that states whether one of two networks descends from the other, or both from a third network.
 
     Further training increases the norm: the squared norm grows by more than the squared distance. If training steps
     were orthogonal to the weights, the squared norm would grow by the squared distance. Two networks that were trained
-    in the same way from a third network have nearly equal norms. Other values are inconclusive. Pruning, rounding, and
-    unequally long trainings from a third network also give inconclusive values.
+    in the same way from a third network have nearly equal norms. Values of `lean` between `SIBLINGS` and `LINE` are
+    inconclusive. Pruning, rounding, and unequally long trainings from a third network also give inconclusive values.
 
     Args:
         lean: The squared norm of the second network minus that of the first, relative to their squared distance, for

@@ -87,7 +87,7 @@ class Curve:
     def auc(self) -> float:
         """The area under the excess by the trapezoidal rule, which equals the mean excess.
 
-        The area is negative if the excess is negative on most of the path.
+        The area is negative if the mean excess is negative.
         """
         ts, heights = [row["t"] for row in self.table], self.excess
         return sum((ts[k + 1] - ts[k]) * (heights[k] + heights[k + 1]) / 2 for k in range(len(ts) - 1))

@@ -20,7 +20,9 @@ Gaussian = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 class Path(Protocol):
-    """A path from one network (t = 0) to another (t = 1). At the endpoints, it returns the two networks themselves."""
+    """A path from one network (t = 0) to another (t = 1). At t = 0 and t = 1, `at` returns the two networks
+    themselves.
+    """
 
     def at(self, params_a: Mapping[str, Tensor], params_b: Mapping[str, Tensor], t: float) -> Params:
         """Return the network at t, where t = 0 is the first endpoint and t = 1 the second."""

@@ -91,7 +91,7 @@ class SecondMoments:
 
 def values_read(network: Network, group: str) -> dict[str, list[tuple[str, Site]]]:
     """Return the activations of a group that layers read, each with the axes of weights that read it. The result is
-    empty if they are unknown.
+    empty if the activations are unknown.
     """
     placed = {p.parameter for p in network.found.symmetry[group].placements}
     by_value: dict[str, list[tuple[str, Site]]] = {}

@@ -223,7 +223,7 @@ def _read_by_place(network: Network, groups: Mapping[str, Tensor]) -> dict[str, 
 
 
 class _Ranges(NamedTuple):
-    """The smallest and the largest activation of each unit, and the size of the layer's activations."""
+    """The smallest and the largest activation of each unit, and the largest magnitude in the layer (at least one)."""
 
     low: Float[Tensor, " units"]
     high: Float[Tensor, " units"]

@@ -56,12 +56,12 @@ class Network:
             self.params |= {} if known is None else dict.fromkeys(names, params[known])
 
     def run(self, params: Mapping[str, Tensor]) -> Outputs:
-        """Return the outputs with given parameters, on the two sets of inputs."""
+        """Return the outputs with given parameters, on the first inputs of the task and on random inputs."""
         with InDouble():
             return [output for probe in self._probes for output in probe(_completed(params, probe))]
 
     def run_smaller(self, module: nn.Module) -> Outputs:
-        """Return the outputs of another module with other parameters, on the same inputs."""
+        """Return the outputs of another module with other parameters, on the inputs that `run` uses."""
         assert self.task is not None
         found: Outputs = []
         with InDouble():
@@ -86,7 +86,7 @@ class Network:
         return activations(module, first.inputs, self.symmetry, first.kwargs, outputs=self.task.outputs)
 
     def values(self, params: Mapping[str, Tensor], names: Iterable[str], which: int = 0) -> dict[str, Tensor]:
-        """Return activations on one of the two sets of inputs."""
+        """Return activations on the first inputs of the task (`which=0`) or on random inputs (`which=1`)."""
         probe = self._probes[which]
         return self.found.values(_completed(params, probe), probe.inputs, probe.kwargs, list(names))
 

@@ -130,7 +130,7 @@ def _set_numbers(layer: nn.Module, prefix: str, before: Symmetry, after: Symmetr
 def _guesses(
     module: nn.Module, before: Symmetry, after: Symmetry
 ) -> tuple[dict[Key, list[nn.Module]], dict[Key, list[int]]]:
-    """Return integer attributes outside of torch that may be a changed size, each with its possible new values.
+    """Return integer attributes of modules outside of torch that may be a changed size, with possible new values.
 
     If a layer of the module has the old size, the old value comes last. If no layer has the old size, the old value
     comes first.

@@ -10,7 +10,7 @@ If a group is repeated within other groups, it has a single matrix on the pairs 
 act on one tensor within the same blocks (a grouped convolution), the action includes P only once: `J_1 J_2 / P`.
 
 Relaxed elements have no positive scales and no shifts. Methods first apply an initial element to the second network.
-The relaxed element then acts on the result.
+The relaxed element acts on the transformed network.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -114,7 +114,7 @@ class RelaxedAction:
 def block_sizes(symmetry: Symmetry, name: str) -> tuple[int, ...]:
     """Return the sizes of the groups within which a group is repeated, then its own size.
 
-    The product of these sizes is N.
+    The product of the returned sizes is N, the number of units in all blocks.
     """
     group = symmetry[name]
     return (*(symmetry[base].size for base in group.within), group.size)
@@ -220,7 +220,9 @@ class _Step:
 
     @cached_property
     def _orders(self) -> list[tuple[Tensor, Tensor] | None]:
-        """Return the positions of each axis, segment by segment, and the inverse permutation; None if in order."""
+        """Return the positions of each axis, segment by segment, and the inverse permutation; None if the positions are
+        in order.
+        """
         orders = [torch.cat([segment.positions for segment in several]) for several in self.segments]
         return [None if bool((o == torch.arange(len(o))).all()) else (o, o.argsort()) for o in orders]
 
@@ -239,7 +241,7 @@ class _Step:
 def _steps(sites: Sequence[Site], shape: tuple[int, ...], present: set[str]) -> list[_Step]:
     """Return the steps that transform a tensor, one for each set of linked axes.
 
-    The order of the steps does not matter.
+    The steps can be taken in any order.
     """
     linked: list[set[int]] = []
     for site in sites:

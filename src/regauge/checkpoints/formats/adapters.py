@@ -75,7 +75,7 @@ UNPAIRED = ("use_bdlora", "kasa_config")
 def adapter_symmetry(params: Mapping[str, Tensor]) -> Symmetry:
     """Return the symmetry of an adapter's factors: an invertible matrix M for each module, acting as `(B M^-1, M A)`.
 
-    The other tensors of the adapter (magnitudes, offsets, whole layers) are fixed.
+    No group acts on other tensors of the adapter, such as magnitudes, offsets and whole layers.
 
     Args:
         params: The tensors of an adapter, by their names in the file. Linear layers have factors `lora_A` `[rank, in]`
@@ -186,7 +186,7 @@ def _kind_changes(
 
 
 def _named(folder: Path, make: Callable[..., Result], *given: Any) -> Result:
-    """Return the result of a call; convert errors to errors about the adapter in this folder."""
+    """Return the result of a call; convert errors to errors about the adapter in the given folder."""
     try:
         return make(*given)
     except (ValueError, KeyError, TypeError, IndexError, RuntimeError, re.error) as error:
@@ -262,7 +262,9 @@ def refuse_absent(
 
 
 def _tied_sizes(base: Path) -> set[int]:
-    """Return the numbers of tokens of a base whose output layer is its embedding; empty for other or unknown bases."""
+    """Return the numbers of tokens of a base whose output layer is its embedding. The result is empty if the base has a
+    separate output layer, or if the configuration is unknown.
+    """
     try:
         config = json.loads((base / "config.json").read_text(encoding="utf-8"))
         is_tied = config.get("tie_word_embeddings") and any(map(HEADED.search, config.get("architectures") or ()))

@@ -79,7 +79,7 @@ def open_metadata(file: Path, entry: str | None) -> OpenedFile:
 
     Raises:
         FileNotFoundError: A file that the metadata names is missing.
-        ValueError: The folder is damaged or incomplete, contains no network, or has no entry of this name.
+        ValueError: The folder is damaged or incomplete, contains no network, or has no entry of the given name.
     """
     label = str(file.parent)
     if file.name != METADATA:

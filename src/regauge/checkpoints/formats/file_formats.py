@@ -98,7 +98,7 @@ def every_format() -> dict[str, FileFormat]:
 
 
 def weight_suffixes(*, is_read: bool = False, is_written: bool = False, has_entries: bool = False) -> tuple[str, ...]:
-    """Return suffixes of weight files: of all formats, or of those that are read, are written or have entries.
+    """Return suffixes of weight files: of all formats, or of formats that are read, are written or have entries.
 
     Suffixes for reading or writing leave out formats whose checkpoints are folders.
     """
@@ -128,7 +128,7 @@ def writer_of(name: str) -> Any:
     """Return the writer of the format that is written to files of a given name.
 
     Raises:
-        ValueError: No format that can be written has such names.
+        ValueError: No format that can be written has the suffix of the given name.
     """
     found = next((one for one in every_format().values() if one.writer and name.endswith(one.suffixes)), None)
     if found is None:

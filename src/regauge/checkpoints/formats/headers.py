@@ -108,7 +108,7 @@ class StoredTensor(NamedTuple):
 class OpenedFile(NamedTuple):
     """An opened file: the tensors by name, the strings in the header, and the tensors that have already been read.
 
-    `files` lists the additional files that contain these tensors.
+    The field `files` lists additional files that contain tensors of the checkpoint.
     """
 
     tensors: Mapping[str, StoredTensor]

@@ -45,7 +45,8 @@ def read_torch_file(source: Path | BinaryIO, label: str, entry: str | None = Non
 
     If the file contains several networks, `entry` selects one. Without `entry`, the network under a usual name is read,
     and the log names the other networks. A ValueError is raised if the file is damaged, contains no dictionary, or has
-    no such entry. A ValueError is also raised if the file contains objects other than tensors and plain values.
+    no entry of the given name. A ValueError is also raised if the file contains objects other than tensors and plain
+    values.
     """
     damaged = (
         f"{label!r} is not a readable torch file; it is damaged, was not copied completely, or is from another "
@@ -113,8 +114,8 @@ def choose_network(content: Mapping[Any, Any], entry: str | None, label: str) ->
     entries.
 
     Raises:
-        ValueError: There is no entry of this name. The error is also raised if no entry is given, and the file contains
-            several networks, but none under a usual name.
+        ValueError: There is no entry of the given name. The error is also raised if no entry is given, and the file
+            contains several networks, but none under a usual name.
     """
     found = find_networks(content)
     listed = ", ".join(map(repr, found))

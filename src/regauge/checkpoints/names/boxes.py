@@ -30,7 +30,7 @@ class Box:
 
     @property
     def numel(self) -> int:
-        """Number of entries."""
+        """The number of entries."""
         return math.prod(self.sizes)
 
     @property

@@ -19,7 +19,7 @@ from torch import Tensor
 from regauge.checkpoints.names.boxes import Box, Boxes, cut, is_whole
 
 KEPT = 4
-"""The number of module tensors that are kept in memory while a file tensor is written that combines several."""
+"""The number of module tensors that are kept in memory while a file tensor that combines several of them is written."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Conversion:
 
     @cached_property
     def users(self) -> dict[str, tuple[str, ...]]:
-        """For each other tensor in the files, the module tensors that contain its entries."""
+        """For each file tensor in `files`, the module tensors that contain its entries."""
         found: dict[str, dict[str, None]] = {}
         for name, boxes in self.made.items():
             for box in boxes:

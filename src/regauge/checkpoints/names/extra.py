@@ -1,6 +1,6 @@
 """Tensors in files that no class of their model has.
 
-All networks use the first network's tensors in place of their own tensors without a class.
+In all networks, tensors of the first network replace the tensors that no class has.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def share_extra(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
     """Return the checkpoints, in which tensors that the model lacks are replaced by those of the first checkpoint.
 
     An output that is written from one of the returned checkpoints also has the extra tensors. The notes of each
-    checkpoint list these tensors, and the checkpoint's own tensors that are left out.
+    checkpoint list the replaced tensors, and the checkpoint's own tensors that are left out.
     """
     first, *others = checkpoints
     wanted = first.unknown

@@ -35,9 +35,10 @@ def find_factory(folder: Path) -> Callable[[], Any]:
 
 
 def name_by(checkpoint: Checkpoint, symmetry: Symmetry) -> Checkpoint:
-    """Return a checkpoint under a symmetry's names, if the model has these names and the files have others.
+    """Return a checkpoint under a symmetry's names, if the model has these names and the files have other names.
 
-    If the files contain tensors that the symmetry does not have, the model determines which of them belong to no model.
+    If the files contain tensors that the symmetry does not have, the model determines which of these tensors belong to
+    no class.
     """
     names = {place.parameter for group in symmetry.groups for place in group.placements}
     needed = names - {name for names in symmetry.tied for name in names}
@@ -110,7 +111,7 @@ def expected_of(module: nn.Module, checkpoint: Checkpoint) -> Mapping[str, Tenso
 
 
 def share(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """Replace tensors that belong to no model by the first checkpoint's tensors; see `share_extra`."""
+    """Replace tensors that no class of the model has by the first checkpoint's tensors; see `share_extra`."""
     if not any(one.unknown for one in checkpoints):
         return tuple(checkpoints)
     from regauge.checkpoints.names.extra import share_extra

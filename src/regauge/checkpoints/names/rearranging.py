@@ -21,7 +21,7 @@ class RearrangementError(ValueError):
 class Rearranging(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A context that tracks operators on tensors from `blank`. `boxes` returns the source of each entry of a result.
 
-    A RearrangementError is raised if an operator computes new values from these tensors.
+    A RearrangementError is raised if an operator computes new values from tracked tensors.
     """
 
     def __init__(self) -> None:

@@ -99,7 +99,9 @@ def _find_class(transformers: Any, names: Any) -> Any:
 
 
 def _choose_attention(config: Any) -> None:
-    """Choose an attention implementation of torch, because transformers would search the hub for any other."""
+    """Choose an attention implementation of torch, because transformers would search the hub for any other
+    implementation.
+    """
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
         if getattr(part, "_attn_implementation", None) not in (None, "eager", "sdpa"):
             part._attn_implementation = "eager"

@@ -116,7 +116,7 @@ def remove_own(folder: Path, known: re.Pattern[str] = KNOWN) -> None:
 
 
 def require_lock(path: Path) -> None:
-    """Raise an error unless a lock file can be used: the path is free, or an empty file that is not a link.
+    """Raise an error unless a lock file can be used: the path does not exist, or is an empty file that is not a link.
 
     Raises:
         FileExistsError: The path exists and is not an empty file.

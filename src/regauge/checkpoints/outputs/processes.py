@@ -97,8 +97,8 @@ def join() -> Crew:
     `join` once.
 
     Raises:
-        ValueError: The environment does not describe other processes, or has no address for their communication. Or
-            torch was built without torch.distributed.
+        ValueError: The environment does not describe other processes, or has no address for their communication. The
+            error is also raised if torch was built without torch.distributed.
     """
     place = next((names for names in PLACES if all(name in os.environ for name in names)), None)
     if place is None:

@@ -1,8 +1,8 @@
 """Replacement of an output: the old checkpoint's files are removed, and all other files in its folder are kept.
 
 A new folder is completed before it gets the old folder's name. The new folder gets hard links to the files that are
-kept. The old folder is moved aside before the new folder gets its name. If a run is killed between these two steps, no
-folder has this name, and `finish_replacing` repairs this state.
+kept. The old folder is moved aside before the new folder gets its name. If a run is killed before the new folder gets
+its name, no folder has the old name. `finish_replacing` repairs this.
 """
 
 import os
@@ -78,7 +78,8 @@ def replace_folder(new: Path, out: Path, aside: Path) -> tuple[list[str], list[s
 
 
 def finish_replacing(out: Path, aside: Path) -> None:
-    """Finish an interrupted `replace_folder`: move the old folder back, or keep its other files and remove it.
+    """Finish an interrupted `replace_folder`: move the old folder back, or move its other files to the new folder and
+    remove the old folder.
 
     If no folder was moved aside, nothing happens.
     """

@@ -65,13 +65,13 @@ class Staging:
 
     The staging folder lies next to the output.
 
-    A run is resumed only if `inputs` is the same. `inputs` contains everything on which the output depends, ready for
-    JSON. If `inputs` is None, a run cannot be resumed, and a later run removes its files. The output's files are
-    written into `content`. The caller may store a state for a later run in the file `progress`. The provenance is
-    stored in the header of a single file, or as a file of the folder. `beside` maps the names of copied files to new
-    contents, or to None for files that are left out. If several processes write the output, only the first one opens
-    the staging folder and moves the output to its path. Each process writes its share of the files and a separate
-    ledger (the list of finished files).
+    A run is resumed only if `inputs` equals the inputs of the interrupted run. `inputs` contains everything on which
+    the output depends, ready for JSON. If `inputs` is None, a run cannot be resumed, and a later run removes its files.
+    The output's files are written into `content`. The caller may store a state for a later run in the file `progress`.
+    The provenance is stored in the header of a single file, or as a file of the folder. `beside` maps the names of
+    copied files to new contents, or to None for files that are left out. If several processes write the output, only
+    the first one opens the staging folder and moves the output to its path. Each process writes its share of the files
+    and a separate ledger (the list of finished files).
 
     Raises:
         FileExistsError: The output exists and may not be replaced, or it contains files but no checkpoint. The error is
@@ -343,7 +343,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _require_name(out: Path, *, overwrite: bool) -> None:
-    """Raise an error unless the path of an output is free or may be replaced."""
+    """Raise an error unless the path of an output does not exist or may be replaced."""
     if is_single_file(out):
         return require_writable(out, overwrite=overwrite)
     require_folder(out)

@@ -19,7 +19,9 @@ from regauge.core.counted import count
 from regauge.core.progress import Progress, no_progress
 
 FEW = 4
-"""The number of tensors that are searched first. The remaining tensors are searched only if all of these are found."""
+"""The number of tensors that are searched first. The remaining tensors are searched only if all of the first tensors
+are found.
+"""
 
 
 @check_arguments

@@ -208,7 +208,9 @@ class MadeTensor:
         return None
 
     def _stacked(self, used: Sequence[int], shown: int | None) -> str | None:
-        """Return the formula for tensors of equal shape that are stacked along the first axis, or None for others."""
+        """Return the formula for tensors of equal shape that are stacked along the first axis, or None for other
+        tensors.
+        """
         sources = [self.sources[place] for place in used]
         shape = self.shape[1:]
         if self.inner is not None or any(one.name is None or one.shape != shape for one in sources):
@@ -312,7 +314,9 @@ class TensorMap:
 
     @cached_property
     def uneven(self) -> Mapping[str, str]:
-        """The tensors of B whose formula differs from most layers, each with the usual formula as an example."""
+        """The tensors of B whose formula differs from that of most layers, each with the usual formula as an
+        example.
+        """
         return _uneven(self.origins)
 
     @property

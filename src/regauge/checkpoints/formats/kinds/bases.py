@@ -39,7 +39,7 @@ def without_smallest(count: int) -> Mapped:
 
 
 def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W + P (s R - Q^T W)` with `Q = relu(P)`. For "qr", P and Q are the orthogonal basis of P. PaRa has no R."""
+    """`W + P (s R - Q^T W)` with `Q = relu(P)`. For "qr", an orthogonal basis replaces P and Q. PaRa has no R."""
     p, rank = parts["deft_P"].double(), parts["deft_P"].shape[1]
     by_basis = config.get("decomposition_method", "relu") == "qr"
     left = torch.linalg.qr(p).Q if by_basis else p
@@ -55,7 +55,9 @@ def deft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def osf(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`W`, whose smallest singular values, with their vectors, are replaced by those of the adapter."""
+    """The matrix `W`, in which singular values and vectors of the adapter replace those of the smallest singular
+    values.
+    """
     u, s, v = (parts[f"osf_svd_params.{one}_low"].double() for one in "USV")
 
     def replace(weight: Tensor) -> Tensor:

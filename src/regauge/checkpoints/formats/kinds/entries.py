@@ -46,7 +46,7 @@ def ia3(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def norms(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """Yield the trained weights and biases of normalization layers, which replace those tensors of the base."""
+    """Yield the trained weights and biases of normalization layers, which replace the tensors of the base."""
     for name, value in parts.items():
         yield name.removeprefix("ln_tuning_layers."), Replaced(value)
 
@@ -164,8 +164,8 @@ def waveft(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 def _quarters(entries: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """Return the inverse wavelet transform, summed over the four quadrants of the coefficients.
 
-    As in peft, the upper right quadrant contains the coefficients with high frequencies for rows and low ones for
-    columns.
+    As in peft, the upper right quadrant contains the coefficients with high frequencies for rows and low frequencies
+    for columns.
     """
     row, column = left.shape[1] // 2, right.shape[1] // 2
     low, high = left[:, :row], left[:, row:]

@@ -71,8 +71,8 @@ def vera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def pvera(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """VeRA with a random vector d. The mean of d is used, which is stored in the first halves of `d` and of the rows of
-    A.
+    """VeRA with a random vector d. The change uses the mean of d, which belongs to the first half of the stored `d` and
+    to the first half of the rows of A.
     """
     if not shared.keys() >= {"pvera_A", "pvera_B"}:
         raise ValueError(NO_PROJECTION)
@@ -129,7 +129,9 @@ def vblora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
 
 
 def randlora(module: str, parts: Parts, config: Config, shared: Parts) -> Made:
-    """`d = s sum B_k diag(l_k) A_k diag(g_k)`, where A belongs to the shorter side. All modules share A and B."""
+    """`d = s sum B_k diag(l_k) A_k diag(g_k)`, where A has the length of W's shorter axis. All modules share A and
+    B.
+    """
     if not shared.keys() >= {"randlora_A", "randlora_B"}:
         raise ValueError(NO_PROJECTION)
     inner, outer = parts["randlora_lambda"].double(), parts["randlora_gamma"].double()

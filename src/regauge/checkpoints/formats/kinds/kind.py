@@ -1,4 +1,4 @@
-"""A kind of adapters: the tensors that such an adapter stores for a module, and the changes of weights that these
+"""A kind of adapters: the tensors that an adapter of this kind stores for a module, and the weight changes that these
 tensors describe.
 """
 
