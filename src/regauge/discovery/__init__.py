@@ -14,11 +14,11 @@ Discovery takes the following steps. Each step is implemented in the file of the
 - **slots** (`write_out`): after the last call, every record is expanded into *ties* between *slots*, for each index and
   each block of the axes.
 
-- **solve**: the ties of each atom form equations. The solutions of these equations are the transformations that may act
-  on the atom: its *freedom*.
+- **solve**: the ties of each atom form equations. The solutions of an atom's equations are the transformations that may
+  act on the atom: its *freedom*.
 
-- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Tests on random numbers show which of these
-  pairs may also be rotated by other angles.
+- **angles**: rotary embeddings rotate pairs of coordinates by fixed angles. Tests on random numbers show which pairs of
+  coordinates may also be rotated by other angles.
 
 - **emit**: freedoms are converted to named groups with placements. Every axis that stays frozen gets a reason.
 
@@ -49,15 +49,16 @@ The terms, in the order in which they appear:
 
 - The *axis* of a law is one axis of a value, several axes that are treated as one, or a range of one axis.
 
-- A *law* is a constraint that one index of an operator imposes, such as the summed index of a matrix product. The
-  constraint applies to all axes along which this index runs. A law relates the scales, signs, matrices and translations
-  of these axes to each other. A *record* contains the laws of one operator call.
+- A *law* is a constraint that one index of an operator imposes, such as the summed index of a matrix product. A law
+  applies to all axes along which its operator index runs. A law relates the scales, signs, matrices and translations of
+  its axes to each other. A *record* contains the laws of one operator call.
 
 - A *term* describes one block of an axis by its first index, and by its leaves with their strides.
 
 - A *slot* is one occurrence of a leaf, in one block of one axis of one value.
 
-- A *tie* is a law, restricted to one slot on each axis of the law. All slots of a tie are at the same position.
+- A *tie* is a law, restricted to one slot on each axis of the law. All slots of a tie are at the same position within
+corresponding blocks.
 
 - The *companions* of a slot are other leaves. Like the slot, each companion has exactly one index at each entry of the
   tensor. For example, heads are companions of the units within heads. A transformation of the slot may depend on the
@@ -69,8 +70,8 @@ The terms, in the order in which they appear:
 - A *family* is one kind of factor that every unit has: a scale with its exponents, or a sign with the slots where it
   acts.
 
-- A *freedom* contains all transformations that may act on one leaf. Examples are a permutation, families of scales,
-  matrices, and rotations of pairs.
+- A *freedom* contains all transformations that may act on one leaf, such as permutations, families of scales, matrices,
+  and rotations of pairs.
 
 - A *watched* value is an intermediate value for which the caller requests placements (how groups act on its axes).
   Discovery finds the same freedoms with and without watched values.

@@ -118,8 +118,8 @@ class IntermediateValues:
     def source(self, parameter: str, among: Collection[str]) -> str | None:
         """Return the value that is the input of the layer with this parameter.
 
-        Only values in `among` are considered. If several values in `among`, or none, are inputs of the layer, the
-        result is None.
+        Only values in `among` are considered. The result is None unless exactly one value in `among` is an input of the
+        layer.
         """
         nodes = {f"%{node.name}": node for node in self.program.graph.graph.nodes}
         found: set[str] = set()
@@ -181,7 +181,7 @@ class Activations:
             parameters. A group that acts on no reported value has no placements.
         read: Names of the values that layers read, each listed once. Layers are matrix products, convolutions,
             attention and recurrent layers. If a layer reads a copy or a reshaped value, the original value is listed.
-            If a group acts on none of these values, all values on which it acts are listed too.
+            If a group acts on no value that a layer reads, all values on which the group acts are listed too.
         notes: Messages about groups and values for which the action is unknown.
         intermediate: All intermediate values of the model, whether or not groups act on them.
     """

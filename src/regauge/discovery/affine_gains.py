@@ -27,7 +27,7 @@ MULTIPLIERS = PRODUCTS | words("matmul bmm mm einsum")
 LAYERS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
 """Layers whose third argument is a bias, and the axis of the outputs along which the bias varies."""
 MOVES = VIEWS | PIECES | words("expand expand_as")
-"""Operators whose results consist of entries of the first operand; some may be repeated or left out."""
+"""Operators whose results consist of entries of the first operand. Some entries may be repeated or left out."""
 MOST_OUTPUTS = 1 << 22
 """The largest layer, by number of outputs, for which this module determines the bias entry of each output."""
 
@@ -66,8 +66,8 @@ def take_out_numbers(graph: GraphModule, names: dict[str, str], shapes: dict[str
 def take_out_exponents(graph: GraphModule, names: dict[str, str]) -> dict[str, Exponent]:
     """Replace each exponential of a parameter by the parameter, and record the rates `c` of `exp(c * parameter)`.
 
-    The replacement applies only to parameters of which the model uses nothing but exponentials with one rate. The model
-    may rearrange the entries before it takes the exponential function.
+    The replacement applies to a parameter only if the model uses nothing but exponentials of it, all with one rate. The
+    model may rearrange the entries before it takes the exponential function.
 
     Args:
         graph: A traced program, which is modified.
@@ -114,8 +114,8 @@ def take_out_of_layers(
 ) -> dict[str, Added]:
     """Replace each sum `layer(x) + constant` by `layer(x)`, and return the constants as additions to the biases.
 
-    The sums may be used only in multiplications. All outputs that share an entry of the bias must have the same
-    constant. The bias must be a parameter that the model uses once.
+    The model may use each sum `layer(x) + constant` only in multiplications. All outputs that share an entry of the
+    bias must have the same constant. The bias must be a parameter that the model uses once.
 
     Args:
         graph: A traced program, which is modified.

@@ -1,14 +1,14 @@
 """Free angles: rotations of pairs of coordinates that commute with the fixed rotations of rotary embeddings.
 
 The solver treats each index of an operator separately. A rotary embedding rotates pairs of coordinates by fixed angles.
-For a rotated pair of coordinates, the solver finds only a common scale and a common sign. In fact, all rotations of a
+For a rotated pair of coordinates, the solver finds only a common scale and a common sign. However, all rotations of a
 pair of coordinates commute with the fixed rotations. Therefore queries and keys may be rotated by any common angle. The
 names of operators do not reveal on which axes rotary embeddings act. Models store the two coordinates of a pair in two
 halves of an axis, as neighbors, or as a complex number. Therefore every pair of coordinates that shares a sign is
 tested. The test evaluates the operators from the parameters up to the first values that lack the axis of the pairs. The
 operators are evaluated in float64, before and after random rotations. Parameters are random, constants come from the
-trace, and all other operands are random. If a rotation leaves all of these values unchanged, it also leaves the outputs
-of the model unchanged.
+trace, and all other operands are random. If a rotation leaves all tested values unchanged, the rotation also leaves the
+outputs of the model unchanged.
 """
 
 import math
@@ -113,7 +113,8 @@ class _Trial:
     ) -> tuple[int | None, Sequence[PairedAxis]]:
         """Return coordinates, grouped into pairs such that rotations of all pairs pass the test.
 
-        The index of the grouping is returned with the pairs. If no grouping passes the test, no pairs are returned.
+        The result also contains the number of the axis factor along which the coordinates of each pair differ. If no
+        grouping passes the test, no pairs are returned.
         """
         reasons = []
         for number, pairs in _pairings(slots, bases, self.places):
@@ -133,7 +134,7 @@ class _Trial:
         """Return whether pairs pass the test: the tested values stay the same if random rotations act on all
         parameters.
 
-        The tested values must also change if the rotations act at only one place.
+        The tested values must also change if the rotations act on only the first parameter axis.
         """
         region = Region(self.program, self.found, atom, axes, self.constants)
         if region.has_output:
@@ -232,7 +233,7 @@ def _neighbors(
 ) -> list[PairedAxis]:
     """Return pairs of coordinates that differ only in the index of one axis factor of size two.
 
-    Examples are adjacent entries, or real and imaginary parts.
+    For example, adjacent entries form such pairs, and so do real and imaginary parts.
     """
     result = []
     for slot in slots:

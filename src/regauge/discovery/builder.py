@@ -160,7 +160,7 @@ class Builder(Movement):
     def _carry_virtual(
         self, operands: Sequence[Value], out: Sequence[Hashable], labels: Sequence[Sequence[Hashable]]
     ) -> Virtual | None:
-        """Return the virtual axis of a result, of which the result contains only selected indices.
+        """Return the virtual axis of a result: an axis of which the result contains only selected indices.
 
         The result inherits the virtual axis of an operand, if the result has the axis that selects the indices. If the
         virtual axes of two operands differ, the result has none.
@@ -180,8 +180,9 @@ class Builder(Movement):
 
 
 class _Participants(NamedTuple):
-    """The operands that vary along one axis of a result. The fields are the axes of these operands and their exponents
-    in a product, and the axis of a mask (if any). The field `has_all` states whether all operands vary along the axis.
+    """The operands that vary along one axis of a result. The fields contain the axes of the varying operands, the
+    operands' exponents in a product, and the axis of a mask (if any). The field `has_all` states whether all operands
+    vary along the axis.
     """
 
     axes: tuple[Axis, ...]

@@ -57,7 +57,7 @@ def common_groups(
         params: The parameters and buffers.
         slots: The slots of all laws in `records`.
         freedoms: The transformations that may act on the units of single axis factors (atoms).
-        groups: The groups made from these transformations. New groups get names that none of these groups has.
+        groups: The groups made from `freedoms`. New groups get names that no group in `groups` has.
         aliases: All names of each tensor.
         structure: The tensors that no group scales.
         watched: Intermediate values on which the groups are also placed.
@@ -91,7 +91,7 @@ class _Equations:
     def add(self, record: Record) -> None:
         """Add the equations that follow from the laws of one operator.
 
-        An unknown is zero if the laws allow no factor for it.
+        An unknown (logarithm of a factor) is zero if the laws allow no factor but one.
         """
         order: dict[Value, int] = {}
         key = []
@@ -294,7 +294,7 @@ def _solved(rows: Sequence[Row], sizes: Mapping[int, int]) -> dict[int, Row]:
     """Solve linear equations: return each unknown that is not free as a linear combination of free unknowns.
 
     Unknowns that represent many tensors stay free. Unknowns that occur in only one equation are eliminated first,
-    because this changes no other equation.
+    because their elimination changes no other equation.
     """
     where: dict[int, set[int]] = defaultdict(set)
     for k, row in enumerate(rows):

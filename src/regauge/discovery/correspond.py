@@ -23,11 +23,11 @@ def carry_over(
 ) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """Return the groups of a symmetry, with placements on intermediate values instead of parameters.
 
-    The placements are computed from the placements of discovered groups. A group corresponds to the discovered group
-    that has the same units on the same parameters. The families of the group are expressed as combinations of the
-    discovered families. The combinations of discovered families determine how the families of the group act on
-    intermediate values. `shapes` contains the shapes of the values. Also return a message for each group without a
-    corresponding discovered group.
+    The placements are computed from the placements of discovered groups. A group of the symmetry corresponds to the
+    discovered group that has the same units on the same parameters. The families of the group are expressed as
+    combinations of the discovered families. The combinations of discovered families determine how the families of the
+    group act on intermediate values. `shapes` contains the shapes of the values. Also return a message for each group
+    without a corresponding discovered group.
     """
     owners = {group.name: _owners(group, symmetry.shapes) for group in symmetry.groups}
     theirs = [(group, _owners(group, symmetry.shapes)) for group in found]
@@ -55,8 +55,8 @@ def carry_over(
 
 
 def _owners(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> dict[AxisKey, Tensor]:
-    """Return the unit at each index of the axes on which a group acts, or -1 if the group does not act at this
-    index.
+    """Return the unit at each index of the axes on which a group acts. The unit is -1 at each index where the group
+    does not act.
     """
     result: dict[AxisKey, Tensor] = {}
     for place in group.placements:
@@ -116,7 +116,7 @@ def _translation(group: Group, other: Group, symmetry: Symmetry) -> Callable[[Pl
 
     def translate(place: Placement) -> Placement | None:
         """Return the placement of `group` that corresponds to a placement of `other`, or None if `group` has no effect
-        there.
+        on that axis.
         """
         own, steps = np.array(place.sign, dtype=float), np.array(place.parity, dtype=float)
         result = replace(
@@ -137,8 +137,8 @@ def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, F
     """Return the exponents of the families of two groups as matrices `[family, entry]`. Only the entries of the first
     unit of each group are listed.
 
-    One unit is enough, because each family has the same exponents for all units. In the matrices of both groups, the
-    same column describes the same entry.
+    The first unit is enough, because each family has the same exponents for all units. In the matrices of both groups,
+    the same column describes the same entry.
     """
     names = {p.parameter for p in group.placements}
     spared = {name for tied in symmetry.tied if names & set(tied) for name in tied} - names
@@ -165,7 +165,7 @@ def _tables(group: Group, other: Group, symmetry: Symmetry) -> tuple[dict[str, F
 
 
 def _combination(rows: Floats, basis: Floats) -> Floats | None:
-    """Return coefficients c with `c @ basis == rows`, or None if no coefficients satisfy this."""
+    """Return coefficients c with `c @ basis == rows`, or None if this equation has no solution."""
     if not basis.size or not rows.size:
         return None if rows.any() else np.zeros((len(rows), len(basis)))
     found = np.linalg.lstsq(basis.T, rows.T, rcond=None)[0].T.astype(np.float64)
@@ -173,7 +173,7 @@ def _combination(rows: Floats, basis: Floats) -> Floats | None:
 
 
 def _combination_mod_2(rows: Floats, basis: Floats) -> Floats | None:
-    """Return coefficients c with `c @ basis == rows` modulo two, or None if no coefficients satisfy this."""
+    """Return coefficients c with `c @ basis == rows` modulo two, or None if this equation has no solution."""
     families = [dict(enumerate(row.astype(int).tolist())) for row in basis]
     found = np.zeros((len(rows), len(basis)))
     for k, row in enumerate(rows):

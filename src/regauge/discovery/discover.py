@@ -74,9 +74,9 @@ def discover(
     on random tensors is frozen, and the reason is recorded.
 
     Buffers that a normalization fills, such as running means and variances, are statistics. Groups act on statistics as
-    on parameters. All other buffers that influence the outputs are structure: masks, permutations, tables. No group
-    scales structure tensors, and two units are exchanged only if their entries in all structure tensors are equal. The
-    graph determines which buffers are structure, and `symmetry.structure` names them.
+    on parameters. All other buffers that influence the outputs, such as masks, permutations and tables, are structure.
+    No group scales structure tensors. Two units are exchanged only if their entries in all structure tensors are equal.
+    The graph determines which buffers are structure, and `symmetry.structure` names them.
 
     Args:
         module: Any module that `torch.export` can trace. The module may be on the meta device. The module is not
@@ -128,8 +128,8 @@ def discover_with_ones(
 ) -> Symmetry:
     """Find the symmetry for gains of one, given the program of an earlier trace of the same module.
 
-    The earlier trace must be without `ones`. The argument `structure` lists the structure tensors, which are not
-    searched for again.
+    The earlier trace must be without `ones`. The argument `structure` lists the structure tensors, so this function
+    does not search for them again.
     """
     return _discover(module, example_inputs, example_kwargs, outputs, ones, lambda *_: structure, program=program)
 
@@ -184,8 +184,8 @@ def _collecting_later() -> Iterator[None]:
 
 
 def _with_rotations(symmetry: Symmetry, program: Program, module: nn.Module) -> Symmetry:
-    """Return the symmetry, in which each group also states which rotations are possible if the gains on its axes are
-    one.
+    """Return a symmetry in which each group also states the rotations that are possible if the gains on the group's
+    axes are one.
     """
     gains = chart_gains(symmetry) if symmetry.gains else ()
     if not gains:

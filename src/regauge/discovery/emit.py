@@ -125,7 +125,7 @@ class _Emitter:
     def _of_pairs(self, freedom: Freedom, bases: frozenset[Atom], scales: list[Vector], signs: list[Vector]) -> Group:
         """Return a group with a separate factor for every combination of units, such as every weight of a layer.
 
-        The group has size one. The group is repeated for every unit of an axis factor (atom), and within the bases of
+        The group has size one. The group is repeated for every unit of an axis factor (atom), and within each base of
         this atom.
         """
         placements = []
@@ -240,7 +240,7 @@ def needed_bases(freedoms: Sequence[Freedom]) -> set[Atom]:
 def _can_permute(freedom: Freedom) -> bool:
     """Return whether the units of an axis factor (atom) are permuted on at least one axis.
 
-    If a matrix acts on an axis, the units are not permuted there.
+    If a matrix acts on an axis, the units are not permuted on this axis.
     """
     covered = {slot for part in freedom.matrices for slot in part.slots}
     return freedom.is_permuted and any(slot not in covered for slot in freedom.slots)
@@ -249,7 +249,7 @@ def _can_permute(freedom: Freedom) -> bool:
 def merged(placements: Sequence[Placement]) -> tuple[Placement, ...]:
     """Merge placements of a group on neighboring blocks of one axis into one placement.
 
-    The group must act on these blocks in the same way.
+    The group must act on all merged blocks in the same way.
     """
     result: list[Placement] = []
     for new in placements:

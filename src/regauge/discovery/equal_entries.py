@@ -94,7 +94,8 @@ class EqualEntries:
         """Return whether the sums (or means, maxima, minima) of two blocks of one axis can be equal.
 
         The node must reduce each block to one entry, and the blocks must lie along the last axis. Before the node,
-        another operator may have selected the largest entries of each block. For any other node, the result is True.
+        another operator may have selected the largest entries of each block. For nodes without this form, the result is
+        True.
         """
         name = operator_name(node)
         first = node.args[0] if node.args else None
@@ -120,8 +121,8 @@ class EqualEntries:
         return len(node.args) < 3 or node.args[2] is None or self.may_tie(node.args[2], -1)
 
     def _may_agree(self, node: Node) -> bool:
-        """Return whether two outputs of a layer without bias can be equal. The input may be zero, or two weight rows
-        may be equal.
+        """Return whether two outputs of a layer without bias can be equal, because the input is zero or two weight rows
+        are equal.
         """
         return self.may_vanish(node.args[0]) or self.may_tie(node.args[1], 0)
 

@@ -23,7 +23,7 @@ class PairedAxis:
     `distance`.
 
     The two slots belong to the first and the second coordinate of each pair. If the coordinates of each pair differ
-    only in the index of another axis factor, the two slots are the same. The field `others` contains the sizes and
+    only in the index of another axis factor, the two slots are identical. The field `others` contains the sizes and
     strides of all other factors of the axis.
     """
 
@@ -70,8 +70,8 @@ class Turns:
 class ShiftFamily:
     """A family of shifts by half periods, which change the arguments of functions such as sin.
 
-    The field `amounts` contains the number that one step adds to a parameter, for each axis (slot). The field `parity`
-    contains the slots at which an odd number of steps flips the sign.
+    For each axis (slot) of a parameter, the field `amounts` contains the number that one step adds to the parameter.
+    The field `parity` contains the slots at which an odd number of steps flips the sign.
     """
 
     amounts: Mapping[int, float]
@@ -195,7 +195,7 @@ def drop_redundant(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> 
 def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> None:
     """Drop the factor of an axis of size one, if a larger axis can multiply the same parameters by a common factor.
 
-    The common factor for all units of the larger axis must have the same effect as the dropped factor.
+    The common factor of all units of the larger axis must have the same effect as the dropped factor.
     """
 
     def whole(exponents: Vector) -> Vector | None:
@@ -227,7 +227,8 @@ def drop_uniform(freedoms: list[Freedom], places: Mapping[int, SlotPlace]) -> No
 def _lift(exponents: Mapping[int, int], base: Freedom, places: Mapping[int, SlotPlace]) -> Vector:
     """Return exponents for a factor of a whole unit, such as a head.
 
-    The factor has the same effect as equal factors, with the given exponents, for everything inside the unit.
+    The factor of the whole unit has the same effect as equal factors, with the given exponents, for everything inside
+    this unit.
     """
     result: Vector = {}
     for slot, exponent in select(exponents, places).items():

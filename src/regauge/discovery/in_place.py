@@ -14,8 +14,9 @@ def without_mutation(program: GraphModule) -> bool:
 
     If any in-place operator cannot be replaced, the program stays unchanged, and the result is False.
 
-    For example, `relu_(x)` becomes `relu(x)`. The operand must not be an input, and no later operator may read its
-    memory. A second export could replace all in-place operators, but would take twice as long as the first export.
+    For example, `relu_(x)` becomes `relu(x)`. The operand of an in-place operator must not be an input, and no later
+    operator may read the operand's memory. A second export could replace all in-place operators, but would take twice
+    as long as the first export.
     """
     graphs = [part for part in program.modules() if isinstance(part, GraphModule)]
     found = [(node, _functional(node, graph)) for graph in graphs for node in graph.graph.nodes if writes(node)]

@@ -50,7 +50,7 @@ DIVISIONS = words("div divide true_divide")
 JOINS = words("cat concat concatenate hstack vstack pad constant_pad_nd slice_scatter select_scatter")
 """Operators that write several values, or zeros, side by side into one tensor."""
 KEEPS_BLOCKS = COPIES | PIECES | EXPANDS | JOINS | {"copy"}
-"""Operators that move blocks of equal entries, perhaps together with other values."""
+"""Operators that move whole blocks of equal entries, and that may put other values next to them."""
 KEEPS_ZERO = COPIES | PIECES | EXPANDS | words("repeat tile cat concat stack add sub neg tanh relu sin flip roll")
 """Operators that return zero if all operands are zero."""
 READS_POSITIONS = COPIES | PIECES | words("expand_as embedding index index_select gather scatter one_hot cat concat")
@@ -92,8 +92,8 @@ def interpret(
     """Apply the rules of all operators in a program, given the results of earlier passes.
 
     Earlier passes find the axes that must be split (`unrolled`). Earlier passes also find nodes whose results have an
-    unspecified order, although later operators depend on this order (`sensitive`). An example of a sensitive node is an
-    unsorted `topk`.
+    unspecified order, although later operators depend on this order (`sensitive`). For example, an unsorted `topk` may
+    be sensitive.
     """
     run = _Run(program, Builder(unrolled, sensitive), extra)
     run.graph(program.graph, run.placeholders())
@@ -119,7 +119,7 @@ class _Run:
 
     def graph(self, graph: GraphModule, arguments: list[Any]) -> Any:
         """Apply the rules to the operators of one graph. If an operator contains a nested graph, the rules are applied
-        to this graph when the operator is reached.
+        to the nested graph when the operator is reached.
         """
         values: dict[Node, Any] = {}
         pending = list(arguments)

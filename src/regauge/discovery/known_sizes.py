@@ -1,10 +1,10 @@
 """Export of programs whose tensor sizes depend on integer inputs, such as patch grids and lengths.
 
 `torch.export` does not compute the entries of tensors, and raises an error if Python code converts a tensor to a
-number. If the tensor depends only on integer inputs, not on weights or activations, the example inputs determine this
-number. Therefore this module computes all tensors that depend only on integer inputs. The entries of computed tensors
-are used if Python code reads a number from a tensor. The entries are also used for index tensors whose length depends
-on the entries of other tensors.
+number. If a tensor depends only on integer inputs, not on weights or activations, the example inputs determine its
+entries. Therefore this module computes all tensors that depend only on integer inputs. If Python code reads a number
+from a tensor, it gets an entry of a computed tensor. Computed entries also determine the lengths of index tensors that
+depend on the entries of other tensors.
 """
 
 import functools
@@ -26,8 +26,8 @@ from regauge.discovery.operators import words
 TAKING = words("item tolist __int__ __float__ __index__")
 """Functions that read numbers from a tensor.
 
-Functions for branches, such as `__bool__`, are excluded. A program with one chosen branch would be valid only for these
-inputs.
+Functions for branches, such as `__bool__`, are excluded. A program with one chosen branch would be valid only for the
+example inputs.
 """
 OF_ANY_LENGTH = words("nonzero argwhere unique unique_consecutive repeat_interleave masked_select bincount")
 """Functions whose result has a length that depends on tensor entries."""
@@ -156,8 +156,8 @@ class _Numbers(TorchFunctionMode):
         return name == "__getitem__" and any(isinstance(one, Tensor) and one.dtype == torch.bool for one in index)
 
     def _forget(self, tensor: Tensor) -> None:
-        """Forget the entries of a tensor after an unknown value is written to it, and of all tensors that share its
-        memory.
+        """Forget the entries of a tensor after an unknown value is written to it. Also forget the entries of all
+        tensors that share its memory.
         """
         if tensor in self.values:
             place = self.values[tensor].untyped_storage().data_ptr()

@@ -1,4 +1,5 @@
-"""A test whether the choice of the largest entries can depend on the order of equal entries, also with masks.
+"""A test whether the choice of the largest entries can depend on the order of equal entries. The test also covers
+masked entries.
 
 Routers mask some experts and then choose among the experts without a mask. Masked entries are equal. However, no masked
 entry is chosen while enough unmasked entries remain.

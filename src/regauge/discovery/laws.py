@@ -200,8 +200,8 @@ def offset(axes: Sequence[Axis], out: Axis) -> Law:
 def multiplied(x: Axis, out: Axis, factor: float | None) -> Law:
     """Return the constraint (law) for an axis of a product, if only one factor varies along this axis.
 
-    The argument `factor` is the product of all constant factors. The product of factors is None if a constant factor is
-    no known number.
+    The argument `factor` is the product of all constant factors. The argument `factor` is None if the value of a
+    constant factor is unknown.
     """
     rows = _equal(2)
     return Law((x, out), rows, rows, _alike(2), shift=None if factor is None else ((factor, -1.0),))
@@ -236,8 +236,8 @@ def mixed(*axes: Axis) -> Law:
 
 
 def shared(*axes: Axis) -> Law:
-    """Return the constraint (law) for axes that can only be permuted, in the same way at all indices of the other
-    axes.
+    """Return the constraint (law) for axes that can only be permuted, with the same permutation at all indices of the
+    other axes.
     """
     return Law(axes, is_shared=True)
 

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 UNROLL_LIMIT = 256
 """The largest number of equal blocks into which two tied axes are cut if their own blocks have incompatible sizes. If
-more blocks are needed, both axes are frozen.
+two tied axes need more blocks, both axes are frozen.
 """
 
 
@@ -305,8 +305,9 @@ def _unify(a: Layout, b: Layout, reason: str, can_unroll: bool) -> bool:
 def _match(a: Layout, b: Layout, end: int, reason: str) -> bool:
     """Tie the first (or last) atom of `a` to several atoms of `b`, whose sizes must multiply to the size of this atom.
 
-    Tied atoms are removed from both layouts. If there are no such atoms, split the atom of `a` into two factors, one of
-    them as large as the first (or last) atom of `b`. Return False if the atom of `a` cannot be split either.
+    Tied atoms are removed from both layouts. If no atoms of `b` have this product, split the atom of `a` into two
+    factors, one of them as large as the first (or last) atom of `b`. Return False if the atom of `a` cannot be split
+    either.
     """
     big = a[end]
     ordered = b if end == 0 else b[::-1]
@@ -353,8 +354,8 @@ def _merge(a: Atom, b: Atom, reason: str) -> bool:
 
 
 def _unify_sum(total: Atom, layout: Layout, reason: str) -> bool:
-    """Tie a direct sum (a concatenation) to another layout of the same size. First, cut both layouts at all block
-    boundaries that occur in one of them.
+    """Tie a direct sum (a concatenation) to another layout of the same size. First, cut both layouts at the block
+    boundaries of either layout.
     """
     assert total.branches is not None
     bounds = _bounds(total.branches)
@@ -375,8 +376,8 @@ def _unify_pieces(x: Layout, y: Layout, reason: str) -> bool:
 
 
 def _merge_units(a: Layout, b: Layout) -> None:
-    """Tie the factors of size one of two layouts, if both have equally many. Factors of size one must be tied, because
-    they can still be scaled.
+    """Tie the factors of size one of two layouts, if both layouts have equally many. Factors of size one must be tied,
+    because they can still be scaled.
     """
     units_a = [atom for atom in expand(a) if atom.size == 1]
     units_b = [atom for atom in expand(b) if atom.size == 1]
@@ -393,8 +394,8 @@ def _bounds(branches: Sequence[Layout]) -> set[int]:
 def _unroll(a: Layout, b: Layout, reason: str) -> bool:
     """Cut two axes into equal blocks, and tie the axes block by block.
 
-    The size of the equal blocks is the greatest common divisor of all block sizes. Axes are cut in this way only if the
-    blocks of one axis do not fit into the blocks of the other.
+    The size of the equal blocks is the greatest common divisor of all block sizes. Axes are cut into equal blocks only
+    if the blocks of one axis do not fit into the blocks of the other axis.
     """
     total = size_of(a)
     step = total

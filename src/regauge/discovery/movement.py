@@ -104,7 +104,7 @@ class Movement:
             algebra.unify(layouts[0], other, self.op)
 
     def equate(self, *values: Value) -> None:
-        """Tie corresponding axes of tensors of one shape. Each transformation then acts on all of these tensors."""
+        """Tie corresponding axes of tensors of one shape. Each transformation then acts on all tied tensors."""
         for k in range(values[0].ndim):
             self.tie(*(value.layouts[k] for value in values))
         self.record(*(law.linear(*axes) for axes in zip(*map(_axes, values), strict=True)))
@@ -131,7 +131,7 @@ class Movement:
                 self.records.append([law.mixed(value.whole())])
 
     def settle(self, value: Value) -> None:
-        """Freeze the axis into which a tensor of indices points, because an operator uses these indices as numbers."""
+        """Freeze the axis into which a tensor of indices points, because an operator uses the indices as numbers."""
         if value.index_of is not None:
             algebra.freeze(value.index_of, f"{self.op}: uses positions as numbers")
 
@@ -170,8 +170,8 @@ class Movement:
             along: The law that relates an axis of x to the corresponding axis of the result.
             ended: The law of axes of x that the result lacks. If `ended` is None, axes that the result lacks are
                 frozen.
-            reason: The reason for freezing new axes of the result, and axes of x that the result lacks. If `reason` is
-                None, new axes are not frozen.
+            reason: The reason that is recorded for frozen axes: new axes of the result, and axes of x that the result
+                lacks. If `reason` is None, new axes are not frozen.
         """
         layouts = [leaf(n, reason) if d is None else x.layouts[d] for d, n in zip(sources, shape, strict=True)]
         result = Value(layouts, shape, index_of=x.index_of if along is law.same else None)
@@ -346,7 +346,7 @@ class Movement:
         return result
 
     def whole(self, x: Value | Stacked) -> Value:
-        """Return stacked tensors as one tensor, for operators that treat all stacked tensors in the same way."""
+        """Join stacked tensors into one tensor, for operators that treat all stacked tensors in the same way."""
         if isinstance(x, Value):
             return x
         pieces = self.distinct([self.use(piece) for piece in x.pieces])

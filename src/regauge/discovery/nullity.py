@@ -40,14 +40,14 @@ STEP = 1e-3
 STRENGTHS = (0.3, 0.3, 3.0)
 """The distances of the evaluation points from initialization.
 
-The result describes the first point. The other points show which directions are in the null space only at the first
-point.
+The result describes the first point. The second and third points show which directions are in the null space only at
+the first point.
 """
 LOCAL = "only at this point: units are always on, or always inside of a clamp"
 RANK = "of a rank: the weights of a layer, or the values that it reads, span fewer dimensions than the layer has inputs"
 EPS = "exact only at the eps of a norm, or up to it: with another eps outputs see them"
 OTHER_EPS = 1e-2
-"""The number that is added to the eps of norms, to find null directions that exist only for one eps."""
+"""The number that is added to four times the eps of norms, to find null directions that exist only for one eps."""
 STEPS = (STEP, -STEP, 2 * STEP, -2 * STEP)
 WEIGHTS = (8.0, -8.0, -1.0, 1.0)
 
@@ -61,7 +61,7 @@ class Nullity:
         parameters: The number of entries (of parameters and buffers) that were varied. Structure tensors and integer
             buffers are not varied. Tied tensors count once.
         inert: The number of entries that do not influence the outputs at this point. Each inert entry is a dimension of
-            the null space. Examples are key biases of attention, unused entries, and entries of dead units.
+            the null space. For example, key biases of attention, unused entries, and entries of dead units are inert.
         null: The dimension of the null space of the Jacobian.
         found: The dimension of the part of the null space that the discovered symmetry spans. The spanned part includes
             scales, rotations, invertible matrices, translations, and rotations of residual streams whose gains are set
@@ -117,11 +117,12 @@ def nullity(
     The Jacobian is computed in float64, at parameters perturbed away from initialization. The inputs are many random
     tensors with the shapes of the example inputs. Integer inputs are sampled between the smallest and the largest entry
     of the example. If the model raises an error on random inputs, or returns Inf or NaN, inputs about as large as the
-    example are sampled. If the example is nonnegative, these inputs are nonnegative too. If the model fails on these
-    inputs too, integer inputs are copied from the example. The Jacobian has one column for each entry of the parameters
-    and floating-point buffers. Buffers such as running statistics are included, because groups act on them and they can
-    compensate for parameters. The symmetry is complete at the evaluation point if its tangent vectors span the null
-    space. A dead unit at the evaluation point may cause further null directions that belong to no symmetry.
+    example are sampled. If the example is nonnegative, the sampled inputs are nonnegative too. If the model also fails
+    on inputs as large as the example, integer inputs are copied from the example. The Jacobian has one column for each
+    entry of the parameters and floating-point buffers. Buffers such as running statistics are included, because groups
+    act on them and they can compensate for parameters. The symmetry is complete at the evaluation point if its tangent
+    vectors span the null space. A unit that is dead at the evaluation point may cause further null directions that
+    belong to no symmetry.
 
     Args:
         module: A small model. The cost grows with the cube of its number of parameters.
@@ -134,8 +135,8 @@ def nullity(
             float64, even if the model converts tensors to float32.
 
     Raises:
-        ValueError: The module has no varied entries or more than 1500, its outputs do not depend on them, or its
-            outputs are infinite or NaN on random inputs.
+        ValueError: The module has no varied entries or more than 1500, its outputs do not depend on the varied entries,
+            or its outputs are infinite or NaN on random inputs.
     """
     inputs, kwargs = example_arguments(example_inputs, example_kwargs)
     if symmetry is None:
@@ -232,7 +233,7 @@ def _at_point(
 
 
 def _count_seen_by_eps(point: _Point, probe: Probe, names: list[str], generator: torch.Generator) -> int:
-    """Count null directions without a known cause that change the outputs if normalizations get another eps."""
+    """Count null directions without a known cause that change the outputs if normalizations get a different eps."""
     if not any(True for _ in _norms_eps(probe.module)):
         return 0
     with InDouble(), _other_eps(probe.module):
@@ -319,9 +320,9 @@ class _Directions:
         return right[: int((singular > 0.5).sum())]
 
     def count_seen(self, jacobian: Tensor, directions: Tensor) -> int:
-        """Return how many null directions another Jacobian does not map to zero, up to rounding.
+        """Return the number of null directions that a second Jacobian does not map to zero, up to rounding.
 
-        Null directions whose difference has a known cause are counted once. The other Jacobian may also be nonzero on
+        Null directions whose difference has a known cause are counted once. The second Jacobian may also be nonzero on
         directions with a known cause.
         """
         rounding = 100 * torch.linalg.svdvals(self.triangle @ directions.mT).max()
@@ -342,14 +343,14 @@ class _Directions:
         return len(rest) - (whole - known)
 
     def null_of(self, jacobian: Tensor) -> Tensor:
-        """Return an orthonormal basis of the null vectors that another Jacobian maps to zero."""
+        """Return an orthonormal basis of the null vectors that a second Jacobian also maps to zero."""
         singular, right = _svd(jacobian @ self.kernel.mT)
         return right[singular <= 1e-9 * singular.max()] @ self.kernel
 
 
 @contextmanager
 def _other_eps(module: nn.Module) -> Iterator[None]:
-    """Return a context in which all norms have another eps."""
+    """Return a context in which every norm has a larger eps: four times its eps plus `OTHER_EPS`."""
     kept = list(_norms_eps(module))
     for attributes, name, value in kept:
         attributes[name] = 4 * value + OTHER_EPS

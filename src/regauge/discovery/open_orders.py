@@ -1,8 +1,8 @@
-"""Open orders: orders of entries that an operator leaves unspecified, with a test whether a later operator depends on
-them.
+"""Open orders: orders of entries that an operator leaves unspecified. A test shows whether a later operator depends on
+an open order.
 
-`topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. If every
-later operator treats all ranks alike and each token separately, the order of the selected entries has no effect. The
+`topk` without sorting returns the largest entries in an unspecified order, which may differ between tokens. The order
+of the selected entries has no effect if every later operator treats all ranks alike and each token separately. The
 units that `topk` compares may then be permuted. If a later operator depends on the order, `topk` is treated as an
 operator without a rule.
 """
@@ -68,7 +68,9 @@ def _treats_alike(record: Record, rank: Atom, tokens: set[Atom]) -> bool:
 
 
 def _runs_along(record: Record, one: Value, other: Value, token: Atom) -> bool:
-    """Return whether an operator treats each token separately, with the same token in both tensors."""
+    """Return whether an operator treats each token separately, and combines only entries of the same token from the two
+    tensors.
+    """
     return any(not law.is_mixing and _has(law, one, token) and _has(law, other, token) for law in record)
 
 

@@ -35,7 +35,7 @@ NORMS = {
     "layer_norm": 2, "native_layer_norm": 2, "rms_norm": 2, "_fused_rms_norm": 2, "group_norm": 2,
     "native_group_norm": 1, "batch_norm": 1, "_native_batch_norm_legit_no_training": 1, "instance_norm": 1,
 }  # fmt: skip
-"""Operators that multiply by a gain, each with the argument position of the gain."""
+"""Norm operators that multiply by a gain, each with the argument position of the gain."""
 INLINED = words("wrap_with_set_grad_enabled wrap_with_autocast tag_activation_checkpoint wrap invoke_subgraph")
 """Higher-order operators that only run the graph that they contain."""
 
@@ -117,7 +117,7 @@ class Call:
 
 
 def as_value(b: Builder, x: Any) -> Value:
-    """Return an operand as one tensor: stacked tensors are joined, and a fixed tensor gets new axes.
+    """Return an operand as one tensor. Stacked tensors are joined, and a fixed tensor gets new axes.
 
     Raise NoRuleError if the operand is a number.
     """

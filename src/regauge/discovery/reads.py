@@ -24,8 +24,8 @@ def read_axes(
     Only axes on which groups act are returned.
 
     Before an operator sums products, other operators may rearrange, mask, scale or multiply the weights. An axis is
-    excluded if one operator sums over it, and another operator uses it as an output axis. An example is the weight of
-    an embedding that the last layer shares.
+    excluded if one operator sums over it, and another operator uses it as an output axis. For example, if the last
+    layer shares the weight of an embedding, the axes of this weight are excluded.
     """
     found = _Roles(params)
     for record in records:
@@ -40,7 +40,7 @@ def read_axes(
 class _Roles:
     """The roles of axes in layers, for tensors that depend on parameters but not on inputs.
 
-    Axes that share an index of an operator are joined into one set.
+    If axes share an index of an operator, this class joins them into one set.
 
     Attributes:
         parts: Pairs of an axis and the axes into which an operator splits it.
@@ -102,7 +102,7 @@ class _Roles:
         return node
 
     def read(self) -> set[Node]:
-        """Return the axes along which layers sum over units, without axes that also have another role.
+        """Return the axes along which layers only sum over units. An axis that also has another role is left out.
 
         Each set of joined axes is represented by one axis.
         """
@@ -122,5 +122,5 @@ class _Roles:
         return reads - gives
 
     def top(self, value: Value, dim: int) -> Node:
-        """Return the axis that represents all axes that are joined with a given axis."""
+        """Return the axis that represents the set of axes which contains a given axis."""
         return self._top((value, dim))

@@ -17,7 +17,7 @@ from regauge.discovery.trace import Program
 LARGEST_TRIED = 1 << 26
 """The largest number of entries of a parameter that is tested.
 
-The weight of a linear layer is first restricted to a few inputs.
+The weight of a linear layer is restricted to a few inputs before its entries are counted.
 """
 FEW = 3
 """The number of inputs of a linear layer that are kept if only its outputs are tested."""
@@ -58,7 +58,7 @@ class Region:
         """Return a key that describes the operators, shapes and constants of the region. Regions with equal keys need
         only one test.
 
-        For example, the corresponding layers of a deep model have equal keys.
+        For example, regions in corresponding layers of a deep model have equal keys.
         """
         inside = {node: k for k, node in enumerate([*self._inside, *self._ends])}
 

@@ -33,8 +33,8 @@ def register_rule(name: str, rule: Rule) -> None:
 
     Args:
         name: The name "namespace::operator" as in `torch.ops` ("mylib::fused_gate"), or only the operator name.
-        rule: A function `rule(builder, call)` that composes the builder's primitives into the computation of the
-            operator. The rule returns one value for each tensor that the operator returns. The rule may allow only
+        rule: A function `rule(builder, call)` that composes the operator's computation from the builder's primitives.
+            The rule returns one value for each tensor that the operator returns. The rule may allow only
             transformations that commute with the operator. Axes that the rule does not mention are frozen.
 
     Raises:
@@ -48,7 +48,7 @@ def register_rule(name: str, rule: Rule) -> None:
 def register_leaf(
     kind: type[nn.Module], rule: Rule | None = None, *, results: Callable[..., Any] | None = None
 ) -> None:
-    """Trace every module of a class as one operator, without tracing its forward pass.
+    """Trace every module of a class as one operator, without tracing the module's forward pass.
 
     Use this function for module classes that `torch.export` cannot trace. Without a rule, the parameters, inputs and
     outputs of the module are frozen, which is always correct.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DEPTH = 3
-"""The depth to which the attributes of a module, and the attributes of these attributes, are restored.
+"""The depth to which nested attributes of a module are restored.
 
 Key-value caches are at depth two.
 """
@@ -125,7 +125,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _refill(container: Container, content: Any) -> None:
-    """Restore the earlier entries of a container in their earlier order, unless they are unchanged."""
+    """Restore the earlier entries of a container in their earlier order, unless the container is unchanged."""
     if isinstance(container, MutableMapping):
         now = list(container.items())
         is_same = [(key, id(one)) for key, one in now] == [(key, id(one)) for key, one in content.items()]

@@ -3,8 +3,8 @@ factor.
 
 An atom is a factor of an axis that also occurs in a parameter. An axis consists of one or several blocks, and each
 block is a product of indivisible atoms (leaves). A slot is one occurrence of an atom: in one block, on one axis of one
-tensor. A law constrains the transformations of several axes. A tie is a law, restricted to one slot on each of these
-axes. All slots of a tie are at the same position.
+tensor. A law constrains the transformations of several axes. A tie is a law, restricted to one slot on each axis of the
+law. All slots of a tie are at the same position within corresponding blocks.
 """
 
 import math
@@ -21,7 +21,8 @@ from regauge.discovery.layout import Atom, Layout, Term, expand, leaves, terms
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """A law of an operator, restricted to one slot on each axis of the law. All slots are at the same position.
+    """A law of an operator, restricted to one slot on each axis of the law. All slots of the tie are at the same
+    position within corresponding blocks.
 
     The companions of a slot are other axis factors (atoms). Like the slot, each companion has exactly one index at each
     entry of the tensor. For example, heads are companions of the units within heads. A transformation of the slot may
@@ -35,8 +36,8 @@ class Tie:
     companions: tuple[frozenset["Companion"], ...]
 
     def around(self, touched: Container[int]) -> "frozenset[Companion] | None":
-        """Return the companions that all given slots of this tie have in common, or None if the tie contains none of
-        these slots.
+        """Return the companions that all given slots of this tie have in common, or None if the tie contains no given
+        slot.
         """
         found: frozenset[Companion] | None = None
         for slot, around in zip(self.slots, self.companions, strict=True):
@@ -49,8 +50,8 @@ Companion = tuple[Atom, int]
 OWN = -1
 """The number of a companion that belongs to the same operator index as the law.
 
-Numbers from zero on are positions of other laws in the record. Numbers below -1 belong to virtual axes, from which
-other axes select indices.
+Numbers from zero on are positions of other laws in the record. Numbers below -1 belong to virtual axes, of which
+tensors contain only selected indices.
 """
 
 
@@ -62,7 +63,7 @@ class Slots:
         blocked: The slots on which only permutations may act.
         places: The places of the slots in parameters.
         watched: The places of the slots in the intermediate values for which the caller requested placements.
-        unread: Names of watched values that the laws of operators do not fully describe.
+        unread: Names of watched intermediate values that the laws of operators do not fully describe.
         atoms: The atom of each slot.
         blocks: The blocks of each axis of all tensors.
     """
@@ -111,7 +112,7 @@ SlotBlock = tuple[int, tuple[Atom, ...], tuple[tuple[Atom, int], ...]]
 """A block of an axis: its first index, its indivisible factors (leaves) with more than one unit, and all its leaves
 with their slots.
 
-An atom that no parameter has gets the slot -1.
+If an atom occurs in no parameter, its slot is -1.
 """
 
 
@@ -121,7 +122,7 @@ def write_out(
     """Expand the laws of all operators into ties between single slots (occurrences of atoms on axes). All axes must be
     final, that is, no later operator splits them further.
 
-    Watched values get slots too, but these slots do not affect the ties.
+    Watched intermediate values get slots too, but the slots of watched values do not affect the ties.
     """
     return _Writer(params, watched or {}).run(records)
 
@@ -245,7 +246,7 @@ class _Writer:
 
     def _units(self, law: Law, row: Sequence[SlotBlock], companions: tuple[frozenset[Companion], ...]) -> None:
         """Apply a law to the factors of size one, in one block of each axis of the law. If the axes have different
-        factors of size one, allow only permutations for all of these factors.
+        factors of size one, allow only permutations for all factors of size one.
         """
         units = [[place for place in places if place[0].size == 1] for _, _, places in row]
         columns = list(zip(*units, strict=False))
@@ -336,13 +337,13 @@ def _in_every_block(expanded: list[list[SlotBlock]]) -> frozenset[Atom]:
 def _once(atoms: Sequence[Atom]) -> frozenset[Atom]:
     """Return the axis factors (atoms) that occur exactly once in a list.
 
-    If an atom occurs twice, it would be unclear on which of two indices a transformation depends.
+    If an atom occurred twice, it would be unclear on which of the two indices a transformation depends.
     """
     return frozenset(atom for atom in atoms if atoms.count(atom) == 1)
 
 
 def _virtual_axes(record: Record) -> list[tuple[frozenset[Atom], set[Value]]]:
-    """Return the virtual axes of the tensors in a record, of which the tensors contain only selected indices.
+    """Return the virtual axes of the tensors in a record: the axes of which a tensor contains only selected indices.
 
     Each virtual axis comes with the tensors that depend on the selection.
     """

@@ -18,7 +18,7 @@ from regauge.discovery.systems import MatrixSlots, Proportions, Rational, Vector
 def solve(slots: Slots) -> list[Freedom]:
     """Return, for every atom (factor of an axis) of parameters, the transformations that satisfy all laws.
 
-    Atoms are in the order of their first appearance.
+    The results are in the order in which atoms first occur.
     """
     by_atom: dict[Atom, list[int]] = defaultdict(list)
     for slot in slots.places:
@@ -221,6 +221,6 @@ def _bases(ties: Iterable[Tie], touched: Container[int]) -> list[frozenset[Atom]
 
 
 def _common(sets: Iterable[frozenset[Atom]]) -> frozenset[Atom]:
-    """Return the intersection of several sets, or the empty set if no sets are given."""
+    """Return the intersection of sets, or the empty set if no sets are given."""
     found = list(sets)
     return frozenset.intersection(*found) if found else frozenset()

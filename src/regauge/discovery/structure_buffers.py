@@ -102,7 +102,9 @@ def _is_table(program: Program, name: str) -> bool:
 
 
 class _Statistics:
-    """The buffers that a graph uses as running estimates of a normalization, which may consist of several operators."""
+    """The buffers that a graph uses as running estimates of a normalization. The normalization may consist of several
+    operators.
+    """
 
     def __init__(self, program: Program) -> None:
         self._sources: dict[Node, frozenset[str]] = {}
@@ -157,8 +159,8 @@ class _Statistics:
             self._deviations.add(node)
 
     def _grow(self, node: Node) -> None:
-        """Collect the buffers that the model combines with a factor `(buffer + eps) ** -0.5`. Examples are the buffers
-        of the running mean, and a frozen gain and bias.
+        """Collect the buffers that the model combines with a factor `(buffer + eps) ** -0.5`, such as the running mean
+        or a frozen gain and bias.
         """
         name = operator_name(node)
         operands = [one for one in node.args[:2] if isinstance(one, Node)]
@@ -173,7 +175,9 @@ class _Statistics:
                     self.names |= self._vector(operand)
 
     def _vector(self, node: Any) -> frozenset[str]:
-        """Return the buffers from which a vector is computed, or none if the vector also depends on other values."""
+        """Return the buffers from which a vector is computed. If the vector also depends on other values, return the
+        empty set.
+        """
         return self._sources.get(node, frozenset()) if isinstance(node, Node) and _is_vector(node) else frozenset()
 
 

@@ -31,9 +31,9 @@ def select(vector: Mapping[int, int], slots: Container[int]) -> Vector:
 
 
 class Proportions:
-    """A union-find structure for linear equations. Each unknown is a multiple of one other unknown, its root.
+    """A union-find structure for linear equations. Each unknown is a multiple of its root, which is also an unknown.
 
-    If a root unknown is fixed to zero, all unknowns that are multiples of this root are zero.
+    If a root is fixed to zero, all unknowns that are multiples of the root are zero.
 
     Args:
         order: An order of the unknowns. When an equation joins two roots, the later root in this order stays free. By
@@ -129,7 +129,7 @@ class Proportions:
 def null_space(rows: Iterable[Row], unknowns: Sequence[int], modulus: int = 0) -> dict[int, Row]:
     """Return a basis of the solutions of linear equations, by free unknown.
 
-    If there is a choice, later unknowns are free.
+    If several sets of unknowns could be free, later unknowns are chosen.
     """
     order = {x: k for k, x in enumerate(unknowns)}
     pivots: dict[int, Row] = {}
@@ -165,7 +165,7 @@ def independent(families: Sequence[Row | Vector], known: Sequence[Row | Vector] 
 
 
 def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], modulus: int = 0) -> Row | None:
-    """Return coefficients, by row index, with which the rows sum to a target, or None if this is impossible."""
+    """Return coefficients, by row index, with which the rows sum to a target. Return None if no coefficients exist."""
     last = len(rows)
     columns: dict[int, Row] = defaultdict(dict)
     for k, row in enumerate([*rows, {x: -c for x, c in target.items()}]):
@@ -176,7 +176,7 @@ def combination(rows: Sequence[Mapping[int, int]], target: Mapping[int, int], mo
 
 
 def _reduce(row: Row | Vector, pivots: Mapping[int, Row], modulus: int) -> Row:
-    """Subtract multiples of pivot rows from a row, such that it is zero at every pivot."""
+    """Subtract multiples of pivot rows from a row, such that the row becomes zero at every pivot."""
     result: Row = dict(row)
     for pivot, equation in pivots.items():
         factor = result.get(pivot, 0)

@@ -63,7 +63,7 @@ class Program:
             tensors, or masks that multiply other tensors or select among them.
         constants: The tensors of masks and of placeholders that are not states, by placeholder. Buffers that the model
             updates are left out.
-        held: The constants and the buffers that the model updates, by placeholder.
+        held: The tensors in `constants`, and the buffers that the model updates, by placeholder.
         inputs: The placeholders of all tensors in the model's inputs, in their order.
         outputs: Nodes that the model returns, each with the name of its output; see `named_outputs`.
         written: The output node and the name of each buffer and parameter that the model updates.
@@ -72,8 +72,8 @@ class Program:
         buffers: Names of the persistent buffers.
         origins: Names of all parameters and buffers in the checkpoint, by placeholder.
         floating: Names of the floating-point parameters and buffers.
-        added: The numbers that the model adds to parameters before it multiplies by them. The graph does not contain
-            the additions of these numbers.
+        added: The numbers that the model adds to parameters before it multiplies by the sums. The graph does not
+            contain these additions.
         has_known_sizes: Whether tensor sizes depend on integers in the example inputs. If sizes depend on integers, the
             program is valid only for the integers of the example.
     """
@@ -111,7 +111,7 @@ def trace(
     named in `ones` are replaced by constants of one.
 
     Raises:
-        TraceError: torch.export cannot trace the module, or its weights are quantized or not created yet.
+        TraceError: torch.export cannot trace the module, or the module's weights are quantized or not created yet.
         ValueError: The module raises an error on these inputs, or has no parameter with a name in `ones`.
     """
     unknown = sorted(set(ones) - set(module.state_dict()))
@@ -171,7 +171,8 @@ def _quiet() -> Iterator[None]:
 def _no_source() -> Iterator[None]:
     """Return a context in which exports contain no generated Python code and no source lines of operators.
 
-    Graphs are read but never run. Generating code and source lines takes about a third of the export time.
+    Graphs are read but never run, so they need no generated code. Generating code and source lines takes about a third
+    of the export time.
     """
     before = getattr(fx_config, "do_not_emit_stack_traces", False)  # torch before 2.13 has no such switch
     fx_config.do_not_emit_stack_traces = True

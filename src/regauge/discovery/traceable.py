@@ -1,4 +1,4 @@
-"""Checks whether modules can be traced, and error messages that name the cause if not."""
+"""Checks whether modules can be traced, and error messages that name the cause if a module cannot be traced."""
 
 import traceback
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""Rewrites that set gains to one without a change of the function, which makes rotations possible."""
+"""Rewrites that set gains to one and leave the function unchanged. Gains of one make rotations possible."""

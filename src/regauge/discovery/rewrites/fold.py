@@ -17,7 +17,8 @@ from regauge.discovery.discover import REFUSED, discover
 from regauge.discovery.rewrites.gains import fold_gains
 
 EXACT = 1e-12
-"""The amount that a translation would subtract counts as zero below this fraction of the parameter's largest entry."""
+"""An amount that a translation would subtract counts as zero if it is below this fraction of the parameter's largest
+entry."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def fold(
     Three rewrites remove redundant parameters. The rewrites use the gains and translations of the network's symmetry.
 
     - A gain is multiplied into the parameters that read its output, by scales and signs of the symmetry. The gain
-      becomes one. If a gain is zero, the parameters that read its output become zero, unless a bias is added after the
-      gain.
+      becomes one. If a gain is zero, the parameters that read the gain's output become zero, unless a bias is added
+      after the gain.
 
     - A bias is moved into a parameter that can absorb it, and the bias becomes zero. The bias of a LayerNorm moves into
       the layers that read its output. The bias of attention values moves into the output projection. The bias of a
@@ -162,7 +163,7 @@ class _Folding:
     def _check(self, subject: str, step: Callable[[], None]) -> None:
         """Run a step of several rewrites, and check that the outputs stay the same.
 
-        If the outputs change, run the step again and check every rewrite alone.
+        If the outputs change, run the step again and check every rewrite separately.
         """
         before = dict(self.params), self.ones, tuple(self.zeros), tuple(self.centered), tuple(self.notes)
         for self.is_careful in (False, True):
@@ -205,7 +206,9 @@ class _Folding:
             self.params |= dict.fromkeys(tied.get(name, (name,)), tensor)
 
     def _take_out(self) -> None:
-        """Use each translation family to set entries of one parameter to zero, or their mean to zero."""
+        """Use each translation family to set either the entries of one parameter, or the mean of these entries, to
+        zero.
+        """
         for family in self.symmetry.translations:
             home = family.entries.parameter
             coordinate, size = family.read(self.params), float(self.params[home].abs().max())

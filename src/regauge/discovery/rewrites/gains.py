@@ -50,9 +50,9 @@ def fold_gains(
 ) -> tuple[Params, tuple[str, ...], dict[str, str]]:
     """Set gains to one by the scales and signs of the symmetry.
 
-    If an entry of a gain is zero, no scale can set it to one. In place of a scale, the parameter entries that read the
-    zero become zero. All other parameters that the scale multiplies, such as the bias after the gain, must be zero at
-    this entry. If two gains share one scale, only the first gain is folded. Pass the network as
+    If an entry of a gain is zero, no scale can set it to one. Instead, the parameter entries that read a zero entry of
+    a gain become zero. All other parameters that the scale multiplies, such as the bias after the gain, must be zero at
+    the same entry. If two gains share one scale, only the first gain is folded. Pass the network as
     `symmetry.sums(params)`, and the symmetry as `symmetry.on_sums`.
 
     Returns:
@@ -91,8 +91,8 @@ def unit_gains(
     that have a zero entry.
 
     Returns:
-        The element, the gains that it sets to one (up to rounding), and the remaining gains, each with the reason why
-        it stays.
+        The element, the gains that the element sets to one (up to rounding), and the remaining gains, each with the
+        reason why it stays.
     """
     values, symmetry = symmetry.sums(values), symmetry.on_sums
     element = symmetry.identity()
@@ -115,7 +115,7 @@ def unit_gains(
 
 
 class _Family:
-    """The gains that one group can scale, the axes on which it scales them, and the gains that are already one."""
+    """The gains that one group can scale, the scaled axis of each gain, and the gains that are already one."""
 
     def __init__(self, group: Group, symmetry: Symmetry, names: Sequence[str]) -> None:
         self._group, self._symmetry = group, symmetry

@@ -57,7 +57,7 @@ def _norm(b: Builder, x: Value, order: float) -> Value:
 
 
 def _kind(order: float, count: int) -> tuple[Over, LawOf]:
-    """Return the kind of reduction, and the law, for a norm of the given order.
+    """Return the reduction argument `over` and the law for a norm of the given order.
 
     Rotations along one axis do not change the 2-norm, and signs do not change any norm. The norm of order zero is the
     number of nonzero entries.

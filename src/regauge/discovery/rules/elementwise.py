@@ -166,7 +166,7 @@ def prelu(b: Builder, call: Call) -> Value:
 
 
 def copy_sign(b: Builder, call: Call) -> Value:
-    """Return the magnitudes of one tensor with the signs of another tensor or of a number."""
+    """Return the magnitudes of one tensor, combined with the signs of a second tensor or of a number (copysign)."""
     x, other = _operands(b, call)
     magnitude = b.unary(x, law.magnitude)
     return b.mul([magnitude, b.unary(other, SIGN) if isinstance(other, Value) else 1.0], call.shape)

@@ -24,7 +24,7 @@ REDUCED: dict[str | None, LawOf] = {
 }
 """The constraint (law) on the remaining axes, for each way of combining entries at the same position.
 
-Products allow only permutations, because the number of factors at a position is unknown.
+If entries are multiplied, only permutations are possible, because the number of factors at a position is unknown.
 """
 
 

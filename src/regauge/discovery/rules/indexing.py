@@ -15,8 +15,8 @@ from regauge.discovery.rules.indexed_writes import scatter_into
 def index(b: Builder, call: Call) -> Value:
     """Return the entries of a tensor at the positions in index tensors, such as x[i, :, j].
 
-    If there is a single index tensor, it looks up entries along one axis. If there are several index tensors, the axes
-    that they index are frozen.
+    A single index tensor looks up entries along one axis. If there are several index tensors, the axes that they index
+    are frozen.
     """
     x, indices = as_value(b, call["self"]), list(call["indices"])
     indices += [None] * (x.ndim - len(indices))
@@ -27,7 +27,9 @@ def index(b: Builder, call: Call) -> Value:
 
 
 def look_up(b: Builder, x: Value, dim: int, indices: Any) -> Value:
-    """Look up entries along one axis of a tensor. In the result, the axes of the index tensor replace this axis."""
+    """Look up entries along one axis of a tensor. In the result, the axes of the index tensor replace the axis of the
+    lookup.
+    """
     dim %= x.ndim
     positions = as_value(b, indices)
     layouts = [*x.layouts[:dim], *positions.layouts, *x.layouts[dim + 1 :]]
@@ -86,7 +88,7 @@ def gather(b: Builder, call: Call) -> Value:
 
 
 def scatter(b: Builder, call: Call) -> Value:
-    """Write a source to positions along one axis of a tensor, if the positions point into this axis.
+    """Write a source to positions along one axis of a tensor, if the positions point into the same axis.
 
     If a source is written to zeros, or a number to any tensor, the axis may be permuted together with the positions. In
     all other cases, positions are treated as numbers, and the axis is frozen.
@@ -136,7 +138,7 @@ def _is_any_order_of_one(b: Builder, positions: Value, dim: int) -> bool:
 
 
 def _overwrite(b: Builder, x: Value, positions: Value, dim: int) -> Value:
-    """Return x after a number is written to positions along the axis that these positions index."""
+    """Return x after a number is written at given positions along one axis. The positions must point into this axis."""
     points = _points_into(positions, x.shape[dim])
     others = [k for k in range(x.ndim) if k != dim]
     if points is None or any(x.shape[k] != positions.shape[k] for k in others):
@@ -162,9 +164,9 @@ def one_hot(b: Builder, call: Call) -> Value:
 
 
 def _points_into(positions: Value, size: int) -> Layout | None:
-    """Return the axis into which positions point, if it has the given size.
+    """Return the axis into which positions point, if this axis has the given size.
 
-    Return None for other axes, and for positions that are plain numbers.
+    Return None for axes of other sizes, and for positions that are plain numbers.
     """
     points = positions.index_of
     return points if points is not None and algebra.size_of(points) == size else None

@@ -14,7 +14,7 @@ from regauge.discovery.rules.norms import normalize
 Cell = Callable[[Builder, Value, Sequence[Value], Sequence[Any]], list[Value]]
 """One step of a recurrent layer: a function that maps the input, the state and the weights to the next state.
 
-The weights are the weights of the input and of the state, their biases, and (for some LSTMs) an output projection.
+The step takes the weights of the input and of the state, the two biases, and (for some LSTMs) an output projection.
 """
 
 

@@ -83,7 +83,7 @@ def _standardize(b: Builder, x: Value, mean: Value, var: Value) -> Value:
 
 
 def weight_norm(b: Builder, call: Call) -> Value:
-    """Return g * v / |v|, where the norm is over all axes or over all axes but one."""
+    """Return g * v / |v|, where the norm of v is over all axes or over all axes but one."""
     v, g, dim = as_value(b, call["v"]), as_value(b, call["g"]), call.get("dim", 0)
     if dim == -1:
         # Only a scale that all entries share cancels.
@@ -116,7 +116,7 @@ def _odd_jointly(i: Axis, o: Axis) -> Law:
 
 
 def _affine(b: Builder, x: Value, call: Call, dims: Sequence[int]) -> Value:
-    """Return x multiplied by a gain and shifted by a bias along consecutive axes."""
+    """Return x times a gain, plus a bias. Gain and bias vary along consecutive axes."""
     for name, combine in (("weight", b.mul), ("bias", b.add)):
         if call.get(name) is not None:
             value = as_value(b, call[name])

@@ -92,7 +92,7 @@ def cat(b: Builder, call: Call) -> Value:
 
 
 def cat_wide(b: Builder, call: Call) -> Value:
-    """Concatenate tensors after adding axes that they lack (hstack, vstack, dstack, column_stack)."""
+    """Concatenate tensors after adding the axes that the tensors lack (hstack, vstack, dstack, column_stack)."""
     first = {"vstack": [0], "dstack": [0, 2], "column_stack": [1]}.get(call.name, [])
     dim = {"vstack": 0, "dstack": 2, "column_stack": 1}.get(call.name)
     pieces = []

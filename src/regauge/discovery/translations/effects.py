@@ -220,8 +220,8 @@ def _without(offset: Offset, dims: Sequence[int], shape: Sequence[int], *, is_ke
 
 
 def _resampled(run: Run, node: Node) -> Any:
-    """Return the change of means or maxima over positions of one channel, if all positions change by the same
-    amount.
+    """Return the change of means or maxima over positions of one channel, if the entries at all positions change by the
+    same amount.
     """
     name, value = operator_name(node), node.meta["val"]
     space = len(given(node)[1]) // 2 if name in PADS else int(next(one for one in name if one.isdigit()))
@@ -265,8 +265,8 @@ def _mean(run: Run, node: Node) -> Any:
 
 
 def _summed(run: Run, node: Node, offset: Offset, dims: list[int], *, is_kept: bool) -> Offset | None:
-    """Return the change of a sum or mean of values. Each value must change by the product of a vector and other values
-    of the model. Return None if the change is unknown.
+    """Return the change of a sum or mean of values. Each summed value must change by the product of a vector and other
+    values of the model. Return None if the change is unknown.
     """
     before, shape = shape_of(given(node)[0]), shape_of(node)
     kept = [k for k in range(len(before)) if k not in {d % len(before) for d in dims}]
@@ -473,6 +473,6 @@ EFFECTS: Rules = {
 }
 """For each operator, the function that returns the change (offset) of the result, given the changes of the operands.
 
-For an operator outside of this table, the change of the result is unknown. If an operand of such an operator changes,
-the search assumes that the outputs of the model change.
+For operators that are not in `EFFECTS`, the change of the result is unknown. If an operand of an operator without an
+effect changes, the search assumes that the outputs of the model change.
 """

@@ -2,8 +2,9 @@
 
 An offset is the change of a value that is caused by adding a vector to a parameter. The model may multiply an offset by
 a value that depends on the inputs. In linear attention, for example, an offset is multiplied by the sum of the
-attention weights. The model later divides by the same sum, but may compute this sum with other operators. Two values
-are equal if their expansions consist of the same products, apart from the names of summed indices.
+attention weights. The model later divides by the sum of the attention weights, but may compute this sum with other
+operators. Two values are equal if their expansions consist of the same products, apart from the names of summed
+indices.
 """
 
 import math
@@ -27,8 +28,8 @@ FIXED = Index(0, 1)
 LAYERS = {"linear": (0, 1, 2), "addmm": (1, 2, 0), "conv1d": (0, 1, 2), "conv2d": (0, 1, 2), "conv3d": (0, 1, 2)}
 """Operators that are linear in a value and in a weight, with the argument positions of value, weight and bias."""
 FILLED = {"ones": None, "ones_like": None, "new_ones": None, "full": 1, "full_like": 1, "new_full": 2}
-"""Operators whose result is constant, each with the argument position of the constant, or None if this constant is
-one.
+"""Operators whose result is a constant tensor. Each operator has the argument position of the constant, or None if the
+constant is one.
 """
 Values = list[Monomial]
 
@@ -75,8 +76,8 @@ class Expansion:
         return self.of(node, indices[len(indices) - len(shape_of(node)) :], is_input=is_input)
 
     def settle(self, products: Values) -> Values:
-        """Return a simplified sum of products. Weights that sum to one are left out. If all products have the same
-        divisor, and their sum is a multiple of this divisor, the result is a number.
+        """Return a simplified sum of products. Weights that sum to one are left out. If all products have one divisor,
+        and their sum is a multiple of this divisor, the result is a number.
         """
         products = [self._without_weights(one) for one in products]
         divisor = next((one for one in products[0].factors if one.kind == "inverse"), None) if products else None
@@ -362,7 +363,7 @@ def _ratio(one: Values, other: Values) -> float | None:
 def renaming(
     factors: Sequence[Multiplicand], others: Sequence[Multiplicand], names: dict[int, Index] | None = None
 ) -> dict[int, Index] | None:
-    """Return a renaming of summed indices that makes two products equal, or None if this is impossible."""
+    """Return a renaming of summed indices that makes two products equal, or None if no such renaming exists."""
     names = names or {}
     if not factors:
         return None if others else names

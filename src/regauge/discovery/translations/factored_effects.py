@@ -1,4 +1,4 @@
-"""Products of changes (offsets) with values of the model, and the layers that can compensate for such products."""
+"""Products of changes (offsets) with values of the model, and the layers that can compensate for these products."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -130,9 +130,9 @@ def _times_factor(term: Addend, factor: Multiplicand, others: Sequence[int]) -> 
 
 def multiplied(term: Addend, kind: Literal["over", "times"], factors: Entries, axes: list[int]) -> Addend:
     """Return an added vector after it is multiplied or divided by entries of a parameter. The result may vary along
-    more axes than before.
+    more axes than the vector.
 
-    If the entries have axes that the value lacks, the result is summed over these axes.
+    If the parameter entries have axes that the value lacks, the result is summed over the missing axes.
     """
     shape = term.places.shape
     several = [k for k in range(len(shape)) if k in axes or not is_constant(term.places, k)]

@@ -30,7 +30,7 @@ MOST_NUMBERS = 1 << 20
 """The largest number of entries of a value that is inspected entry by entry."""
 Total = tuple[Entries | None, tuple[ImageStep, ...]]
 """The known sum of a value: the gain by which the value is divided before it is summed (or None), and the operation
-that multiplies a vector by the sum. There is no operation if the sum is zero."""
+that multiplies a vector by the sum. If the sum is zero, the operation is missing."""
 
 BIASES = {"layer_norm": 3, "group_norm": 3, "batch_norm": 2, "instance_norm": 2, "linear": 2, "addmm": 0}
 BIASES |= dict.fromkeys(words("conv1d conv2d conv3d"), 2)
@@ -42,8 +42,8 @@ to the input."""
 
 @dataclass(frozen=True)
 class Graph:
-    """A traced model. Its methods return which nodes are parameters, which sums are known, and which operators read a
-    value.
+    """A traced model. The methods of a graph return which nodes are parameters, which sums are known, and which
+    operators read a value.
 
     Attributes:
         program: The traced model.
@@ -78,7 +78,9 @@ class Graph:
 
     @cached_property
     def written(self) -> dict[Node, str]:
-        """The results that the model writes to buffers and parameters, with the names of these tensors."""
+        """The results that the model writes to buffers and parameters, each with the name of the tensor to which it is
+        written.
+        """
         return dict(self.program.written)
 
     @cached_property
@@ -116,7 +118,8 @@ class Graph:
 
     @cached_property
     def maxima(self) -> frozenset[tuple[int, int]]:
-        """The lengths of pairs of adjacent axes, in order, for operators that take the maximum along one of them.
+        """The lengths of pairs of adjacent axes, in order, for operators that take the maximum along one axis of the
+        pair.
 
         A negative length marks the axis of the maximum.
         """
@@ -248,7 +251,7 @@ class Graph:
         return Entries(name, tuple(view.shape), tuple(view.stride()), int(view.storage_offset()))
 
     def constant(self, node: Any) -> Tensor | None:
-        """Return the integers that a node represents, if they do not depend on inputs."""
+        """Return the integers that a node represents, if the integers do not depend on inputs."""
         if not isinstance(node, Node):
             return None
         if node not in self._constants:
@@ -405,7 +408,7 @@ def axis_before(node: Node, axis: int) -> int | None:
 
 
 def given(node: Node) -> Any:
-    """Return the arguments of a node. The arguments of a node may have any type."""
+    """Return the arguments of a node. Arguments may have any type."""
     return node.args
 
 

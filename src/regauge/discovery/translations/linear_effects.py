@@ -56,8 +56,8 @@ def through_layer(run: Run, node: Node) -> Any:
 
 
 def _labels_through(run: Run, node: Node, offset: Offset, dim: int) -> Offset:
-    """Return the change of a layer's outputs. The change of its inputs may depend on the data, but is constant along
-    some axes.
+    """Return the change of a layer's outputs. The change of the layer's inputs may depend on the data, but is constant
+    along some axes.
 
     The layer must map each position independently of the others.
     """
@@ -112,7 +112,7 @@ def _weights(run: Run, node: Node, w: Any) -> Entries:
 def _reweigh(run: Run, node: Node, x: Any, change: Offset, dim: int) -> Any:
     """Return the change of a layer's outputs that a change of its weights causes.
 
-    Two outputs change by the same amount if their weight rows change by the same amounts.
+    Two outputs of the layer change by the same amount if their weight rows change by the same amounts.
     """
     (term,) = change.known()
     places = term.places.mT if operator_name(node) == "addmm" else term.places
@@ -306,7 +306,7 @@ def through_recurrent(run: Run, node: Node) -> None:
 def _recurrent_weights(node: Node) -> tuple[list[Any], int]:
     """Return the weights of a recurrent layer with biases, and how many weights each direction of a layer has.
 
-    Each direction has the weights of input and state, their biases, and possibly a projection.
+    Each direction has an input weight, a state weight, the biases of input and state, and possibly a projection.
     """
     if operator_name(node).endswith("_cell"):
         return list(given(node)[2:]), 4

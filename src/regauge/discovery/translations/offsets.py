@@ -24,7 +24,7 @@ class SeenError(Exception):
 
 
 class Index(NamedTuple):
-    """An index of a factor.
+    """An index of a factor, which a product sums over or which belongs to an axis of a value.
 
     Attributes:
         name: An axis of the value as a negative number counted from the end, a summed index as a positive number, or
@@ -84,7 +84,7 @@ class Monomial(NamedTuple):
 
     def repeated(self, summed: Iterable[Index]) -> "Monomial":
         """Return the sum of the product over some indices. For each index that no factor has, the product is multiplied
-        by the size of this index.
+        by the size of the index.
         """
         used = {index.name for one in self.factors for index in one.indices}
         number = self.number
@@ -132,7 +132,7 @@ class Offset:
         labels: If the added amounts depend on the inputs, an array of labels that replaces the terms. Entries with
             equal labels change by equal amounts, and entries with label zero do not change.
         is_masked: Whether a mask has excluded some entries from a softmax. Excluded entries do not change, although the
-            offset contains amounts for them. Therefore only a softmax may read the value.
+            offset contains amounts for these entries. Therefore only a softmax may read the value.
         source: An object that is shared by all offsets whose labels can be compared. In all offsets with the same
             source, entries with equal labels change by equal amounts.
     """
@@ -207,8 +207,8 @@ class Offset:
         return replace(self, terms=terms, source=object())
 
     def content(self) -> Hashable | None:
-        """Return a key for comparisons, which is equal for equal offsets. Return None if the arrays of the offset are
-        too large.
+        """Return a key for comparing offsets. Equal offsets have equal keys. Return None if the arrays of the offset
+        are too large.
         """
         arrays = [once([array])[0] for array in self.arrays]
         if sum(array.numel() for array in arrays) > LARGEST_CONTENT:
@@ -234,7 +234,7 @@ class Offset:
     def as_labels(self) -> Tensor:
         """Return labels that replace the terms.
 
-        Two entries of the value get the same label if every term adds the same entry of its vector to both.
+        Two entries of the value get the same label if every term adds the same entry of its vector to the two entries.
         """
         if self.labels is not None:
             return self.labels
@@ -335,7 +335,7 @@ def picked(term: Addend, places: Tensor) -> tuple[tuple[ImageStep, ...], int]:
 def pattern_of(numbers: Tensor) -> Entries | None:
     """Describe a sequence of indices by a start, sizes and strides, with at most three axes.
 
-    Return None if the sequence has no such description.
+    Return None if no start, sizes and strides of three axes describe the sequence.
     """
     values = numbers.flatten()
     sizes: list[int] = []
@@ -360,8 +360,8 @@ def pattern_of(numbers: Tensor) -> Entries | None:
 
 
 def added(shape: tuple[int, ...], offsets: list[Any], factors: list[float]) -> Any:
-    """Return the sum of changes (offsets) of values of one shape, each multiplied by a factor, or None if they
-    cancel.
+    """Return the sum of changes (offsets) of values of one shape, each multiplied by a factor. Return None if the
+    changes cancel.
     """
     whole = [None if one is None else one.expand(shape) for one in offsets]
     there = [(one, factor) for one, factor in zip(whole, factors, strict=True) if one is not None]

@@ -1,5 +1,5 @@
-"""The propagation of a change of values (offset) through a traced model, and the parameters that can compensate for
-it.
+"""The propagation of a change of values (offset) through a traced model, and the parameters that can compensate for the
+change.
 """
 
 import heapq
@@ -83,8 +83,8 @@ Event = tuple[Literal["image", "divided", "passed", "read", "asked"], Any]
 The object of "image" is the change of a parameter that compensates for the offset. A compensating change that divides
 by a factor of the model, which may be zero, is also the object of "divided". The object of "passed" is a gain of one
 that multiplies the offset. The object of "read" is a gain that divides the offset, or None. The object of "asked" is
-the name of a parameter. Results that were cached after this event do not apply if the vector is added to this
-parameter.
+the name of a parameter. Results that were cached after an "asked" event do not apply if the vector is added to the
+named parameter.
 """
 
 
@@ -106,8 +106,8 @@ class Run:
 
     Rules define how operators act on the offset. With `is_eager`, the first parameter that can compensate for the
     offset does so. Without `is_eager`, no parameter that is added to a value compensates, but `is_missed` records
-    whether such a parameter exists. With `may_divide`, a parameter may compensate although the model multiplies it by
-    factors; the vector is then divided by these factors.
+    whether some parameter could. With `may_divide`, a parameter may compensate although the model multiplies it by
+    factors. The vector is then divided by these factors.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class Run:
             arrive(node, found)
 
     def _is_of(self, name: str | None, offset: Any) -> bool:
-        """Return whether the model writes a value into a tensor, such as a running mean, and both change by the same
-        amount.
+        """Return whether the model writes a value into a tensor, such as a running mean, and the value and the tensor
+        change by the same amount.
         """
         self.events.append(("asked", name))
         places = self.graph.placeholders.get(name, ()) if name else ()
@@ -280,11 +280,11 @@ class Run:
 
     @staticmethod
     def image(term: Addend, taker: Taker, given: Tensor) -> Image | None:
-        """Return the change of the parameter `taker` that compensates for the vector of `term`, if both are added to
-        one value.
+        """Return the change of the parameter `taker` that compensates for the vector of `term`, if the parameter and
+        the vector are added to one value.
 
         The array `given` has one number for each entry of the parameter. An entry of `given` is one plus the index of
-        the vector entry that is added to the same place, or zero.
+        the vector entry that is added to the same entry of the value, or zero.
         """
         entries, there = taker.entries, (given != 0).nonzero().flatten()
         if not len(there):
@@ -305,7 +305,7 @@ class Run:
 
     def _takers(self, node: Any) -> list[Taker]:
         """Return the parameters that are added to a value and can therefore compensate for a change of the value. Each
-        part of a concatenation may have its own parameter of this kind.
+        part of a concatenation may have a different parameter that can compensate.
         """
         if not isinstance(node, Node) or node in self.offsets:
             return []

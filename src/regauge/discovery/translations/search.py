@@ -30,9 +30,9 @@ def find_translations(program: Program, symmetry: Symmetry) -> Symmetry:
 
     Families are found in a fixed order. First, vectors change the means of matrices, then single biases, then the means
     of biases. Each family uses its vector to set entries of one parameter, its home parameter, to zero or to mean zero.
-    No later family may change the entries that an earlier family has set in this way. Therefore home parameters of
-    earlier families cannot compensate for later families. If two families could change the same entries of a parameter,
-    only the first of these families changes them.
+    No later family may change entries that an earlier family has set to zero or to mean zero. Therefore home parameters
+    of earlier families cannot compensate for later families. If two families could change the same entries of a
+    parameter, only the first family changes them.
     """
     found = replace(symmetry, gains=tuple(name for name in gains(program) if name not in symmetry.ones))
     ones = frozenset((*(chart_gains(found) if found.gains else ()), *symmetry.ones))
@@ -51,8 +51,8 @@ def follow(
         start: The vector that is added, with `places` in the shape of the whole parameter.
         home: The parameter to which the vector is added.
         takers: The parameters that may compensate for offsets.
-        may_divide: Whether a parameter that the model multiplies by factors may compensate, with the vector divided by
-            these factors.
+        may_divide: Whether a parameter may compensate although the model multiplies it by factors. The vector is then
+            divided by these factors.
 
     Returns:
         First, the changes of other parameters that compensate. Second, the gains that must divide the vector along its
@@ -208,7 +208,7 @@ class _Search:
     def _try_stretches(self, name: str, axis: int) -> bool:
         """Propagate a separate vector through the model for each range of a position table.
 
-        Return whether the table has such ranges.
+        Return whether the table has several ranges.
 
         A table is often added to a concatenation. Each concatenated value may then compensate for the vector that is
         added to one range of the table.
@@ -239,7 +239,7 @@ class _Search:
         constant.
 
         A group norm subtracts the mean of each group, and therefore removes a vector that is constant within each
-        group. A maximum of several values increases by the amount that is added to all of them.
+        group. A maximum of several values increases by the amount that is added to all values.
         """
         whole = Entries.whole(name, self.graph.program.shapes[name])
         length, stride = whole.sizes[axis], whole.strides[axis]
@@ -272,7 +272,7 @@ class _Search:
     def _behind_factors(self, name: str) -> Iterator[TranslationFamily]:
         """Yield translation families of parameters that the model multiplies by factors.
 
-        A change of the given parameter compensates for each of these families.
+        A change of the given parameter compensates for each yielded family.
 
         For example, a residual branch may end in a bias that the model multiplies by a parameter (LayerScale). A bias
         earlier in the network may then compensate for a vector that is added to the bias of the branch.
@@ -293,7 +293,7 @@ class _Search:
     def _with_images(
         self, family: TranslationFamily, places: Tensor, takers: frozenset[str]
     ) -> TranslationFamily | None:
-        """Return a copy of a family with the changes of other parameters that compensate for its vector.
+        """Return a copy of a family with the changes of other parameters that compensate for the family's vector.
 
         The copy also contains the gain that divides the vector.
 
@@ -367,8 +367,8 @@ class _Search:
     def _centered(self, entries: Entries, constant: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return the axes along which the vector of a new family must sum to zero.
 
-        Along the returned axes, an earlier family already adds constants. Return None if families share entries in
-        another way.
+        Along the returned axes, an earlier family already adds constants. Return None if families share entries in any
+        other way.
         """
         free = [k for k in range(len(entries.sizes)) if k not in constant]
         axes: list[int] = []
@@ -455,7 +455,7 @@ def _along_axis(whole: Entries, axis: int, positions: Tensor) -> Entries | None:
 
 
 def _numbers(entries: Entries, constant: tuple[int, ...]) -> Tensor:
-    """Return, for each entry of an array, one plus the index of the vector entry that is added to it."""
+    """Return, for each array entry, one plus the index of the vector entry that is added to it."""
     sizes = [1 if k in constant else n for k, n in enumerate(entries.sizes)]
     return torch.arange(1, math.prod(sizes) + 1).reshape(sizes).expand(entries.sizes)
 
