@@ -99,7 +99,7 @@ class Decoder(nn.Module):
     def forward(self, codes: Float[Tensor, "models inputs"], like: Mapping[str, Tensor] | None = None) -> Params:
         """Return the networks that the decoder generates from vectors.
 
-        Tensors that are not generated are copied from the single network `like`.
+        Tensors that the decoder does not generate are copied from the network `like`.
         """
         if codes.ndim != 2 or codes.shape[1] != self.inputs:
             raise ValueError(

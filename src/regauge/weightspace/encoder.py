@@ -74,14 +74,15 @@ class Fourier:
 
 @dataclass(frozen=True)
 class Logarithms:
-    """An encoding by `sign(v) log(1 + |v|)` of each value v and of a multiple of v, for values of very different sizes.
+    """An encoding of each value v by `sign(v) log(1 + f |v|) / log(1 + f)`, for f = 1 and f = `factor`.
 
-    Values differ by orders of magnitude if networks were trained with different hyperparameters. In canonical networks,
-    values differ by even larger factors, because the canonical form moves the scales of all tensors into one tensor.
-    Values are not centered. Values are divided by the median over networks of their root mean squares.
+    Logarithms suit values of very different sizes. Values differ by orders of magnitude if networks were trained with
+    different hyperparameters. In canonical networks, values differ by even larger factors, because the canonical form
+    moves the scales of all tensors into one tensor. Values are not centered. Values are divided by the median over
+    networks of their root mean squares.
 
     Attributes:
-        factor: The factor of the multiple. A large factor makes small values distinct.
+        factor: The second factor f by which values are multiplied. A large factor makes small values distinct.
     """
 
     factor: float = 30.0
@@ -115,14 +116,14 @@ class Encoder(nn.Module):
 
     Values are standardized by one mean and one deviation for each block, which `standardize` sets. Axes that no group
     permutes (pixels, classes, kernel positions) become input channels, so the encoder distinguishes their positions.
-    Every unit with a fixed position gets a learned vector. Weights from a unit to itself get another learned vector. If
-    signs still act on values, the encoder reads these values in two ways. Features that no sign changes are computed
+    Every unit with a fixed position gets a learned vector. Weights from a unit to itself get a separate learned vector.
+    If signs still act on values, the encoder reads these values in two ways. Features that no sign changes are computed
     from absolute values. Features that signs change are computed from the signed values, by linear maps without biases.
-    If positive scales act on values, the encoder also reads the values in these two ways. If half-period shifts still
-    act on a bias, the bias is read as an angle. The features of the bias are then the sine and cosine of a sum: the
-    angle plus a linear map of the values that are added to the bias. The coefficients of the linear map of added values
-    are initially at most one radian for each value, times the frequency. One of the added values is a learned multiple
-    of the sine of twice the angle.
+    If positive scales act on values, the encoder also computes both invariant features and features that change with
+    the values. If half-period shifts still act on a bias, the bias is read as an angle. The features of the bias are
+    then the sine and cosine of a sum: the angle plus a linear map of the values that are added to the bias. The
+    coefficients of the linear map of added values are initially at most one radian for each value, times the frequency.
+    One of the added values is a learned multiple of the sine of twice the angle.
 
     Args:
         has_pairs: Whether blocks with values between two or more units get feature vectors.

@@ -130,10 +130,11 @@ def at_units(
 def from_nested(
     name: str, units: Mapping[str, Tensor], layout: Layout, shares: Shares
 ) -> Iterator[tuple[bool, Tensor]]:
-    """Yield vectors for nested units: vectors of the units that contain them, and means over the units inside them.
+    """Yield vectors for the units of one set, if units are nested: vectors of the units that contain the set's units,
+    and means over the units inside the set's units.
 
     Yields:
-        Whether the vectors belong to containing units, and the vectors themselves, which broadcast over the set.
+        Whether the vectors belong to containing units, and the vectors, which broadcast over the units of the set.
     """
     own = layout.units[name].axes
     for other, x in units.items():

@@ -61,12 +61,12 @@ class HyperNetwork(nn.Module):
 
     The encoder of inr2vec reads one row (w, b) for every unit. At initialization, the generated network hardly depends
     on the code. The generated network consists mainly of the decoder's biases, which are uniformly random with the root
-    mean square of each tensor of `like`. The part that depends on the code is smaller than the weights between hidden
-    units by the factor `SHARE`. Therefore steps with one learning rate change all tensors by similar amounts, as in
-    ordinary training. In an experiment, training failed if outputs were scaled to the size of each tensor, because the
-    phases of the first sines jumped. Paper 003 does not specify its decoder. In the paper, a linear layer from the code
-    (1024 numbers) to the 790,529 weights would have 810 million parameters. For the networks of the paper,
-    `HyperNetwork` has 5,159,489 parameters, of which the encoder has 3,156,480.
+    mean square of each tensor of `like`. The part of the output that depends on the code is smaller than the weights
+    between hidden units by the factor `SHARE`. Therefore steps with one learning rate change all tensors by similar
+    amounts, as in ordinary training. In an experiment, training failed if outputs were scaled to the size of each
+    tensor, because the phases of the first sines jumped. Paper 003 does not specify the decoder of its hypernetwork. In
+    the paper, a linear layer from the code (1024 numbers) to the 790,529 weights would have 810 million parameters. For
+    the networks of the paper, `HyperNetwork` has 5,159,489 parameters, of which the encoder has 3,156,480.
 
     Args:
         like: An MLP whose hidden layers have equal widths. The MLP determines the sizes of rows and the scales of

@@ -15,8 +15,8 @@ SMALLEST = 1e-30
 SOFT = 0.01
 """A constant that is added to the size of a statistic before the logarithm, relative to the mean size."""
 LEAST = 1e-4
-"""A fraction of a block's statistics. Standard deviations below this fraction may be rounding errors, and are not
-used."""
+"""The smallest standard deviation of a statistic, as a fraction of its block's largest statistic. Statistics with
+smaller standard deviations are not used, because the deviations may be rounding errors."""
 FURTHEST = 5.0
 """Distances from the mean are clipped at this number of standard deviations, which bounds the outputs."""
 
@@ -55,7 +55,9 @@ class LinearReader(nn.Module):
 
     @torch.no_grad()
     def standardize(self, statistics: Tensor) -> None:
-        """Set means and standard deviations to those of some networks' statistics."""
+        """Set the means and standard deviations for standardizing statistics, measured on the statistics of some
+        networks.
+        """
         exact = statistics.double()
         mean = exact.abs().mean(0)
         least = LEAST * mean.reshape(-1, KINDS).amax(1).repeat_interleave(KINDS).clamp_min(SMALLEST)

@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def answers(self) -> int | None:
-        """The number of outputs that are also computed from probes, or None if the head has no such number."""
+        """The number of outputs that are also computed from probes, or None if the head is not `Invariant`."""
         return self.head.outputs if isinstance(self.head, Invariant) else None
 
 
@@ -118,21 +118,21 @@ class Metanet(nn.Module):
             respect translations.
         probes: Inputs on which the networks are evaluated. Activations and outputs at the probes become additional
             features. For several architectures, pass one `Probes` for each architecture, in the order of the
-            symmetries. With an `Invariant` head, a second net reads the outputs, and the result is the mean of both
-            nets.
+            symmetries. With an `Invariant` head, a second net reads the outputs at the probes, and the result is the
+            mean of the two nets' outputs.
         reads_moments: Whether the net also reads the moments of every tensor of the canonical networks (logarithm of
             the size, mean, extremes). The symmetry does not change the moments, but splitting a unit does.
         conditions: The number of further inputs for each network, such as a time or a class, which the net reads in
             addition to the weights. Functions of the conditions scale and shift features before every layer.
         is_linear: Whether the output includes a `LinearReader` of statistics of canonical networks. A linear reader
             requires an `Invariant` head. The linear reader is fitted separately. The weight of the linear reader in the
-            output is the buffer `linear_share`, which is zero until it is set.
+            output is the buffer `linear_share`, which is zero by default.
         generator: The random number generator for the initial weights.
 
     Raises:
         ValueError: A part is unknown, or a size is invalid. Layers have parameters for single tensors, but there are
-            several architectures. The number of `Probes` differs from the number of architectures. The module of a
-            probe has another architecture.
+            several architectures. The number of `Probes` differs from the number of architectures. The module of some
+            `Probes` has another architecture.
     """
 
     share: Tensor
@@ -285,7 +285,7 @@ class Metanet(nn.Module):
         return any(reader.fits(population, symmetry) for reader in self._readers)
 
     def adapt(self, symmetry: Symmetry, module: nn.Module | None = None) -> None:
-        """Prepare the net to also read networks with other numbers of units, with the same parameters.
+        """Prepare the net to also read networks with other numbers of units, without a change of the net's parameters.
 
         The maps in every layer depend on the roles of tensors, not on their sizes. Therefore widths, numbers of heads
         and experts, and sizes of matrices whose products are read may differ. Axes that no group permutes (inputs,
@@ -340,9 +340,9 @@ class Metanet(nn.Module):
         """Return the output of the head for each network of a population of one architecture.
 
         With probes and an `Invariant` head, the output is the weighted mean of `read_weights` and `read_probes`. The
-        weight of `read_probes` in the mean is the buffer `share`. The buffer `share` is one half until it is set, and
-        one at depth 0. With `is_linear`, the output is the weighted mean of the other outputs and of `read_linear`. The
-        weight of `read_linear` is `linear_share`.
+        weight of `read_probes` in the mean is the buffer `share`. The buffer `share` is one half by default, and one at
+        depth 0. With `is_linear`, the output is the weighted mean of this output and of `read_linear`. The weight of
+        `read_linear` is `linear_share`.
 
         Args:
             population: Networks with a leading model axis.
@@ -457,8 +457,8 @@ class Metanet(nn.Module):
     def canonical_features(self, population: Mapping[str, Tensor]) -> tuple[Features, Element | None]:
         """Return the features of networks after all layers, and the elements that canonicalized the networks.
 
-        Features that signs change belong to the canonical networks, not to the given ones. The value None stands for
-        identity elements. The elements do not include translations.
+        Features that signs change belong to the canonical networks, not to the networks in `population`. The value None
+        stands for identity elements. The elements do not include translations.
 
         Raises:
             ValueError: The net cannot read the architecture of the networks.

@@ -21,7 +21,8 @@ from regauge.weightspace.shares import divide, find_shares
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """The part of a net that reads networks of one architecture; `number` is the index of its parameters in the net.
+    """The part of a net that reads networks of one architecture. The field `number` is the index of the reader's
+    parameters in the net.
 
     If the net has probes, `probed` evaluates the networks on the probes. If `is_translated`, the reader first removes
     translations and gains (`Symmetry.split`). If a `LinearReader` reads statistics, `plain` is a second reader, which
@@ -82,7 +83,9 @@ class Reader:
         return cls(layout, CanonicalFrame.of(layout, fixed, left), number, is_translated=is_translated)
 
     def fits(self, population: Mapping[str, Tensor], symmetry: Symmetry | None = None) -> bool:
-        """Return whether a population has the tensors of this architecture, and its symmetry if one is given."""
+        """Return whether a population has the tensors of the reader's architecture. A given symmetry must also equal
+        the symmetry of this architecture.
+        """
         shapes = self.layout.symmetry.shapes
         if symmetry is not None and symmetry.groups != self.layout.symmetry.groups:
             return False
@@ -136,7 +139,7 @@ class Reader:
         return flat if count == 1 else {name: t.reshape(-1, count, *t.shape[1:]) for name, t in flat.items()}
 
     def from_given(self, population: Mapping[str, Tensor], element: Element | None) -> Element | None:
-        """Return the linear part of the element that maps the given networks to their canonical forms."""
+        """Return the linear part of the element that maps the networks in `population` to their canonical forms."""
         symmetry = self.layout.symmetry
         if not (self.is_translated and chart.chart_gains(symmetry)):
             return element

@@ -20,7 +20,8 @@ from regauge.weightspace.layout.blocks import Block, End, Grid
 from regauge.weightspace.layout.compile import Layout
 
 Shares = Mapping[str, Float[Tensor, "models *sizes"]]
-"""For each group, the shares of its units, on the axes of its unit set; they sum to one within each copy.
+"""For each group, the shares of its units, on the axes of its unit set. The shares sum to one within each copy of the
+group.
 
 Groups whose units have equal shares are left out.
 """
@@ -33,14 +34,14 @@ def find_readers(symmetry: Symmetry | Sequence[Symmetry]) -> frozenset[Axis]:
     """Return the axes (parameter, axis) along which layers sum over units, as recorded by discovery.
 
     If a symmetry has no such record, return the axes of torch's layers: axis 1 of weights (out, in, ...), axis 0 of
-    transposed convolutions, none of vectors and embeddings.
+    transposed convolutions, and no axis of vectors and embeddings.
 
     Args:
         symmetry: The symmetry of the networks, or a list of symmetries of several architectures.
 
     Raises:
-        ValueError: A parameter sums over units in one architecture, but a parameter of the same name in another does
-            not.
+        ValueError: In one architecture, a layer sums over units along an axis of a parameter. In another architecture,
+            no layer sums along this axis of the parameter with the same name.
     """
     symmetries = (symmetry,) if isinstance(symmetry, Symmetry) else tuple(symmetry)
     moved = [{(p.parameter, p.axis) for group in one.groups for p in group.placements} for one in symmetries]
@@ -59,8 +60,8 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
     """Return the shares of all units that have outgoing weights, computed from values of blocks.
 
     The share of a unit is proportional to the magnitudes of its outgoing weights. Over the units that receive a weight,
-    the largest magnitude is used, because copies of receiving units do not change the maximum. Over all further units
-    that the weight reads, magnitudes are summed. Units without outgoing weights have no shares.
+    the largest magnitude is used, because copies of receiving units do not change the maximum. If a weight reads
+    further units, magnitudes are summed over these units. Units without outgoing weights have no shares.
     """
     totals: dict[str, Tensor] = {}
     for block in layout.blocks:
@@ -83,8 +84,8 @@ def find_shares(values: Mapping[str, Tensor], layout: Layout) -> dict[str, Tenso
 
 
 def divide(values: Mapping[str, Tensor], layout: Layout, shares: Shares) -> dict[str, Tensor]:
-    """Return values of blocks, divided by the weights (shares) of the units that they read, or zero where a share is
-    zero.
+    """Return values of blocks, divided by the shares of the units that the blocks read, or zero where a share
+    is zero.
     """
     return {b.name: divide_by(values[b.name], read_weights(b, layout, shares)) for b in layout.blocks}
 

@@ -25,7 +25,7 @@ class TemplateDecoder:
     vector.
 
     Units exchange messages through the template's weights. Every weight is computed from the features of the units that
-    it connects. The number of parameters outside of the template does not grow with the widths of the networks.
+    the weight connects. The number of parameters outside of the template does not grow with the widths of the networks.
 
     Attributes:
         layer: The settings of the layers; see `regauge.weightspace.LAYERS`.
@@ -75,7 +75,7 @@ class Template(nn.Module):
         )
 
     def standardize(self, population: Mapping[str, Tensor]) -> None:
-        """Set the typical sizes of tensors to their sizes in some networks."""
+        """Set the typical size of each tensor to its root mean square over some networks."""
         self.net.standardize(population)
 
     @torch.no_grad()
@@ -90,7 +90,7 @@ class Template(nn.Module):
 
         Every unit of the template is split into several copies, with about equal numbers for all units. The outgoing
         weights of the copies sum to the weights of the unit, and the metanetwork counts the copies as one unit. Each
-        decoded network therefore equals the network that the original decoder generates, with split units. The
+        decoded network is therefore the network that the original decoder generates, but with split units. The
         parameters of the metanetwork stay the same. Further training of the new decoder can use all units.
 
         Args:

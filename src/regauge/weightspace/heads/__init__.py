@@ -2,7 +2,7 @@
 
 Each head has a frozen dataclass of settings, whose method `build` creates a torch module.
 
-The input of this module is a `Read`. To add a head, write a file with the dataclass and the module, and add the
+The input of a head's module is a `Read`. To add a head, write a file with the dataclass and the module, and add the
 dataclass to `HEADS`.
 """
 

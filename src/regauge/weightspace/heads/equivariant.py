@@ -29,7 +29,7 @@ class Equivariant:
 
     Initially, the size of the change is `scale` times the size of the tensor.
 
-    The change of a weight between two units is computed from the features of this pair of units. The change of a weight
+    The change of a weight between two units is computed from the features of the pair of units. The change of a weight
     of one unit is computed from the features of the unit. Along an axis on which matrices act, let `v_i` be the vectors
     of weights that a matrix multiplies. The change of `v_i` is `a_i v_i`, plus a few terms of the form `b_i` times the
     mean over j of `c_j v_j`. The numbers `a`, `b` and `c` are computed from features. Therefore a matrix transforms the
@@ -38,7 +38,7 @@ class Equivariant:
     Buffers are not changed.
 
     Attributes:
-        scale: The initial size of the changes. Every tensor has its own learned size.
+        scale: The initial size of the changes. The head learns a separate size for every tensor.
         changes: The number of parallel changes. If there are several changes, tensors have an axis for the changes
             after the model axis. Average the outputs of the changed networks, not their weights.
 
@@ -199,7 +199,7 @@ class _Change:
         return change * self.values.unsqueeze(-2)
 
     def share_out(self, change: Tensor) -> Tensor:
-        """Multiply the change of a weight by the shares (weights) of the units that it reads. Copies of a unit
+        """Multiply the change of a weight by the shares of the units that the weight reads. The copies of a split unit
         therefore divide the change among each other.
         """
         if self.weights is None:
@@ -233,8 +233,9 @@ class _Change:
 
 
 def _factors(block: Block, layout: Layout, known: Known) -> tuple[Character, ...] | None:
-    """Return, for each end of a block (a unit set that indexes its values), a kind of unit features. The product of the
-    returned features changes under signs and scales like the block's values. Return None if there are no such features.
+    """For each end (unit set) of a block, return the character of one feature of its units. The product of features
+    with the returned characters changes under signs and scales like the block's values. Return None if no features have
+    this property.
     """
     wanted = layout.character(block)
     choices = [(at_end(blank(wanted), end), *sorted(known.get(end.units, ()))) for end in block.ends]

@@ -21,7 +21,7 @@ VARIANCE = 1e-6
 class Invariant:
     """A head that computes outputs from the mean and maximum features of units and pairs, and of the network.
 
-    If units are weighted by shares of their outgoing weights, root mean squares are used instead of maxima.
+    If units are weighted by shares of their outgoing weights, the head uses root mean squares instead of maxima.
 
     The features of each unit set, and of each block of pairs, are mapped linearly. An MLP maps the sum of the linear
     maps to the outputs.

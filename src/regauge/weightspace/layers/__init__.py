@@ -6,8 +6,8 @@ The inputs of the module are `Features` and their layout, and the outputs are ne
     features = layer(features, layout)
 
 `LayerPlan.reads` lists the outputs of a layer that the next layer or the head reads, because the last layer need not
-compute all outputs. The outputs are vectors of permuted units ("units"), of other units ("positions"), of pairs of
-units ("pairs"), of pairs whose values a head does not change ("unwritten"), and of the network ("network").
+compute all outputs. The outputs are vectors of permuted units ("units"), of units that are not permuted ("positions"),
+of pairs of units ("pairs"), of pairs whose values a head does not change ("unwritten"), and of the network ("network").
 
 To add a layer, write a file with the dataclass, a `Layer`, and the module, and add the dataclass to `LAYERS`. The
 invariance tests in `tests/test_weightspace.py` cover all layers in `LAYERS`. `Layer.traits` describes the properties of

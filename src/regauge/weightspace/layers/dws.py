@@ -14,12 +14,12 @@ class DWS(Layer):
     """The layers of deep weight space networks, for any layout.
 
     Every tensor is pooled once over each set of axes that another tensor lacks. For each unit set, one linear map reads
-    the pooled features of all tensors with units of the set, and writes to all of these tensors. The paper has a
-    separate map for each pair of tensors instead, which is about 4 L^2 maps for networks of L layers. With
-    `sets="mean"` and `pooling="mean"`, the maps are the linear maps that the paper derives. The defaults follow the
-    paper's code: the units of a set exchange features by attention, and pooling computes maxima. The linear map is
-    combined with layer normalization, SiLU and a residual connection. The encoder projects inputs and classes to
-    features once, before all layers.
+    the pooled features of all tensors with units of the set, and writes to the same tensors. The paper has a separate
+    map for each pair of tensors instead, which is about 4 L^2 maps for networks of L layers. With `sets="mean"` and
+    `pooling="mean"`, the maps are the linear maps that the paper derives. The defaults follow the paper's code: the
+    units of a set exchange features by attention, and pooling computes maxima. The linear map is combined with layer
+    normalization, SiLU and a residual connection. The encoder projects inputs and classes to features once, before all
+    layers.
 
     Attributes:
         sets: `"attention"` adds attention among the units of a set to the linear map. With `"mean"`, the map uses only
@@ -28,8 +28,7 @@ class DWS(Layer):
         heads: The number of attention heads, which must divide the width.
         is_diagonal: Whether tensors read only tensors with common units, as in Deep-Align. With diagonal layers, the
             cost and the number of parameters grow linearly, not quadratically, with the number of layers of the
-            network. No other tensor reads the mean or maximum over all units of a tensor, which neighboring tensors
-            read in Deep-Align.
+            network. Unlike in Deep-Align, no tensor reads the mean or maximum over all units of a neighboring tensor.
 
     References:
         Navon et al. (2023), "Equivariant architectures for learning in deep weight spaces", theorem 4.1 and section 5;

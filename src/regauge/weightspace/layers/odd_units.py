@@ -134,8 +134,8 @@ class OddUnits(nn.Module):
         return even, odd
 
     def turn(self, name: str, features: Features, heard: Heard, layout: Layout) -> "Turned":
-        """Add messages to the features of the units of one set. In a later step, the result is multiplied by functions
-        of invariant features.
+        """Add messages to the features of the units of one set. The method `change` later multiplies the result by
+        functions of invariant features.
         """
         known = features.odd.units[name]
         wave = (layout.waves or {}).get(name)

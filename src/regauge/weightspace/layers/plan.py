@@ -57,8 +57,8 @@ class LayerPlan:
     def for_ends(
         self, inputs: int, outputs: int, *, is_biased: bool = True, gain: float = 1.0, are_read: bool = False
     ) -> "ForEnds":
-        """Return one linear map for each unit set that a block connects (each end). With `are_read`, only blocks count
-        whose vectors the next layer or the head reads.
+        """Return one linear map for each unit set that a block connects (each end). With `are_read`, count only the
+        ends of blocks whose vectors the next layer or the head reads.
         """
         ends = self.count_ends(are_read=are_read)
         return ForEnds(self.dense(inputs, outputs, is_biased=is_biased, gain=gain) for _ in range(ends))
@@ -81,7 +81,9 @@ class ForEnds(nn.ModuleList):
     """A list of modules, one for each unit set that a block connects (each end of the block)."""
 
     def number(self, end: int) -> int:
-        """Return the index of the module for one end of a block; ends without an own module share the last."""
+        """Return the index of the module for one end of a block. Ends without a module of their own share the last
+        module.
+        """
         return min(end, len(self) - 1)
 
     def at(self, end: int, x: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from regauge.weightspace.shares import Shares, average
 
 Pooling = Literal["mean", "max"]
 LAYER_VALUES_AT_ONCE = 1 << 17
-"""The number of values that are processed at once, such that they fit in a cache of the processor."""
+"""The number of values that are processed at once. The number is chosen such that the values fit in a cache of the
+processor."""
 
 
 def activate(x: Tensor, norm: Norm) -> Tensor:
@@ -135,7 +136,7 @@ class _Mapped(torch.autograd.Function):
 
 
 def _spread(one: Tensor, axes: Sequence[int], active: Tensor, pooling: Pooling, grad: Tensor) -> None:
-    """Add the gradient of the pooled results."""
+    """Add the gradient of the pooled results to `grad`, the gradient of the features."""
     if pooling == "mean":
         one = one / math.prod(active.shape[axis] for axis in axes)
     for axis in axes:
@@ -160,7 +161,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class _Largest(torch.autograd.Function):
-    """The maximum along an axis; if several entries are the maximum, they share the gradient.
+    """The maximum along an axis. If several entries equal the maximum, the gradient is divided among them.
 
     `x.max(axis)` takes several times as long as `x.amax(axis)`, because it also computes indices.
     """

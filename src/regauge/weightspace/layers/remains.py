@@ -16,8 +16,8 @@ from regauge.weightspace.layout.characters import Character, at_end, has_scale, 
 from regauge.weightspace.layout.compile import Layout
 
 Relation = Mapping[Character, float]
-"""One exponent for each kind of feature. No scale changes the product of the features' norms to the power of their
-exponents."""
+"""One exponent for each character of features. No scale changes the product of the features' norms, each raised to its
+exponent."""
 
 
 class Remains(nn.Module):
@@ -99,8 +99,8 @@ class PairSizes(nn.Module):
 def _ends(
     layout: Layout, block: Block, known: Mapping[str, Collection[Character]]
 ) -> list[tuple[int, Character]] | None:
-    """Return the unit sets whose scales change the values of a block, with their exponents. Return None if no unit
-    features have the exponents of the block's scales.
+    """Return the unit sets whose scales change the values of a block, each with the exponents of its scales. Return
+    None if no unit features have the exponents of the block's scales.
     """
     character = layout.signs.get(block.name, ())
     if not has_scale(character):

@@ -30,8 +30,8 @@ class ScaleGMN(Layer):
         u <- u + (D u + messages) * f(x, messages),    x <- x + MLP(x, messages, i(D u + messages), network)
 
     If a group has several families of signs, a value may change with a product of several signs. Units have features
-    `u` for every such product that occurs in the network. Products of two features `u` give further features. Maps of
-    features that signs change have no biases. Products are summed over units only if the signs of the summed units
+    `u` for every product of signs that occurs in the network. Products of two features `u` give further features. Maps
+    of features that signs change have no biases. Products are summed over units only if the signs of the summed units
     cancel in each product. Each sign is its own inverse, so forward and backward messages use the same products.
 
     With `is_scaled`, features also change together with positive scales, as in the paper. With `is_scaled`, `i(u)`
@@ -40,9 +40,9 @@ class ScaleGMN(Layer):
     padded with zeros.
 
     `ScaleGMN` differs from the paper in the following ways. Unless `is_scaled`, positive scales are canonicalized
-    first. The canonical form of scales is continuous (unlike that of signs), and the first layer can then read the
-    sizes of weights. Vectors are normalized in every layer, which preserves differences between networks through many
-    layers. The function `i(u)` replaces the paper's `MLP(u) + MLP(-u)`.
+    first. Unlike the canonical form of signs, the canonical form of scales is continuous, and with it the first layer
+    can read the sizes of weights. Vectors are normalized in every layer, which preserves differences between networks
+    through many layers. The function `i(u)` replaces the paper's `MLP(u) + MLP(-u)`.
 
     Attributes:
         expansion: The width of the MLPs' hidden layers, as a multiple of the net's width.
@@ -165,8 +165,8 @@ class _Layer(nn.Module):
         return features.change(result, pairs, changed, Odd(odd_result, odd_pairs))
 
     def _cross(self, name: str, features: Features, layout: Layout) -> dict[Character, Tensor]:
-        """Return the features of units that can be nonzero, and products of two such features. Features that no scale
-        changes are normalized.
+        """Return the features of units that can be nonzero, and products of two nonzero features. Features that no
+        scale changes are normalized.
         """
         found = self.reach[layout.key]
         known = {s: features.odd.units[name][s] for s in sorted(found.known[name])}
@@ -180,14 +180,14 @@ class _Layer(nn.Module):
         return result
 
     def _turn(self, u: Tensor | None, messages: list[Tensor]) -> Tensor:
-        """Return the received messages, plus a linear map of the features if there are any."""
+        """Return the received messages, plus a linear map of the unit's own features `u` if the unit has any."""
         parts = [*([] if u is None else [self.odd_in(u)]), *([_mean(messages)] if messages else [])]
         return torch.stack(parts).sum(0)
 
     def _relate(
         self, features: Features, units: dict[str, Tensor], layout: Layout
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the new features of weights, computed from the features of the units that they connect."""
+        """Return the new features of weights, computed from the features of the connected units."""
         pairs, odd = {}, {}
         for block in layout.pair_blocks:
             e, o = features.pairs[block.name], features.odd.pairs.get(block.name)

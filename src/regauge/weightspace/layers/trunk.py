@@ -60,8 +60,8 @@ class PairUpdate(Update):
 
 
 class UnitUpdate(Update):
-    """The update of the feature vectors of units by messages, by the network's vector, and by the vectors of units that
-    contain them or are contained in them.
+    """The update of the feature vectors of units by messages, by the network's vector, and by the vectors of containing
+    and contained units.
     """
 
     def __init__(self, plan: LayerPlan, hidden: int) -> None:

@@ -31,8 +31,8 @@ class Layout:
         fixed: Groups of matrices whose axes count as channels. Fixed groups must be canonicalized before networks are
             read.
         pieces: The parts into which tensors are cut (pieces), by name.
-        steps: The products of tensors that are read instead of the tensors. Each factor is a part of a tensor or an
-            earlier product.
+        steps: The products of tensors that are read instead of the tensors. Each factor of a product is a part of a
+            tensor or an earlier product.
         is_signed: Whether signs act on the values that are read. If false, signs are canonicalized first.
         is_scaled: Whether positive scales act on the values that are read.
         waves: The angles of each unit set whose units have one angle each, or None if half periods are canonicalized.
@@ -181,7 +181,9 @@ class Layout:
         return repr((blocks, sets, pieces, self.contracted, self.signs, self.unit_signs, self.waves))
 
     def difference(self, other: "Layout") -> str | None:
-        """Return a property of another layout that requires different learned parameters, or None."""
+        """Return a difference between two layouts that requires different learned parameters, or None if no difference
+        does.
+        """
         ours, theirs = ({b.name: b.channels for b in layout.blocks} for layout in (self, other))
         for name in [*ours, *theirs]:
             if ours.get(name) != theirs.get(name):
@@ -275,8 +277,8 @@ def compile_layout(
 
 
 def _with_waves(layout: Layout) -> Layout:
-    """Return the layout in which sine and cosine replace each angle. Sines and cosines can be used only if each angle
-    has only one period.
+    """Return a layout in which sine and cosine replace each angle. Sines and cosines can be used only if each angle has
+    only one period.
     """
     if any(is_shifted(block) and find_period(block) is None for block in layout.blocks):
         return layout

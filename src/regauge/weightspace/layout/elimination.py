@@ -16,8 +16,8 @@ Bases = tuple[tuple[int, ...], ...]
 """For each axis (label) of a block, the axes of the units within which its units are repeated."""
 Known = Mapping[str, tuple[Block, Bases]]
 MOST_PRODUCTS = 16
-"""A group of matrices is eliminated only if the products have at most this number of times as many entries as their
-inputs."""
+"""The largest number of entries of the products, as a multiple of the number of entries of their factors, up to which a
+group of matrices is eliminated."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,9 @@ def eliminate(
 
 
 def fold(block: Block, bases: Bases, groups: set[str]) -> tuple[Block, Bases, list[tuple[str, Step]]]:
-    """Return a block in which the axes of some groups are merged with the channels, and the steps that merge them."""
+    """Return a block in which the axes of some groups are merged with the channels, and the steps that merge these
+    axes.
+    """
     steps: list[tuple[str, Step]] = []
     while True:
         found = next((k for k, label in enumerate(block.labels) if label.group in groups), None)

@@ -1,4 +1,4 @@
-"""Angles: values to which a symmetry can add half periods, and which are therefore read as sine and cosine."""
+"""Angles: values to which a symmetry can add half periods. A metanetwork therefore reads their sines and cosines."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The evaluation of networks on probes: the traced program, and the intermediate values that are read."""
+"""The evaluation of networks on probes: the traced program, and the intermediate values that a metanetwork reads."""
 
 import copy
 import warnings

@@ -32,12 +32,13 @@ class Probes:
     for example over pixels and tokens. Outputs become features of the network. For any module, discovery finds which
     activations belong to which units, and a random element checks the assignment. Activations that belong to no unit,
     such as activations inside recurrent operators, are not used. Networks are evaluated in their canonical form, in the
-    module's dtype. If layers have features that signs change, activations that signs change become such features.
+    module's dtype. If layers have features that signs change, activations that signs change are added to these
+    features.
 
     Floating-point inputs are learned. Probes are initialized to random examples. If there are fewer examples than
     probes, probes are sampled from a normal distribution with the mean and deviation of the examples. Other inputs,
-    such as tokens and masks, are not learned, but copied from examples. An argument does not change if the length of
-    its first axis differs from the length of the first tensor.
+    such as tokens and masks, are not learned, but copied from examples. An argument is copied unchanged if its first
+    axis and the first axis of the first tensor differ in length.
 
     With an `Invariant` head, a separate MLP reads the outputs at all probes; see `Metanet.read_probes`. Probes may form
     a grid (`inputs=(16, 16)`), which is initialized with 256 examples in their order, such as the pixels of an image.
@@ -53,7 +54,7 @@ class Probes:
         inputs: The number of probes, or the lengths of the two or three axes of a grid of probes.
         outputs: The outputs of the module that are used; see `discover`.
         constant: Names of arguments (indices for positional arguments) whose first axis does not index examples,
-            although it has the same length.
+            although it has one entry for each example.
         hidden: The width of the MLP on the outputs.
         dropout: The dropout probability of the MLP's hidden units in training.
 
@@ -147,8 +148,8 @@ class Probes:
 class ProbeEncoder(nn.Module):
     """The learned inputs of one architecture, and the maps from activations and outputs to features.
 
-    If `width` is not given, only outputs are read, and there are no features. If `answers` is given, a separate net
-    computes this number of predictions from the outputs.
+    If `width` is not given, only outputs are read, and no features are computed. If `answers` is given, a separate net
+    computes `answers` predictions from the outputs.
     """
 
     mean: Tensor
@@ -231,7 +232,7 @@ class ProbeEncoder(nn.Module):
         }
 
     def trace(self, module: nn.Module, layout: Layout) -> Probed:
-        """Trace how networks of one layout compute on given probes."""
+        """Trace the evaluation of networks of one layout on the probes."""
         return Probed.of(
             module,
             layout,

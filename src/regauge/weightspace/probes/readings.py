@@ -15,7 +15,8 @@ from regauge.weightspace.layout.compile import Layout
 from regauge.weightspace.layout.cut import Piece, cut
 
 CLOSE = 1e-3
-"""A tolerance: values with a smaller relative difference count as equal in the search for the axis of the examples."""
+"""In the search for the axis of the examples, values with a smaller relative difference than this number count as
+equal."""
 
 
 @dataclass(frozen=True)
