@@ -54,7 +54,7 @@ def align_points(space: Space, reference: Tensor, points: Points) -> Points:
 
 @torch.no_grad()
 def move_near(space: Space, reference: Tensor, points: Points) -> Points:
-    """Transform points towards a reference by weight matching, without sorting their units first."""
+    """Transform points towards a reference by weight matching, without first sorting the units."""
     made = torch.empty_like(points)
     for start in range(0, len(points), ALIGNED_AT_ONCE):
         part = slice(start, start + ALIGNED_AT_ONCE)
@@ -70,8 +70,8 @@ def move_near(space: Space, reference: Tensor, points: Points) -> Points:
 def find_reference(space: Space, points: Points, *, rounds: int = 5, most: int = 512) -> Tensor:
     """Return the mean of points up to permutations of units, `[values]`.
 
-    A subset of the networks is aligned to the first network. Next, the subset is repeatedly aligned to its mean, which
-    is recomputed each time.
+    A subset of the networks is aligned to the first network. Next, the subset is repeatedly aligned to its mean, and
+    the mean is recomputed after each alignment.
     """
     some = points[:most]
     reference = some[0]

@@ -52,7 +52,7 @@ def _losses(task: Task, params: Params) -> Float64[Tensor, " models"]:
 
 @dataclass
 class ChosenNetworks:
-    """The sampled networks with the smallest loss, and a method that improves them further by random steps.
+    """The sampled networks with the smallest loss. The method `move` reduces their loss further by random steps.
 
     Attributes:
         task: The task that measures losses.
@@ -87,7 +87,7 @@ class ChosenNetworks:
 
         A step mixes a network's normal vector with a new random vector, `sqrt(1 - b^2) z + b z'`, which does not change
         the vector's distribution. Therefore changed networks are as far from one another and from training networks as
-        other samples are. The step size b of each network adapts to the share of accepted steps.
+        unchanged samples are. The step size b of each network adapts to the share of accepted steps.
 
         References:
             Cotter et al. (2013), MCMC methods for functions, section 4: the preconditioned Crank-Nicolson proposal,

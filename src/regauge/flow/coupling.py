@@ -22,8 +22,8 @@ class Coupling:
     Attributes:
         assignment: Whether the start points and endpoints of a batch are paired by optimal assignment, which minimizes
             the sum of squared distances. Coordinates are divided by their standard deviations.
-        alignment: Whether the symmetry transforms each endpoint, as close to its start point as weight matching can.
-            With alignment, the flow does not have to learn random permutations of units.
+        alignment: Whether an element of the symmetry brings each endpoint as close to its start point as weight
+            matching can. With alignment, the flow does not have to learn random permutations of units.
 
     References:
         Pooladian et al. (2023) and Tong et al. (2024) for assignments in batches. In regauge, assignments are exact and

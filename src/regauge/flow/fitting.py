@@ -69,14 +69,14 @@ def fit(
     learns the difference between the population and the normal distribution. After the training, the output of the net
     is multiplied by a factor from 0 to 1 (the share), which is chosen by validation. The flow is compared with the
     normal distribution on held-out networks or, with a task, on sampled networks. The share is 0 unless the flow is
-    better by more than one standard error. Therefore, on the compared networks, a flow is not worse than the normal
-    distribution. Before the training, a warning is issued if sampled networks are not expected to solve the task. With
-    a task, the warning depends on the performance of networks sampled from the normal distribution. Without a task, the
-    warning depends on the distance of aligned networks to their mean.
+    better than the normal distribution by more than one standard error. Therefore, on the compared networks, a flow is
+    not worse than the normal distribution. Before the training, a warning is issued if sampled networks are not
+    expected to solve the task. With a task, the warning depends on the performance of networks sampled from the normal
+    distribution. Without a task, the warning depends on the distance of aligned networks to their mean.
 
     Args:
-        population: Parameters with a leading model axis, or a store, or a list of these with one architecture. The
-            networks are read once, and their points are kept in memory.
+        population: Parameters with a leading model axis, or a store, or a list of populations and stores with one
+            architecture. The networks are read once, and their points are kept in memory.
         symmetry: The symmetry of the networks; by default the symmetry of the store.
         config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
         task: Examples and the loss by which sampled networks are judged. With a task, the training keeps the epoch

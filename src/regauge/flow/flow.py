@@ -179,7 +179,8 @@ class Flow:
             generator: The random generator. Default: a generator with seed 0.
             steps: The number of solver steps.
             solver: See `integrate`. With noise, the solver is Euler-Maruyama. "thesis" is the sampler of
-                `follow_thesis`, for flows that predict endpoints; it does not solve the flow's equation.
+                `follow_thesis`, for flows that predict endpoints. The sampler of the thesis does not solve the flow's
+                equation.
             noise: The amount of noise; see `diffuse`, or `follow_thesis`.
             guidance: A guidance loss for the samples.
             label: One of `classes`, for a flow with labels.
@@ -245,18 +246,18 @@ class Flow:
     ) -> Float[Tensor, " models"]:
         """Return the log density of networks in nats, which is equal for all networks of an orbit.
 
-        The computation uses the device of `velocity`. The result is the density at one point of each network's orbit:
+        The computation uses the device of `velocity`. The density is evaluated at one point of each network's orbit:
         the network with the scales of the space, aligned to the reference of the fit. If the flow was not fitted to
-        aligned networks, the units are sorted instead. The result is a density with respect to surface area on spheres
-        and volume in Euclidean coordinates. The result is not a density over functions or over all parameters. The
-        density depends on the representation of networks. Compare a density only with the densities of other networks
-        under the same flow. If `scales="keep"`, networks that differ by scales or translations have different
-        densities. A flow of principal components returns only the density of the components.
+        aligned networks, the units are sorted instead of aligned. The result is a density with respect to surface area
+        on spheres and volume in Euclidean coordinates. The result is not a density over functions or over all
+        parameters. The density depends on the representation of networks. Compare a density only with the densities of
+        other networks under the same flow. If `scales="keep"`, networks that differ by scales or translations have
+        different densities. A flow of principal components returns only the density of the components.
 
         Args:
             population: Networks with a leading model axis. The result has the precision of the networks.
             steps: The number of steps of the Runge-Kutta method.
-            probes: The number of random vectors that estimate divergences, the same vectors for all networks. If None,
+            probes: The number of random vectors that estimate divergences. All networks use the same vectors. If None,
                 divergences are exact, and each coordinate costs one backward pass.
             label: One of `classes`, for a flow with labels.
             generator: The random generator of the probes. By default, the probes are fixed.
@@ -281,7 +282,9 @@ class Flow:
         return next(self.velocity.parameters()).device
 
     def _find_points(self, population: Mapping[str, Tensor]) -> Points:
-        """Return the points of networks, one for each orbit, computed in the same way as for the fit."""
+        """Return the points of networks, with one point for each orbit. The points are computed in the same way as for
+        the fit.
+        """
         x = self.networks.enter(population, torch.float64)
         if self.reference is None:
             x = sort_points(self.networks, x)

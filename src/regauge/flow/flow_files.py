@@ -24,9 +24,9 @@ NO_REFERENCE, TRIANGULAR = "1", "2"
 def load_flow(path: str | Path) -> Flow:
     """Load a flow from a file.
 
-    Files of version 1 contain no reference; the mean of the training networks replaces it. Files of versions 1 and 2
-    contain another square root of the covariance. Therefore flows of versions 1 and 2 have the original distribution,
-    but no longer sample the same networks for a seed.
+    Files of version 1 contain no reference, so the mean of the training networks replaces the reference. Files of
+    versions 1 and 2 contain a triangular root of the covariance instead of the symmetric root. Therefore flows of
+    versions 1 and 2 have the original distribution, but no longer sample the same networks for a seed.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -21,13 +21,14 @@ class BatchLoss:
 
     Attributes:
         task: The task whose loss guides the networks.
-        dropout: The share of input values that are set to zero. Each call chooses new random input values, which are
-            the same for all networks. Input values that are not set to zero are divided by one minus the share. Dropout
-            of inputs reduces overfitting to the examples if guidance is strong. The inputs must be a single tensor.
+        dropout: The share of input values that are set to zero. Each call chooses the zeroed input values at random,
+            and equally for all networks. Input values that are not set to zero are divided by one minus the share.
+            Dropout of inputs reduces overfitting to the examples if guidance is strong. The inputs must be a single
+            tensor.
         generator: The random generator of the dropout. By default, a fixed generator.
 
     References:
-        Srivastava et al. (2014), Dropout, which this class applies to inputs.
+        Srivastava et al. (2014), Dropout. `BatchLoss` applies dropout to inputs.
     """
 
     task: Task
@@ -62,7 +63,7 @@ class BatchLoss:
 
 
 def descend(loss: BatchLoss, params: Mapping[str, Tensor], *, steps: int, rate: float) -> Params:
-    """Return networks after plain gradient steps, where each network descends its own loss."""
+    """Return networks after plain gradient steps. Each network descends its own loss."""
     learned = {name: tensor for name, tensor in params.items() if tensor.is_floating_point()}
     gradient = differentiate(lambda moved, _: loss({**params, **moved}))
     program: PlainProgram[None] = PlainProgram(gradient, learned, SGD(rate))

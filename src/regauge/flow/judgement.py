@@ -12,8 +12,8 @@ MANY, RARE = 0.2, 0.02
 """Thresholds for copies: the largest share of networks near training networks, and the largest probability that chance
 causes this share."""
 WORKING, HALF = 0.9, 0.5
-"""Two shares of the held-out networks' performance. Generated networks count as working if they reach the first share,
-and as working less well if they reach only the second share."""
+"""Two shares of the held-out networks' performance. Generated networks work if they reach the first share, and work
+less well if they reach only the second share."""
 Bins = tuple[tuple[float, float, float], ...]
 """Confidence, accuracy and share of the predictions, for each bin."""
 
@@ -34,14 +34,14 @@ class Score:
         calibration: The mean expected calibration error over networks.
         average_loss: The loss of the average of all class probabilities.
         average_accuracy: The accuracy of the average of all class probabilities.
-        distance: The median distance to the nearest training network, divided by the same median for held-out networks:
-            about 1 for new networks, 0 for copies.
+        distance: The median distance to the nearest training network, divided by the median distance of held-out
+            networks to their nearest training network. The ratio is about 1 for new networks and 0 for copies.
         copied: The share of networks that are copies of a training network. The distance of a copy is below that of 95%
             of the held-out networks, and below 0.8 of the held-out median distance.
         sources: The number of different training networks that are the nearest training network of at least one
             network.
-        repeated: The share of networks that are copies of another network of the same kind. The bounds for copies are
-            the same as for `copied`, with 0.5 instead of 0.8.
+        repeated: The share of networks that are copies of another network of the same kind. The bounds are those of
+            `copied`, with 0.5 instead of 0.8.
         spread: The mean distance between two networks of this kind, divided by the mean distance between two held-out
             networks.
         disagreement: The share of examples for which two networks predict different classes, averaged over pairs.
@@ -81,7 +81,8 @@ class Judgement:
         one_answer: The accuracy of the best constant prediction; None without a classification task.
         losses: The loss of each network, by the names of the scores.
         reliability: Confidence, accuracy and share of the predictions in confidence bins. There are bins for single
-            networks and for the average prediction, both generated and held-out. Empty without a classification task.
+            networks and for the average prediction, of generated and of held-out networks. `reliability` is empty
+            without a classification task.
         places: Training, held-out and generated networks, projected to the first two principal axes of the training
             networks.
         share: The share of the variance that the two axes of `places` explain.
@@ -131,9 +132,9 @@ class Judgement:
         """Whether the generated networks are copies of training networks or of one another.
 
         Generated networks count as copies in three cases. First, more than a fifth of the networks are repeated.
-        Second, there are more copies of training networks than chance explains, given the number of held-out networks.
-        Third, the median distance to the nearest training network is less than 0.8 of the median distance for held-out
-        networks.
+        Second, more networks are copies of training networks than chance explains, given the number of held-out
+        networks. Third, the median distance to the nearest training network is less than 0.8 of the median distance for
+        held-out networks.
         """
         return self._is_copied or self.is_collapsed
 
@@ -202,7 +203,8 @@ class Judgement:
 def find_kept(
     own: tuple[float, float | None], known: tuple[float, float | None], one_answer: float | None
 ) -> float | None:
-    """Return the networks' performance relative to known networks, or None if the known networks do not solve the task.
+    """Return the performance of networks relative to reference networks, or None if the reference networks do not solve
+    the task.
 
     `one_answer` is the accuracy of the best constant prediction; see `Judgement.is_working`.
     """

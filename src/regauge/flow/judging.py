@@ -22,8 +22,8 @@ from regauge.flow.representation import Representation
 from regauge.flow.space import Space
 
 MANY_COORDINATES = 2000
-"""A limit on the number of coordinates. Above the limit, the principal axes of the map are computed from fewer
-networks."""
+"""The largest number of coordinates at which the principal axes of the map are computed from all networks. With more
+coordinates, fewer networks are used."""
 KNOWN = 500
 """The largest number of training networks with whose wrong predictions generated networks are compared."""
 MAPPED = 300
@@ -47,10 +47,10 @@ def judge(
     """Judge generated networks by quality and novelty, compared with held-out networks and controls.
 
     All networks are made canonical and aligned to the mean of the training networks. After alignment to the mean, the
-    distances of similar networks are too large, but they show which networks may be close to one another. Therefore
-    only networks that may be close are aligned to each other, pair by pair. The number of control networks of each kind
-    equals the number of samples. Some controls are copies of training networks, noisy copies at the distance of
-    held-out networks, and means of 2 and of 16 aligned training networks. Other controls are sampled from normal
+    distances of similar networks are too large, but these distances show which networks may be close to one another.
+    Therefore only networks that may be close are aligned to each other, pair by pair. The number of control networks of
+    each kind equals the number of samples. Some controls are copies of training networks, noisy copies at the distance
+    of held-out networks, and means of 2 and of 16 aligned training networks. Other controls are sampled from normal
     distributions, with the standard deviations or the full covariance of aligned training networks.
 
     Args:
@@ -81,7 +81,7 @@ class KnownNetworks:
         distances: Distances to the known networks, and between held-out networks.
         answers: The class probabilities of some training networks, and the class labels of the examples.
         scored: The scores of held-out networks, followed by the scores of the controls.
-        dtypes: A training network. Generated networks are converted to its dtypes.
+        dtypes: A training network. Generated networks are converted to the dtypes of this network.
     """
 
     evaluate: Judge
@@ -205,7 +205,7 @@ class _Distances:
         return cls(space, train, held_out, known, spread(space, held_out), _mean_distance(space, held_out, held_out))
 
     def describe(self, own: Points) -> dict[str, Any]:
-        """Return those entries of the networks' score that measure distances."""
+        """Return the entries of a `Score` that measure distances, for some networks."""
         distance, sources = nearest(self.space, own, self.train)
         few = own[: max(2, len(self.train))]  # as many as for training: distances depend on the number
         others, _ = nearest(self.space, few, few, is_same=True)

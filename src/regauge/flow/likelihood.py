@@ -15,14 +15,14 @@ def integrate_density(
 
     The Runge-Kutta method of order four integrates points and density together, in the points' precision. On spheres,
     the velocity is evaluated at the nearest point of the sphere, where the velocity is tangent. Therefore the
-    divergence of the velocity in the surrounding space equals its divergence on the sphere.
+    divergence of the velocity in the surrounding space equals the divergence on the sphere.
 
     Args:
         space: The space of the points.
         field: The velocity.
         x: Points at time 1.
         steps: The number of steps.
-        probes: Random sign vectors that estimate divergences (Hutchinson), the same vectors for all points and times.
+        probes: Random sign vectors that estimate divergences (Hutchinson). All points and times use the same vectors.
             If None, divergences are exact, and each coordinate costs one backward pass.
 
     References:

@@ -30,8 +30,8 @@ class Sphere:
 
 
 class Manifold:
-    """A space of points that represent networks. The first coordinates lie on unit spheres; all further coordinates are
-    Euclidean.
+    """A space of points that represent networks. The first coordinates lie on unit spheres, and all further coordinates
+    are Euclidean.
 
     Attributes:
         spheres: The coordinates that lie on spheres.
@@ -117,7 +117,9 @@ class Manifold:
         return torch.cat(at, dim=1), torch.cat(rates, dim=1)
 
     def distance(self, x: Float[Tensor, "*#lead values"], y: Float[Tensor, "*#lead values"]) -> Float[Tensor, "*lead"]:
-        """Return the lengths of shortest geodesics: the root of the sum of squares over spheres and Euclidean part."""
+        """Return the lengths of shortest geodesics: the square root of the sum of squared distances over all spheres
+        and the Euclidean part.
+        """
         squares = (x[..., self.flat_start :] - y[..., self.flat_start :]).square().sum(-1)
         for one in self.spheres:
             squares = squares + sphere.distance(self.on(one, x), self.on(one, y)).square().sum(-1)

@@ -16,7 +16,7 @@ SMALLEST = 1e-3
 NOTHING = 1e-12
 """The share of the largest variance below which variances count as zero."""
 MOST_AXES = 2000
-"""If networks have more parameters than this number, axes are computed from at most this number of networks."""
+"""If networks have more than `MOST_AXES` parameters, axes are computed from at most `MOST_AXES` networks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +53,8 @@ class Moments:
 
     Attributes:
         mean: The mean of each coordinate, `[values]`. The mean is zero if signs flip the coordinate.
-        deviation: The standard deviation of each coordinate; it is never zero.
-        root: The root mean square of each coordinate; it is never zero.
+        deviation: The standard deviation of each coordinate, which is never zero.
+        root: The root mean square of each coordinate, which is never zero.
         covariance: The covariance of the standardized Euclidean coordinates, if it was requested.
     """
 
@@ -65,7 +65,9 @@ class Moments:
 
     @classmethod
     def of(cls, blocks: Iterable[Points], space: Manifold, *, is_pooled: bool = True) -> "Moments":
-        """Return statistics of points, computed block by block; `is_pooled` averages over exchangeable coordinates."""
+        """Return statistics of points, computed block by block. With `is_pooled`, statistics are averaged over
+        exchangeable coordinates.
+        """
         count, total, squares = 0, torch.zeros(space.dim, dtype=torch.float64), torch.zeros(space.dim).double()
         for block in blocks:
             values = block.double().cpu()

@@ -34,12 +34,13 @@ class Net(Protocol):
 
 @dataclass(frozen=True)
 class Metanetwork:
-    """An equivariant net of `weightspace`: permuting the units of the input permutes the output in the same way.
+    """An equivariant net of `weightspace`: a permutation of the input's units permutes the output in the same way.
 
     The parameters of the net also work for networks of other widths.
 
     Attributes:
-        layer: One of `weightspace.LAYERS`; the thesis uses `RelationalAttention`.
+        layer: The settings of the layers: an instance of a class in `weightspace.LAYERS`. The thesis uses
+            `RelationalAttention`.
         width: The length of the vectors of units and pairs.
         depth: The number of layers.
     """

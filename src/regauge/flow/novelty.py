@@ -14,8 +14,8 @@ from regauge.flow.manifold import Points
 from regauge.flow.space import Space
 
 AT_ONCE, FEW = 64, 8
-"""The number of points compared at a time, and the number of nearest networks, after alignment to one mean, to which
-each network is aligned."""
+"""The number of points that are compared at a time, and the number of networks to which each network is aligned. These
+are its nearest networks after alignment to one mean."""
 PAIRS = 512
 """The approximate number of pairs over which a mean distance is computed, if there are more pairs."""
 NEAR, NEARER, TAIL = 0.8, 0.5, 0.05
@@ -29,7 +29,8 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
         space: The space of the points.
         points: The points, aligned to the same mean as the other networks.
         others: Other networks, such as training networks.
-        is_same: Whether both arguments contain the same networks, so that no network may be compared with itself.
+        is_same: Whether `points` and `others` contain the same networks, so that no network may be compared with
+            itself.
     """
     distances, numbers = [], []
     count = min(FEW, len(others) - is_same)
@@ -48,7 +49,7 @@ def nearest(space: Space, points: Points, others: Points, *, is_same: bool = Fal
 
 
 def measure(space: Space, first: Points, second: Points) -> Tensor:
-    """Return the distance of each pair of points: the smaller of the distances before and after pairwise alignment."""
+    """Return the distance of each pair of points: the minimum of the distances before and after pairwise alignment."""
     return torch.minimum(space.distance(first, second), space.distance(move_near(space, second, first), second))
 
 
@@ -66,8 +67,9 @@ def count_near(distances: Tensor, held_out: Tensor, share: float) -> float:
     Args:
         distances: The distance of each network to the nearest other network.
         held_out: The distances of held-out networks to training networks.
-        share: A second bound, as a share of the median distance of held-out networks. If the distances of all held-out
-            networks are about equal, a slightly smaller distance does not indicate a copy.
+        share: A second bound, as a share of the median distance of held-out networks. The second bound matters if the
+            distances of all held-out networks are about equal, because a slightly smaller distance then does not
+            indicate a copy.
     """
     bound = torch.minimum(share * held_out.median(), held_out.double().quantile(TAIL).to(held_out))
     return float((distances < bound).double().mean())

@@ -18,8 +18,8 @@ class Outlook:
     Attributes:
         networks: The number of training networks.
         values: The number of parameters of a network.
-        aligned: The root mean square distance of two aligned networks, divided by the same distance of unaligned
-            networks.
+        aligned: The root mean square distance of two aligned networks, divided by the root mean square distance of two
+            unaligned networks.
         spread: The root mean square distance of aligned networks to their mean, divided by the norm of the mean.
         kept: The performance of networks sampled from the prior, divided by the performance of the validation networks;
             see `Judgement.is_working`. None without a task.

@@ -26,7 +26,7 @@ class MatchedGaussian:
     spread: float = 1.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """Return the prior for a space and the moments of its networks."""
+        """Return the prior for a space, given the moments of the networks in this space."""
         return Prior(space, moments.mean, self.spread * moments.deviation, moments.root)
 
 
@@ -41,7 +41,7 @@ class UniformSphere:
     spread: float = 1.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """Return the prior for a space and the moments of its networks."""
+        """Return the prior for a space, given the moments of the networks in this space."""
         return Prior(space, moments.mean, self.spread * moments.deviation, torch.ones_like(moments.root))
 
 
@@ -54,22 +54,23 @@ class PlainGaussian:
         mean: The factor by which the networks' mean is multiplied to give the mean of the prior.
 
     References:
-        Erdogan (2025), section 6.1; the code of the thesis has a standard deviation of 0.1, and its text has a variance
-        of 0.1.
+        Erdogan (2025), section 6.1. The code of the thesis has a standard deviation of 0.1, and the text of the thesis
+        has a variance of 0.1.
     """
 
     deviation: float = 0.1
     mean: float = 0.0
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """Return the prior for a space and the moments of its networks."""
+        """Return the prior for a space, given the moments of the networks in this space."""
         even = torch.ones_like(moments.root)
         return Prior(space, self.mean * moments.mean, self.deviation * even, even)
 
 
 @dataclass(frozen=True)
 class FullGaussian:
-    """Normal weights with the mean and full covariance of aligned networks; a flow then starts near its endpoints.
+    """Normal weights with the mean and full covariance of aligned networks. With this prior, a flow starts near its
+    endpoints.
 
     On spheres, the distribution is that of `MatchedGaussian`.
 
@@ -88,7 +89,7 @@ class FullGaussian:
             raise ValueError(f"shrink={self.shrink}, but must be above 0 and at most 1")
 
     def build(self, space: Manifold, moments: Moments) -> "Prior":
-        """Return the prior for a space and the moments of its networks."""
+        """Return the prior for a space, given the moments of the networks in this space."""
         return Prior(space, moments.mean, moments.deviation, moments.root, moments.covariance)
 
 
@@ -133,7 +134,7 @@ class Prior:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> Points:
-        """Sample points with random numbers from the CPU, which are the same for all devices."""
+        """Sample points. Random numbers are generated on the CPU, so the points are the same for all devices."""
         noise = torch.randn(count, self.space.dim, generator=generator, dtype=torch.float64)
         return self.place(noise).to(device, dtype)
 

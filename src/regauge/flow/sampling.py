@@ -28,7 +28,7 @@ def integrate(
     solver: Solver = "heun",
     end: float = 1.0,
 ) -> Points:
-    """Integrate a velocity from time 0 to another time in equal steps.
+    """Integrate a velocity from time 0 to the time `end` in equal steps.
 
     Args:
         space: The space of the points.
@@ -64,7 +64,9 @@ def integrate(
 
 
 def _at(space: Manifold, field: Field, x: Tensor, t: float) -> Tensor:
-    """Return the velocity at the nearest point of the space, which is smooth, as solvers of higher order require."""
+    """Return the velocity at the nearest point of the space. The result is a smooth function of x, as solvers of higher
+    order require.
+    """
     near = space.project(x)
     return field(near, near.new_full((len(near),), t))
 
@@ -125,7 +127,7 @@ def follow_thesis(predict_end: Field, x0: Points, *, steps: int, noise: float, g
         generator: The random generator of the noise.
 
     References:
-        Erdogan (2025), section 3.2.2, for the velocity; the noise is from its stochastic sampling.
+        Erdogan (2025), section 3.2.2, for the velocity, and the section on stochastic sampling for the noise.
     """
     x = x0
     for k in range(steps):

@@ -25,7 +25,8 @@ networks."""
 
 @dataclass(frozen=True, eq=False)
 class Space(Manifold):
-    """The space of the networks of one architecture. Coordinates on unit spheres come first, then Euclidean ones.
+    """The space of the networks of one architecture. Coordinates on unit spheres come first, then Euclidean
+    coordinates.
 
     Every floating-point entry of a network is one coordinate, including running statistics, because the outputs depend
     on running statistics. Structure, such as masks, has no coordinates, and a tied tensor has coordinates only once.
@@ -200,7 +201,9 @@ class Space(Manifold):
         return self.project(x.to(dtype))
 
     def balance(self, params: Params) -> Params:
-        """Return the networks of smallest norm among those that scales and invertible matrices produce."""
+        """Return, for each network, the network of smallest norm that scales and invertible matrices produce from
+        it.
+        """
         return self.symmetry.act(balance(params, self.symmetry), params)
 
     def leave(self, x: Points) -> Params:

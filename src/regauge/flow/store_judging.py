@@ -30,7 +30,7 @@ def judge_store(
     """Compare stored networks with the training networks and held-out networks of a flow; see `judge`.
 
     Args:
-        flow: The flow. The facts about its training determine the training networks and the splits.
+        flow: The flow. The facts about the flow's training determine the training networks and the splits.
         samples: The sampled networks.
         stores: The stores to which the flow was fitted.
         evaluate: A task, or a function of one network's parameters.

@@ -56,11 +56,11 @@ def sample_store(
             of 256 networks, not to all networks together.
         noise: The amount of noise in each step.
         guide: A function that makes the guidance of each shard.
-        like: A store of networks with other widths, which the sampled networks then have.
+        like: A store of networks with other widths. The sampled networks then have the widths of these networks.
         label: The class label on which the networks are conditioned.
         seed: The seed of all random numbers.
-        about: Additional facts that are written to the store. An interrupted run is continued only if the facts in its
-            store are equal.
+        about: Additional facts that are written to the store. An interrupted run is continued only if its store
+            contains the same facts.
 
     Raises:
         FileExistsError: The store contains other networks.
@@ -119,8 +119,8 @@ def compare_guidance(
     label: Any = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return mean scores on a task: of guided networks, and of networks sampled without guidance or made without a
-    flow.
+    """Return mean scores on a task, for guided networks, for networks sampled without guidance, and for networks made
+    without a flow.
 
     The networks without guidance are sampled from the same flow. For comparison, gradient descent on the guidance loss,
     with the same number of steps, is applied to sampled networks and to random networks.

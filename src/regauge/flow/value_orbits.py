@@ -20,7 +20,8 @@ DRAWS, FEW_DRAWS, MANY = 24, 6, 10**6
 
 
 def exchanged_values(symmetry: Symmetry, names: Sequence[str]) -> Int[Tensor, " values"]:
-    """Return a class for each entry of some tensors; entries that a permutation exchanges have the same class.
+    """Return a class index for each entry of some tensors. Entries that a permutation exchanges have the same class
+    index.
 
     Entries belong to one class if a cycle, or an exchange of two units, of some group maps one entry to the other.
     If a group has several copies, random permutations are also tried, because some entries are exchanged only if the
@@ -54,7 +55,7 @@ def signed_values(symmetry: Symmetry, names: Sequence[str]) -> Bool[Tensor, " va
 
 
 def unit_indices(placement: Placement, units: int) -> Int[Tensor, "units indices"]:
-    """Return, for each of the first units, its indices on the axis of a placement."""
+    """Return the indices of the first units on the axis of a placement, with one row for each unit."""
     offsets = torch.zeros(1, dtype=torch.int64)
     for count, stride in placement.repeats:
         offsets = (offsets.unsqueeze(1) + stride * torch.arange(count)).flatten()
@@ -82,7 +83,7 @@ def _permuted(symmetry: Symmetry, numbers: Params, draws: int) -> list[Params]:
 
 
 def _complete(symmetry: Symmetry, known: Params) -> Params:
-    """Return all tensors that the symmetry transforms; missing tensors are zero."""
+    """Return all tensors that the symmetry transforms. Missing tensors are filled with zeros."""
     blank = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in symmetry.shapes.items()}
     return {**blank, **known}
 

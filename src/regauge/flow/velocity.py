@@ -53,7 +53,7 @@ class StraightLines:
 
 
 class Velocity(nn.Module):
-    """The velocity of a flow, a function of points and times; the result is tangent to the space.
+    """The velocity of a flow, a function of points and times. The velocity at a point is tangent to the space.
 
     Args:
         space: The space of the points.

@@ -38,8 +38,9 @@ class Autoencoder:
         latents = auto.encode(population)      # [models, latent], the same for all networks of an orbit
         auto.decode(latents)                   # canonical networks with nearly the same functions
 
-    Latent vectors are computed in double precision. All networks of an orbit therefore have equal vectors, up to the
-    rounding of their weights. The latent vectors have the precision of the networks, but at least single precision.
+    Latent vectors are computed in double precision. All networks of an orbit therefore have equal latent vectors, up to
+    the rounding of the networks' weights. The latent vectors have the precision of the networks, but at least single
+    precision.
 
     Attributes:
         encoder: The net that maps networks to latent vectors.
@@ -78,7 +79,8 @@ class Autoencoder:
         """Return the latent vectors of networks.
 
         Args:
-            networks: Parameters with a leading model axis, or a store, which is streamed; or a list of these.
+            networks: Parameters with a leading model axis, or a store, which is streamed; or a list of populations and
+                stores.
 
         Raises:
             ValueError: The encoder does not accept the architecture of the networks, or a network is not finite.
@@ -121,11 +123,11 @@ class Autoencoder:
         return made
 
     def canonicalize(self, networks: Networks | Sequence[Networks] | Collection) -> Params:
-        """Return the reconstruction of each network; all networks of an orbit have the same reconstruction."""
+        """Return the reconstruction of each network. All networks of an orbit have the same reconstruction."""
         return self.decode(self.encode(networks))
 
     def distances(self, networks: Networks, among: Networks | None = None) -> NDArray[np.float64]:
-        """Return the distances between latent vectors of networks and of `among` (by default, the same networks)."""
+        """Return the distances between the latent vectors of `networks` and of `among` (default: `networks`)."""
         own = self.encode(networks).double()
         others = own if among is None else self.encode(among).double()
         found: NDArray[np.float64] = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist").numpy()
@@ -174,7 +176,8 @@ class Autoencoder:
 
 @dataclass(frozen=True, eq=False)
 class LatentPath:
-    """A path between two networks, for `rg.line`: points on the segment between their latent vectors, decoded.
+    """A path between two networks, for `rg.line`: decoded points on the line segment between the networks' latent
+    vectors.
 
     The endpoints of the path are the reconstructions of the two networks, not the networks themselves.
 

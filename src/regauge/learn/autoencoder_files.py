@@ -21,7 +21,7 @@ from regauge.weightspace.heads.invariant import Invariant
 from regauge.weightspace.metanet import Metanet
 
 COLUMNS = {"network": "", "id": "", "step": ""}
-"""Columns of a table of networks, each empty by default: a checkpoint has no id and no step."""
+"""Columns of a table of networks. Each column is empty by default, because a checkpoint has no id and no step."""
 NETWORKS_OF_A_SHARD = 512
 """The number of decoded networks in one shard."""
 SHOWN = 10

@@ -54,22 +54,22 @@ def fit_autoencoder(
 ) -> Autoencoder:
     """Train an encoder that is invariant, and a decoder whose networks compute the functions of the encoded networks.
 
-    All networks of an orbit have the same latent vector, and are therefore decoded to the same network. The weights
-    with the best validation are kept. The test networks are evaluated only once, at the end. `about["verdict"]` states
-    whether the training budget was sufficient, that is, whether decoded networks are close enough to the encoded
-    networks.
+    All networks of an orbit have the same latent vector, and are therefore decoded to the same network. The result has
+    the weights of the epoch with the best validation. The test networks are evaluated only once, at the end.
+    `about["verdict"]` states whether the training budget was sufficient, that is, whether decoded networks are close
+    enough to the encoded networks.
 
     Args:
-        population: Parameters with a leading model axis, or a store, which is streamed; or a list of these with one
-            architecture.
+        population: Parameters with a leading model axis, or a store, which is streamed; or a list of populations and
+            stores with one architecture.
         symmetry: The symmetry of the networks. Default: the symmetry of the store.
         config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
         module: The module that evaluates the networks. Default: the module of the store.
         inputs: The inputs on which networks are compared: a tensor, a tuple of positional arguments, or a dictionary of
             keyword arguments for the module. Examples are on the first axis.
-        task: A task that replaces `module` and `inputs`; networks are evaluated on its batches. By default, decoded
-            networks are trained with the criterion and the targets of the task, without the outputs of the original
-            networks. If `config.loss` is given, this loss is used instead of the criterion.
+        task: A task that replaces `module` and `inputs`. Networks are evaluated on the batches of the task. By default,
+            decoded networks are trained with the criterion and the targets of the task, without the outputs of the
+            original networks. If `config.loss` is given, it replaces the criterion.
         encoder: A module that maps populations to vectors `[models, latent]`. A given encoder replaces the net that the
             settings describe. An autoencoder with a given encoder cannot be saved.
         generator: The random generator from which one seed is sampled. Default: a generator with seed 0.
@@ -79,8 +79,8 @@ def fit_autoencoder(
     Raises:
         IndexError: An index is out of range.
         ValueError: The networks have several architectures, or are not finite. A split has no networks. Neither
-            `module` and `inputs` nor `task` is given. The networks cannot be evaluated, or all of them compute the same
-            function. The error is also raised if the training diverged.
+            `module` and `inputs` nor `task` is given. The networks cannot be evaluated, or all networks compute the
+            same function. The error is also raised if the training diverged.
 
     References:
         Paper 002, section 4: an invariant encoder, an MLP as decoder, and losses by function.
@@ -228,7 +228,8 @@ class AutoencoderFitting(Fitting[Autoencoder]):
 
 
 def _judge(own: Mapping[str, float], constant: Mapping[str, float]) -> dict[str, Any]:
-    """Return whether decoded networks have at most half the error of a control, together with a message about this.
+    """Return whether the error of decoded networks is at most half of a control's error, and a message that states the
+    errors.
 
     For squared errors and divergences, the bound is a quarter of the control's error.
     """

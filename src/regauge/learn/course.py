@@ -9,7 +9,9 @@ from regauge.core.params import Params
 
 
 class Validation(NamedTuple):
-    """The result of a validation. `order` is smaller for better nets, and `facts` are numbers to print."""
+    """The result of a validation. The field `order` is smaller for better nets, and `facts` contains numbers to
+    print.
+    """
 
     order: tuple[float, ...]
     facts: dict[str, float]
@@ -46,7 +48,7 @@ class Course:
 
     Attributes:
         best: The weights with the best validation. Before the first validation, the initial weights.
-        order: The `order` of the best validation, or empty before the first validation.
+        order: The `order` of the best validation; empty before the first validation.
         best_epoch: The epoch in which `best` was found.
         history: The rows of the completed epochs; see `Trained`.
         step: The number of completed steps.

@@ -25,16 +25,16 @@ class FitArguments(TypedDict, total=False):
         indices: Indices of the networks to use, or a mask. By default, all networks are used. Networks with NaN or Inf
             are left out.
         split: Indices of the networks for "train", "validation" and "test". By default, a store is split by run: all
-            checkpoints of a run are in the same split. If the store has a column "split" that marks test networks,
-            these networks are the test split. A population in memory is split randomly, but always in the same way:
-            80%, 10% and 10%.
-        split_by: The column by which stores are split, instead of by run. All networks with the same value are in the
-            same split. An example is a column that names the image to which a network was fitted.
+            checkpoints of a run are in the same split. If the store has a column "split", the networks that this column
+            marks are the test split. A population in memory is split randomly, but always in the same way: 80%, 10% and
+            10%.
+        split_by: The column by which stores are split, instead of by run. All networks with one value in this column
+            are in the same split. For example, the column may name the image to which a network was fitted.
         checkpoints: The checkpoints of each run in a store that are used if neither `indices` nor `split` is given:
             "last" (the default) or "all".
         state: A `.safetensors` file in which the training state is saved during training. If an interrupted call is
-            repeated, it continues from this file. The result is bitwise identical to that of an uninterrupted training
-            run.
+            repeated, training continues from the saved state. The result is bitwise identical to the result of an
+            uninterrupted training run.
         progress: Displays the steps.
         on_step: A function that is called after each step with a `regauge.training.State`: the number of the step, the
             loss and the learning rate.
@@ -92,7 +92,7 @@ class Division:
         return cls(collection, parts, seed, generator.initial_seed(), checkpoints)
 
     def chance(self, purpose: str) -> torch.Generator:
-        """Return a random generator for a purpose; different purposes have separate generators."""
+        """Return the random generator for one purpose. Each purpose has a separate generator."""
         return torch.Generator().manual_seed(derive_seed(self.seed, purpose))
 
     def samples(self, count: int, train: Indices | None = None) -> list[Params]:
@@ -116,8 +116,8 @@ class Division:
         return Loader(self.collection, generator=self.chance("order"), batch=batch, indices=indices, augment=augment)
 
     def describe(self, config: object, **others: Any) -> dict[str, Any]:
-        """Return everything on which the training depends, as JSON. `train` compares the description with that in a
-        saved state.
+        """Return everything on which the training depends, as JSON. `train` compares this description with the
+        description in a saved state.
         """
         return {
             "settings": repr(config),

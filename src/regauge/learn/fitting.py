@@ -20,7 +20,8 @@ Made = TypeVar("Made", covariant=True)
 class Fitting(ABC, Generic[Made]):
     """The training of a net on networks: the base class for matchers, predictors, autoencoders and flows.
 
-    Each subclass is a frozen dataclass, with a class method `prepare` that creates the net and reads the data.
+    Each subclass of `Fitting` is a frozen dataclass, with a class method `prepare` that creates the net and reads the
+    data.
 
     Attributes:
         division: The networks, and the seed of all random numbers.

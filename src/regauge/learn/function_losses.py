@@ -27,11 +27,11 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class Distillation:
-    """The divergence of class probabilities from those of the original network, at one temperature, times the squared
-    temperature.
+    """The divergence between the class probabilities of two networks at one temperature, times the squared temperature.
 
     The divergence is the Kullback-Leibler divergence of softmax probabilities, whose logits are divided by the
-    temperature. The squared temperature makes gradients as large as at temperature one. Classes are on the last axis.
+    temperature. With the factor of the squared temperature, gradients are as large as at temperature one. Classes are
+    on the last axis.
 
     Attributes:
         temperature: The number by which logits are divided.

@@ -21,8 +21,8 @@ from regauge.weightspace.hypernetwork import HyperNetwork
 class HyperMatchingConfig(LineTrainingConfig):
     """Settings of `hyper_match`; see `LineTrainingConfig`. One step corresponds to one epoch of the paper.
 
-    The paper's initial learning rate is 1e-4, which corresponds to a largest learning rate of 2.5e-3 here. Networks of
-    width 64 train with 2.5e-3 as well as with the default.
+    The paper's initial learning rate is 1e-4, which corresponds to a largest learning rate of 2.5e-3 in
+    `HyperMatchingConfig`. For networks of width 64, training with 2.5e-3 works as well as with the default.
 
     Attributes:
         embedding: Length of the decoder's embeddings of rows.

@@ -1,4 +1,5 @@
-"""The first layer of networks: a transformation of the inputs is equivalent to a change of this layer's weights."""
+"""The first layer of networks. A transformation of the inputs is equivalent to a change of the first layer's
+weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,12 +33,12 @@ class InputLayer:
     def find(cls, symmetry: Symmetry, module: nn.Module) -> "InputLayer":
         """Return the first layer: the only matrix with a group on its output axis and no group on its input axis.
 
-        The layer is tested in float64: transforming the inputs of a random network must give the same outputs as
-        transforming its first layer.
+        The layer is tested in float64. Transforming the inputs of a random network must give the same outputs as
+        transforming the network's first layer.
 
         Raises:
-            ValueError: There is no such layer, or more than one. The error is also raised if the network also uses its
-                inputs in other layers.
+            ValueError: No matrix or more than one matrix has these groups. The error is also raised if the network also
+                uses its inputs in other layers.
         """
         outputs = {(place.parameter, place.axis): group.name for group in symmetry.groups for place in group.placements}
         shapes = symmetry.shapes

@@ -26,7 +26,7 @@ PENALTIES = np.logspace(-3, 6, 19)
 def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
     """Return mean, standard deviation and five quantiles of every tensor, `[models, 7 * tensors]`.
 
-    Permutations of units do not change these statistics.
+    Permutations of units do not change the statistics.
 
     References:
         Unterthiner et al. (2020), section 4.
@@ -43,9 +43,9 @@ def layer_statistics(params: Mapping[str, Tensor]) -> NDArray[np.float32]:
 def invariant_statistics(symmetry: Symmetry) -> Callable[[Params], NDArray[np.float32]]:
     """Return a function that computes `layer_statistics` of the canonical forms of networks.
 
-    The symmetry does not change these statistics. The canonical form is the one that nets over networks read. If any
-    invertible matrix can be inserted between two matrices, the form contains only their product. Translations are
-    removed first.
+    The symmetry does not change the returned statistics. Nets over networks read the same canonical form. If any
+    invertible matrix can be inserted between two matrices, the canonical form contains only the product of the two
+    matrices. Translations are removed first.
     """
     layout = compile_layout(symmetry)
     frame = CanonicalFrame.of(layout, tuple(part for part in PARTS if part != "permutation"))

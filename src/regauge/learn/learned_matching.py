@@ -31,8 +31,8 @@ from regauge.weightspace.net_files import load_net
 
 KIND = "matching"
 TIES = 1e-4
-"""The share of the weights in the objective if only vectors determine the matching. The share of the weights breaks
-ties, and determines shifts.
+"""The share of the weights in the objective if only vectors determine the matching. This small share breaks ties, and
+determines shifts.
 """
 COMPLETING = 3
 """The largest number of sweeps for the parts of an element that vectors do not determine, such as shifts."""
@@ -55,19 +55,19 @@ class LearnedMatching(Method):
     value. The second term is the objective of `WeightMatching`, divided by its largest possible value. Units are
     matched by their vectors first, with exact assignments. If signs or half periods of sines change the vectors, they
     are chosen together with the matching. Units that are repeated within heads or other groups are matched within their
-    head or group. Next, `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and everything
-    else that vectors do not determine, are computed from the parameters in closed form. Scales are treated as in
-    `WeightMatching`.
+    head or group. Next, `sweeps` sweeps of exact coordinate ascent on the objective follow. Rotations, and all other
+    parts of the element that vectors do not determine, are computed from the parameters in closed form. Scales are
+    treated as in `WeightMatching`.
 
     If a task is given, four results are compared by the loss halfway between the networks: with sweeps, with vectors
     alone, with `WeightMatching`, and the identity. If scales of the symmetry leave the running statistics of batch
     normalization unchanged, `ContinuousDescent` afterwards lowers the midpoint loss over the scales. The descent starts
-    once from the best result and once from `WeightMatching`. The best result of all is kept, and the objective is the
-    negative of its loss. If `share` is 0, the net is not used. `fit_matching` returns a matcher with share 0 unless the
-    net is clearly better on held-out pairs.
+    once from the best result and once from `WeightMatching`. The result with the smallest loss is returned, and the
+    objective is the negative of this loss. If `share` is 0, the method does not use the net. `fit_matching` returns a
+    matcher with share 0 unless the net is clearly better on held-out pairs.
 
-    The vectors of a network do not depend on the other network, so each network is read once. The net works for any
-    number of units, so it also matches networks with other widths than the training networks.
+    The vectors of a network depend only on this network, so each network is read once. The net works for any number of
+    units, so it also matches networks with other widths than the training networks.
 
     Attributes:
         net: A net with any layers and with the head `UnitFeatures`, which returns a vector per unit; see
@@ -174,7 +174,9 @@ class LearnedMatching(Method):
         return ContinuousDescent("midpoint", init=init, steps=self.steps)
 
     def _by_vectors(self, problem: Problem, placed: Placed) -> list[Results]:
-        """Return results of matching by vectors: with sweeps, and also without them if there is a task or no sweep."""
+        """Return results of matching by vectors: with sweeps, and also without sweeps if there is a task or no
+        sweep.
+        """
         vectors = [self.read(params, placed) for params in (problem.a, problem.b)]
         found = responses(placed, *vectors)
         settings = [(1 - self.share, self.sweeps)] if self.sweeps else []
@@ -198,7 +200,9 @@ class LearnedMatching(Method):
 
     @torch.no_grad()
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
-        """Return the vectors of networks `[models, ...]`. A network that is only expanded is read once."""
+        """Return the vectors of networks `[models, ...]`. If a network is repeated by expansion of its tensors, the net
+        reads it once.
+        """
         count = len(next(iter(params.values())))
         if are_copies(params):
             one = self.read(select(params, slice(0, 1)), placed)
@@ -217,7 +221,9 @@ class LearnedMatching(Method):
 
 
 def completing(symmetry: Symmetry) -> int:
-    """Return the number of sweeps that complete a matching by vectors; 0 if there are only permutations and scales."""
+    """Return the number of sweeps that complete a matching by vectors. The number is 0 if the symmetry contains only
+    permutations and scales.
+    """
     return COMPLETING if any(g.signs or g.shifts or g.matrix != "none" for g in symmetry.groups) else 0
 
 
@@ -231,7 +237,7 @@ def load_matching(
         path: The file.
         module: The module of the networks. The module is needed for a net with probes, because files never name code to
             run.
-        make_module: A function that creates the module if the net has probes; it replaces `module`.
+        make_module: A function that creates the module if the net has probes. The function replaces `module`.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -75,10 +75,11 @@ def fit_linear(features: Tensor, encoded: Tensor, loss: Loss, outputs: int) -> t
 def _path(
     features: Tensor, encoded: Tensor, loss: Loss, outputs: int, count: int | None = None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return weights and biases for the first penalties, largest first. Each fit starts from the previous fit.
+    """Return weights and biases for the first `count` penalties, largest penalty first. Each fit starts from the
+    previous fit.
 
     The weights are optimized along the principal axes of the features. The axes are scaled such that all second
-    derivatives of a squared error are equal. Few iterations then suffice.
+    derivatives of a squared error are equal, so few iterations suffice.
     """
     middle = features.mean(0)
     _, sizes, axes = torch.linalg.svd(features - middle, full_matrices=False)

@@ -33,7 +33,9 @@ RATE = 10.0
 
 
 class Siamese(nn.Module):
-    """The net that reads both networks, and the factor by which cosines of its vectors are multiplied."""
+    """The net that reads the two networks of a pair, and the factor by which cosines of the net's vectors are
+    multiplied.
+    """
 
     def __init__(self, net: Metanet) -> None:
         super().__init__()
@@ -133,7 +135,7 @@ class Losses:
     def read(self, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
         """Return the vectors of networks.
 
-        To save memory, many networks are read in chunks, and read again for gradients.
+        To save memory, large populations are read in chunks, and the net reads each chunk again to compute gradients.
         """
         net, count = self.siamese.net, _count(params)
         settings, layout = net.settings, net.layout_of(params)
@@ -172,8 +174,8 @@ class Losses:
         return total
 
     def on_line(self, a: Params, b: Params, where: Tensor, batch: Batch) -> Tensor:
-        """Return the mean loss of each pair at a point on the path between its networks, or the mean of `excess` at
-        this point.
+        """Return the mean loss of the pairs, each at a point on the path between its networks, or the mean of `excess`
+        at these points.
         """
         assert self.task is not None
         between = {name: t.to(a[name].dtype) for name, t in interpolate(a, b, where).items()}
@@ -193,7 +195,9 @@ class Losses:
         return (run(between) - (1 - share) * left - share * right).square().flatten(1).mean(1)
 
     def midpoint_excesses(self, a: Params, moved: Params) -> Tensor | None:
-        """Return the loss at the midpoint of two networks minus the mean of both losses; None without a task."""
+        """Return the loss at the midpoint of two networks minus the mean of the two networks' losses; None without a
+        task.
+        """
         if self.task is None:
             return None
         pairs = range(_count(a))
@@ -207,7 +211,7 @@ class Losses:
 
 
 def match_vectors(problem: Problem, placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Results:
-    """Return the matching of pairs of networks by their vectors alone."""
+    """Return the matching of pairs of networks, computed only from the vectors of their units."""
     problem = replace(problem, a=_detached(problem.a), b=_detached(problem.b))
     frame = Frame.of(problem.a, problem.b, problem.symmetry, "balance")
     return match_mixture(

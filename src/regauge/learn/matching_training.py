@@ -47,8 +47,8 @@ from regauge.weightspace.metanet import Metanet
 from regauge.weightspace.probes.probes import Probes
 
 EXCESS = "midpoint excess"
-"""The loss at the midpoint between two networks minus the mean of both losses. The excess differs from the barrier of
-the path."""
+"""The loss at the midpoint between two networks minus the mean of the two networks' losses. The excess differs from the
+barrier of the path."""
 WEIGHTS, ALONE, SWEPT = "weight matching", "vectors alone", "vectors and sweeps"
 """Row names in the scores."""
 SAMPLE = 256
@@ -70,25 +70,25 @@ def fit_matching(
 ) -> LearnedMatching:
     """Train a net that matches the units of networks, and keep the weights that are best on held-out pairs.
 
-    The best weights have the least midpoint excess: the loss at the midpoint minus the mean of both losses. The
-    training needs no labels. With a task, the net learns to align networks such that the loss is low on the straight
-    line between them. Without a task, the net learns to recognize the units of changed copies, and to make networks
-    close. The matcher uses its net only if, on held-out pairs of a task, the net is better than weight matching by more
-    than one standard error of the paired differences. If the net fails this test on held-out pairs, the matcher uses
-    weight matching instead. `about["verdict"]` reports the choice of the matcher with both numbers, and `about["gain"]`
-    the difference.
+    The best weights have the least midpoint excess: the loss at the midpoint of two networks minus the mean of the
+    networks' losses. The training needs no labels. With a task, the net learns to align networks such that the loss is
+    low on the straight line between them. Without a task, the net learns to recognize the units of changed copies, and
+    to make networks close. The matcher uses its net only if, on held-out pairs of a task, the net is better than weight
+    matching by more than one standard error of the paired differences. If the net is not better on held-out pairs, the
+    matcher uses weight matching instead. `about["verdict"]` reports the choice and the scores of net and weight
+    matching. `about["gain"]` contains the difference of the scores.
 
     Args:
-        population: Parameters with a leading model axis, or a store, which is streamed; or a list of these. The
-            architecture must be the same, but the numbers of units may differ.
+        population: Parameters with a leading model axis, or a store, which is streamed; or a list of populations and
+            stores. All networks must have one architecture, but the numbers of units may differ.
         symmetry: The symmetry of the networks, or of each store and population; by default the symmetries of the
             stores.
         config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
         task: Model, data and loss, for the loss on the linear path and for the validation. For networks of several
             widths, give one task for each set of widths.
         pair_by: Column of the stores that restricts which networks are paired: both networks of a pair have the same
-            value in this column. An example is a column that names the signal to which a network was fitted. By
-            default, any two networks may be paired.
+            value in this column. For example, the column may name the signal to which a network was fitted. By default,
+            any two networks may be paired.
         module: The module that runs the networks on `probes`, or one for each set of widths; by default the module of
             the store.
         inputs: The initial probes: a tensor, a tuple of positional arguments, or a dictionary of keyword arguments.
@@ -98,7 +98,7 @@ def fit_matching(
 
     Raises:
         IndexError: An index is out of range.
-        KeyError: There is no such column.
+        KeyError: The stores have no column `pair_by`.
         ValueError: There are too few networks, or networks of several architectures. The error is also raised if an
             argument that the settings need is missing. The error is also raised if the training diverged.
     """
@@ -116,7 +116,8 @@ def fit_matching(
 
 @dataclass(frozen=True, eq=False)
 class Partners:
-    """A choice of partners: networks with the same tensor shapes and, if a column is given, the same entry in it.
+    """A choice of partners for networks. Partners have the same tensor shapes and, if a column is given, the same entry
+    in this column.
 
     Attributes:
         collection: The networks.
@@ -164,9 +165,10 @@ class Partners:
         return np.array(drawn, np.int64)
 
     def pairs(self, parts: Parts, part: str, most: int, *, step: int = 1) -> dict[int, tuple[Indices, Indices]]:
-        """Return pairs of networks in a split; a single network gets a training network as partner.
+        """Return pairs of networks in a split.
 
-        The partner of a network is the network `step` positions later, or the next network if there are too few.
+        A single network gets a training network as partner. The partner of a network is the network `step` positions
+        later, or the next network if the split is too small.
         """
         own = self.with_partner(parts[part])
         result = {}
@@ -308,7 +310,9 @@ class MatchingFitting(Fitting[LearnedMatching]):
         return Validation(order, {**found, "sharpness": float(self.net.sharpness.detach())})
 
     def _measure(self, part: str, method: Method | None, *, step: int = 1) -> dict[str, Tensor]:
-        """Align the pairs of a split; return each pair's midpoint excess and relative distance, and the mean time."""
+        """Align the pairs of a split. Return each pair's midpoint excess and relative distance, and the mean time in
+        seconds.
+        """
         excesses, distances, seconds = [], [], 0.0
         known = self.partners.pairs(self.division.parts, part, self.config.checked, step=step)
         for layout, (left, right) in known.items():

@@ -24,7 +24,8 @@ class Objective:
         loss: The loss between outputs.
         examples: The number of inputs that each training step samples; None for all inputs of a batch.
         mean: The mean outputs of some networks, for each batch.
-        scale: The number by which training losses are divided: the squared error if mean outputs replace the outputs.
+        scale: The number by which training losses are divided: the squared error of mean outputs as a prediction of all
+            outputs.
         accuracy: The median accuracy of some networks; None if targets are not class labels.
     """
 
@@ -50,8 +51,8 @@ class Objective:
         """Return the objective for the given settings, with the statistics of some networks.
 
         Raises:
-            ValueError: The networks cannot be evaluated on the inputs, or all of them compute the same function. The
-                error is also raised if the loss cannot compare their outputs.
+            ValueError: The networks cannot be evaluated on the inputs, or all networks compute the same function. The
+                error is also raised if the loss cannot compare the networks' outputs.
         """
         if task is None:
             assert module is not None
@@ -84,7 +85,9 @@ class Objective:
         return self.runner.losses(decoded, inputs, self._judge(wanted, targets)).mean() / self.scale
 
     def sampled(self, steps: int, chance: torch.Generator) -> "Objective":
-        """Return the objective on a random sample of the inputs, at most as many as `steps` training steps use."""
+        """Return the objective on a random sample of the inputs. The sample contains at most as many inputs as `steps`
+        training steps use.
+        """
         chosen = torch.randperm(len(self.batches), generator=chance)[:steps].sort().values.tolist()
         batches, mean = list[tuple[Any, Any]](), list[Tensor]()
         for k in chosen:
@@ -108,10 +111,10 @@ class Objective:
         If `decoded` is None, the mean outputs replace the outputs of decoded networks.
 
         The scores are the loss, the squared error of the outputs, and for classifiers the share of examples with the
-        same predicted class. If the targets are class labels that the loss does not use, the difference of both
-        accuracies is another score. Mean outputs have no meaningful accuracy, so the median accuracy of some networks
-        is used for them. `known` contains the outputs of the original networks for each batch, if these have been
-        computed already.
+        same predicted class. If the targets are class labels that the loss does not use, a further score is the
+        difference between the accuracies of decoded and original networks. Mean outputs have no meaningful accuracy, so
+        the median accuracy of some networks replaces it. `known` contains the outputs of the original networks for each
+        batch, if these outputs have been computed already.
         """
         totals: dict[str, Tensor] = {}
         whole = sum(count_examples(inputs) for inputs, _ in self.batches)

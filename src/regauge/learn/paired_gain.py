@@ -1,4 +1,4 @@
-"""The gain of a learned component over a control that needs no training, measured pair by pair."""
+"""The gain of a learned component over a control that needs no training, measured case by case."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PairedGain:
-    """The mean amount by which one loss is below another one, over the same cases.
+    """The mean amount by which the loss of a learned component is below the loss of its control, over the same cases.
 
     A learned component replaces its control only if the gain is clear, that is, above one standard error. A smaller
     gain is not evidence, because the learned component is the best of several epochs on the same validation data, and
@@ -44,5 +44,5 @@ class PairedGain:
         return f"a gain of {self.mean:.3g} ± {self.error:.3g}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers; an infinite error is None."""
+        """Return the mean, the error and the count as JSON. An infinite error becomes None."""
         return asdict(self) | {"error": self.error if math.isfinite(self.error) else None}

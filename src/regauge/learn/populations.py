@@ -24,7 +24,8 @@ READ_AT_ONCE = 256
 SPLIT = "split"
 """The column in which a store marks its test networks."""
 TESTS, VALIDATIONS = ("test", "testing"), ("validation", "val")
-"""Names of parts in this column, as published populations write them."""
+"""The names of the test split and of the validation split in the column `SPLIT`, as published populations write
+them."""
 
 SIGNAL = "signal"
 """The column in which a store of fitted signals names the signal of each network."""
@@ -102,13 +103,13 @@ def values_of(
         collection: Stores or populations.
         targets: The name of a column of the stores, or a value for each network.
         indices: Indices of the networks to use, or a mask.
-        split: Indices of networks for each split. If given, only networks without a target are left out.
+        split: Indices of networks for each split. If `split` is given, only networks without a target are left out.
         checkpoints: The checkpoints of each run in a store that are used if neither `indices` nor `split` is given; see
             `Collection.choose`.
 
     Raises:
         IndexError: An index is out of range.
-        KeyError: The store has no such column.
+        KeyError: The store has no column with the name `targets`.
         ValueError: The numbers of targets and networks differ, or none of the networks can be used.
     """
     count = len(collection)
@@ -168,7 +169,9 @@ def find_usable(
 
 
 def kept_unless(split: Mapping[str, Any] | None, checkpoints: Kept) -> Kept:
-    """Return the checkpoints to use: all checkpoints if a split is given, because it may name any of them."""
+    """Return the checkpoints to use. If a split is given, all checkpoints are used, because the split may name any
+    checkpoint.
+    """
     return checkpoints if split is None else "all"
 
 
@@ -180,10 +183,10 @@ def split_networks(
 ) -> Parts:
     """Return the indices of the networks for "train", "validation" and "test".
 
-    Given splits are used unchanged. If a store has a column "split", this column defines the test split, and optionally
-    the validation split. All other networks of stores are split by run or by another column. Networks with the same
-    value in this column are in the same split. If several runs fitted the same signal, the default column is "signal".
-    A population in memory is split randomly, but always in the same way.
+    If splits are given, they are used unchanged. If a store has a column "split", this column defines the test split,
+    and optionally the validation split. All other networks of stores are split by run, or by the column `by`. Networks
+    with one value in this column are in the same split. If several runs fitted one signal, stores are split by the
+    column "signal" by default. A population in memory is split randomly, but always in the same way.
 
     Raises:
         KeyError: There is no column of this name.

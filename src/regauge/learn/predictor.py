@@ -105,8 +105,8 @@ class Predictor:
         """Return the predicted numbers or class labels, `[models]`, in the form of the target column.
 
         Args:
-            networks: Parameters with a leading model axis, or a store, which is streamed; or a list of these. The
-                widths of networks in a store may differ from the training networks.
+            networks: Parameters with a leading model axis, or a store, which is streamed; or a list of populations and
+                stores. The networks in a store may have other widths than the training networks.
 
         Raises:
             ValueError: The net does not accept the architecture of the networks, or a network is not finite.
@@ -176,7 +176,8 @@ class Predictor:
         return outputs
 
     def _adapt(self, collection: Collection, layout: int, params: Params) -> Symmetry | None:
-        """Adapt the net to networks with other widths; the layers must be the same as in the training networks.
+        """Adapt the net to networks with other widths. Except for widths, the layers must equal the layers of the
+        training networks.
 
         Returns:
             The symmetry of the networks, if it is known.
@@ -201,7 +202,7 @@ def load_predictor(
         path: The file.
         module: The module of the networks. The module is needed for a net with probes, because files never name code to
             run.
-        make_module: A function that creates the module if the net has probes; it replaces `module`.
+        make_module: A function that creates the module if the net has probes. The function replaces `module`.
 
     Raises:
         FileNotFoundError: There is no such file.

@@ -49,7 +49,8 @@ from regauge.weightspace.shares import find_readers
 SAMPLE = 1024
 """The number of networks whose statistics standardize the inputs."""
 SHARES = tuple(k / 20 for k in range(21))
-"""Candidate weights in an average of two predictions, such as of the probe reader and the weight reader."""
+"""Candidate weights in an average of two predictions, such as the predictions of the probe reader and of the weight
+reader."""
 HIDDEN = 512
 """The width of the net that reads outputs at probes."""
 LEAST_SECONDS = 1e-3
@@ -76,15 +77,16 @@ def fit_predictor(
     Networks that are not finite or have no target are left out. The test networks are evaluated only once, at the end.
 
     Args:
-        population: Parameters with a leading model axis, or a store, which is streamed; or a list of these, with one or
-            several architectures. In a list, indices number the networks of all entries consecutively.
+        population: Parameters with a leading model axis, or a store, which is streamed; or a list of populations and
+            stores, with one or several architectures. In a list, indices number the networks of all entries
+            consecutively.
         targets: A value for each network, or the name of a column of the stores.
         symmetry: The symmetry of the networks, or a list with one symmetry per store and population. Default: the
             symmetries of the stores.
         config: Settings. `seconds` limits only the training time, by the clock unless `is_cpu_time`.
         module: The module that evaluates the networks, for each layout. Default: the module of the store. The module is
             needed for `render` and `probes` in the settings, and for changes that transform inputs.
-        inputs: The fixed inputs for `render`, which are also the initial probes. A tensor, a tuple of positional
+        inputs: The fixed inputs for `render`, which are also the initial probes: a tensor, a tuple of positional
             arguments, or a dictionary of keyword arguments for the module.
         generator: The random generator from which one seed is sampled. Default: a generator with seed 0.
         arguments: `indices`, `split`, `split_by`, `checkpoints`, `state` and `progress`; see
@@ -240,10 +242,11 @@ class PredictorFitting(Fitting[Predictor]):
     def validate(self) -> Validation:
         """Return the loss on the validation networks, and their scores.
 
-        The validation also chooses two shares in the averaged prediction: of the probe reader against the weight
-        reader, and of the linear regression on statistics against the net. The regression gets the largest share for
-        which the validation loss is at most one standard error above the smallest loss. The regression is favored
-        because the net is the best of several epochs on the same validation networks.
+        The validation also chooses two shares in the averaged prediction. The first is the share of the probe reader,
+        relative to the weight reader. The second is the share of the linear regression on statistics, relative to the
+        net. The regression gets the largest share for which the validation loss is at most one standard error above the
+        smallest loss. The regression is favored because the net is the best of several epochs on the same validation
+        networks.
 
         References:
             Breiman et al. (1984), Classification and Regression Trees, section 3.4.3: the rule of one standard error.
@@ -259,10 +262,10 @@ class PredictorFitting(Fitting[Predictor]):
         return Validation(self._order(outputs), facts)
 
     def _mix(self, made: Tensor, others: Tensor, share: str, errors: float = 0.0) -> Tensor:
-        """Return a weighted mean of two outputs for the validation networks, which is no worse than `others` alone.
+        """Return a weighted mean of two outputs for the validation networks. The mean is not worse than `others` alone.
 
-        The weight is the largest one whose loss exceeds the smallest loss by at most `errors` standard errors. The net
-        stores the weight of the mix in the buffer `share`.
+        With `errors`, the weight of `others` is the largest weight whose loss exceeds the smallest loss by at most
+        `errors` standard errors. The net stores the weight of the mix in the buffer `share`.
         """
         means = [torch.lerp(made, others, one) for one in SHARES]
         orders, losses = [self._order(one) for one in means], [self.target.losses(one, self._kept) for one in means]
@@ -287,7 +290,9 @@ class PredictorFitting(Fitting[Predictor]):
 
     @cached_property
     def _linear_outputs(self) -> Tensor:
-        """The predictions of the linear regressions for the validation networks; the training does not change them."""
+        """The predictions of the linear regressions for the validation networks. Training does not change these
+        predictions.
+        """
         return self._read(self.division.parts["validation"], self.net.read_linear)
 
     def conclude(self, trained: Trained, progress: Progress) -> Predictor:
@@ -311,7 +316,7 @@ class PredictorFitting(Fitting[Predictor]):
 
     @property
     def _answer(self) -> Callable[..., Tensor]:
-        """The component of the net that is trained."""
+        """The component of the net that the current stage trains."""
         return self.net.read_probes if self.stage == "probes" else self.net.read_weights
 
     def _read(self, indices: Indices, answer: Callable[..., Tensor]) -> Tensor:
@@ -323,7 +328,9 @@ class PredictorFitting(Fitting[Predictor]):
         return outputs
 
     def _read_plainly(self, fit: Indices, test: Indices) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yield predictions of the baselines for the test networks; each set of shapes has separate baselines."""
+        """Yield predictions of the baselines for the test networks. Each set of tensor shapes has separate
+        baselines.
+        """
         target, collection = self.target, self.division.collection
         of_fit, of_test = collection.layout_of(fit), collection.layout_of(test)
         trees = partial(boosted_trees, seed=self.division.seed)
@@ -349,7 +356,9 @@ def _rendering(module: nn.Module, sample: Params, inputs: Any, config: Predictor
 
 
 def _first(outputs: Tensor, target: Target) -> Tensor:
-    """Return the first outputs of the net, which predict the target; the others predict outputs at fixed inputs."""
+    """Return the first outputs of the net, which predict the target. All further outputs predict the networks' outputs
+    at fixed inputs.
+    """
     return outputs[:, : target.outputs]
 
 

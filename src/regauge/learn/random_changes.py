@@ -130,7 +130,7 @@ class Pruning:
         _require("the largest share of pruned values", self.share, 0.99)
 
     def prune(self, tensors: Mapping[str, Tensor], generator: torch.Generator) -> Params:
-        """Set the smallest weights of each network to zero; the weights of all `tensors` are ranked together."""
+        """Set the smallest weights of each network to zero. The weights of all `tensors` are ranked together."""
         sizes = torch.cat([tensor.flatten(1) for tensor in tensors.values()], 1).abs()
         if sizes.shape[1] > SAMPLED:
             sizes = sizes[:, torch.randint(sizes.shape[1], (SAMPLED,), generator=generator)]

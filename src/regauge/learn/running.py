@@ -14,7 +14,8 @@ from regauge.training.chains.vector_chain import VectorChain
 from regauge.training.stacks import chain_of
 
 CHAINS_AT_ONCE = 16
-"""The number of chains of linear layers that are evaluated together; their activations then fit in a processor's cache.
+"""The number of chains of linear layers that are evaluated together. The activations of this number of chains fit in a
+processor's cache.
 """
 Judge = Callable[[Tensor, slice], Tensor]
 """A function from the outputs of some networks, `[models, examples, ...]`, and their indices to losses `[models]`."""
@@ -22,7 +23,9 @@ Judge = Callable[[Tensor, slice], Tensor]
 
 @dataclass(frozen=True)
 class Runner:
-    """An evaluator of networks of one architecture. `task` gives the module, and selects one of its outputs."""
+    """An evaluator of networks of one architecture. The field `task` contains the module, and selects one of the
+    module's outputs.
+    """
 
     task: Task
 
@@ -115,7 +118,7 @@ def _own(chain: VectorChain, params: Mapping[str, Tensor], part: slice) -> Param
 
 
 def count_examples(inputs: Any) -> int:
-    """Return the number of examples in the inputs: the length of their first tensor."""
+    """Return the number of examples in the inputs: the length of the first tensor among the inputs."""
     args, kwargs = arguments(inputs)
     return next((len(x) for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim), 1)
 

@@ -23,15 +23,16 @@ class Logits:
     Attributes:
         pairs: Logits of pairs of units, computed from the vectors that no sign changes, `[pair, *blocks, *source
             blocks, n, n]`.
-        signs: One term for each kind of sign. The term is added to the logits if the sign of the pair is one, and
-            subtracted if the sign is minus one. None for a kind of sign that does not change the vectors.
+        signs: One term for each family of signs. The term is added to the logits if the sign of the pair is one, and
+            subtracted if the sign is minus one. The term is None for a family of signs that does not change the
+            vectors.
     """
 
     pairs: Tensor
     signs: Tensor | None
 
     def joint(self) -> Tensor:
-        """The logits of pairs with any sign: the probability of a pair is summed over its signs."""
+        """The logits of pairs with any sign: the probability of a pair of units is summed over all possible signs."""
         if self.signs is None:
             return self.pairs
         z = self.signs.abs()  # |z| + softplus(-2 |z|) = log(e^z + e^-z), without overflow
@@ -46,7 +47,7 @@ def logits_of(
     name: str,
     blocks: tuple[int, ...],
 ) -> Logits | None:
-    """Return the logits of one group from the vectors of both networks; None if the group has no vectors.
+    """Return the logits of one group from the vectors of two networks; None if the group has no vectors.
 
     Args:
         placed: The vectors as tensors on which the groups of the symmetry act.
@@ -93,7 +94,8 @@ def _products(x: Tensor, y: Tensor, blocks: tuple[int, ...]) -> Tensor:
 def copy_loss(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor], sharpness: Tensor) -> Tensor:
     """Return the cross entropy, in nats, of matching units with their copies, averaged over rows, columns and groups.
 
-    A copy has the signs of the original. If signs are also chosen, their cross entropy is therefore added.
+    A copy has the same signs as the original network. If signs are also chosen, the cross entropy of the signs is
+    therefore added.
     """
     losses = []
     for name in dict.fromkeys(placed.groups[units] for units, _ in placed.names):
@@ -136,7 +138,9 @@ class SoftMoves:
     def __call__(
         self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], second: Mapping[str, Tensor], sharpness: Tensor
     ) -> dict[str, Tensor]:
-        """Return the second networks, transformed by plans from both vectors, `[pair, (bases ...,) size, width]`."""
+        """Return the second networks, transformed by plans. The plans are computed from the vectors of the first and
+        second networks, `[pair, (bases ...,) size, width]`.
+        """
         if not self._action.keys:
             return dict(second)
         like = next(iter(second.values()))
@@ -168,7 +172,9 @@ class SoftMoves:
 
 
 def relative_distances(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean, over tensors, of the squared distance divided by the sum of both squared norms, `[pair]`."""
+    """Return the squared distance of two tensors divided by the sum of their squared norms, averaged over tensors:
+    `[pair]`.
+    """
     shares = []
     for name, x in a.items():
         norms = x.square().flatten(1).sum(1) + b[name].square().flatten(1).sum(1)

@@ -21,7 +21,7 @@ FEW = 5
 MOST_CLASSES = 1000
 """The largest number of classes that is detected automatically."""
 FURTHEST = 1e-4
-"""The smallest distance between a constant prediction of fractions and 0 or 1, where logits are infinite."""
+"""The smallest distance of a constant prediction of fractions from 0 and from 1, where logits would be infinite."""
 
 
 @dataclass(frozen=True)

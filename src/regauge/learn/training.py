@@ -33,7 +33,7 @@ def train(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Trained:
-    """Train a net in place. Afterwards, the net has the weights with the best validation.
+    """Train a net in place. Afterwards, the net has the weights of the epoch with the best validation.
 
     All random numbers, including those of dropout, depend only on `seed` and the step number. Therefore a resumed
     training run has bitwise the same result as an uninterrupted run.
@@ -47,8 +47,8 @@ def train(
         seed: The seed of all random numbers in `loss`.
         state: A `.safetensors` file in which the training state is saved during training. If the file exists, training
             continues from the saved state.
-        continues: Whether training continues from the file `state`. If training does not continue, this training run
-            replaces the file.
+        continues: Whether training continues from the file `state`. If `continues` is false, the training run replaces
+            the file.
         inputs: Everything on which the training depends, as JSON. A saved state with different inputs raises an error.
         on_step: A function that is called after each step with the state.
 

@@ -23,7 +23,8 @@ SMALLEST = 1e-6
 """Vectors with a smaller norm are treated as zero."""
 
 Place = tuple[str, Character]
-"""A set of units, and the signs that change its vectors (exponents of each kind of sign; zero: no change)."""
+"""A set of units, and the signs that change the vectors of the set: one exponent for each family of signs, with zero
+for no change."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,8 @@ class Placed:
 
     Attributes:
         symmetry: The symmetry of the networks. The groups of this symmetry also act on the vectors.
-        names: For each set of units and each kind of sign, the name of the tensor `[(bases ...,) size, width]`.
+        names: For each set of units and each character (exponents of signs), the name of the tensor `[(bases ...,)
+            size, width]`.
         groups: For each set of units, the name of the group that permutes the set.
     """
 
@@ -42,7 +44,7 @@ class Placed:
 
 
 def place(symmetry: Symmetry, layout: Layout, width: int) -> Placed:
-    """Extend the groups of a symmetry to the vectors of units; the sizes of all groups must be known.
+    """Extend the groups of a symmetry to the vectors of units. The sizes of all groups must be known.
 
     A group is identified by the axes on which it acts, not by its name. A set of units that no group of the symmetry
     permutes has no vectors.
@@ -82,8 +84,8 @@ def length_of(net: Metanet) -> int:
 def read_vectors(net: Metanet, params: Mapping[str, Tensor], placed: Placed) -> dict[str, Tensor]:
     """Return the normalized vectors of all units, `[models, (bases ...,) size, width]`, by the names in `placed`.
 
-    If no sign changes the vectors of a set, their mean is subtracted, because a common component does not distinguish
-    units.
+    If no sign changes the vectors of a set, the mean vector is subtracted, because a common component does not
+    distinguish units.
 
     Raises:
         ValueError: Some vectors are not finite.
@@ -127,7 +129,7 @@ def responses(placed: Placed, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) 
 
 
 def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
-    """Return the group of a symmetry that acts on the same axes as this group."""
+    """Return the group of a symmetry that acts on the same axes as a given group."""
     own = {(place.parameter, place.axis, place.start, place.stride) for place in group.placements}
     for other in symmetry.groups:
         there = {(place.parameter, place.axis, place.start, place.stride) for place in other.placements}
@@ -137,7 +139,9 @@ def _counterpart(group: Group, symmetry: Symmetry) -> Group | None:
 
 
 def _placement(group: Group, tensor: str, axis: int, exponents: tuple[bool | int, ...]) -> Placement:
-    """Return the placement of a group on vectors, without scales: they do not change normalized vectors."""
+    """Return the placement of a group on vectors. The placement has no scales, because scales do not change normalized
+    vectors.
+    """
     flips = tuple(map(int, exponents[: group.signs + group.shifts]))
     scale, shift = (0,) * group.scales, (0,) * group.shifts
     return Placement(tensor, axis, scale=scale, sign=flips[: group.signs], parity=flips[group.signs :], shift=shift)
