@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 Chain = ParticlePosterior | Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]
 
 KINDS = {"posterior": "parameters", "aligned": "aligned parameters", "predictions": "predictions"}
-"""The names of the three groups of variables in the data set, with the words that describe them."""
+"""The names of the three groups of variables in the data set, with the words that describe each group."""
 CONVERGED = 1.01
 """The largest R-hat that Vehtari et al. (2021) recommend."""
 AGREE, SHARE = 1.05, 0.95
@@ -39,8 +39,8 @@ GRID = -30
 """The exponent of the grid to which entries are rounded before ranking. The spacing is about 2^GRID times the largest
 entry of the tensor, rounded up to a power of two."""
 ZERO = 1e-12
-"""A threshold relative to the largest entry of all tensors. If all entries of a tensor are below this threshold, they
-count as zeros with rounding errors."""
+"""A threshold relative to the largest entry of all tensors. If all entries of a tensor are below this threshold, the
+entries count as zeros with rounding errors."""
 FEWEST = 4
 """The smallest number of draws in a chain. Each chain is split into halves, which need two draws each."""
 

@@ -30,8 +30,8 @@ class PosteriorAlignment(Generic[AnyPosterior]):
         posteriors: For many posteriors, all aligned posteriors; the first is unchanged. For two posteriors, only the
             transformed second posterior. The predictive distribution of each posterior is unchanged.
         before: The squared 2-Wasserstein distance before the alignment, without buffers. Two posteriors are compared by
-            their means and standard deviations, as diagonal Gaussians. For many posteriors, the mean over the
-            posteriors of their distance from the barycenter.
+            their means and standard deviations, as diagonal Gaussians. For many posteriors, `before` is the mean of
+            their distances from the barycenter.
         after: The distance after the alignment, computed like `before`.
         matching: The result of aligning the means and standard deviations.
     """
@@ -159,9 +159,9 @@ def barycenter(posteriors: Sequence[Posterior], weights: Sequence[float] | None 
     """Return the diagonal Gaussian with the smallest weighted sum of squared Wasserstein distances to the posteriors.
 
     The mean of the barycenter is the weighted mean of the means. The standard deviation of the barycenter is the
-    weighted mean of the standard deviations, not of the variances. The distances between the means do not change the
-    standard deviation. Align the posteriors first (`align_many_posteriors`), because the barycenter of posteriors in
-    different copies of a mode lies in no mode.
+    weighted mean of the standard deviations, not of the variances. The standard deviation of the barycenter does not
+    depend on the distances between the means. Align the posteriors first (`align_many_posteriors`), because the
+    barycenter of posteriors in different copies of a mode lies in no mode.
 
     Args:
         posteriors: One or more posteriors of one architecture. Posteriors that are not diagonal Gaussians are replaced
@@ -209,13 +209,13 @@ def one_gaussian(
 
     For networks, the Gaussian has the mean of the networks, and their standard deviations multiplied by `spread`. For
     networks, sums of squares are divided by the number of networks (population standard deviations). Posteriors are
-    merged into their Wasserstein barycenter, whose standard deviations are multiplied by `spread`. The distances
-    between the means of posteriors do not contribute.
+    merged into their Wasserstein barycenter, whose standard deviations are multiplied by `spread`. The standard
+    deviations do not depend on the distances between the means of the posteriors.
 
     Independently trained members stay far apart in most directions even after alignment. A Gaussian with their full
     standard deviations (`spread=1`) can therefore be worse than the mean network alone. Choose `spread` by the
     likelihood of held-out data. Activations of the mean network lose variance, which `repair` restores. With `repair`,
-    the loss of the mean of sixteen MLPs on MNIST fell from 0.30 to 0.12. The members themselves had a loss of 0.09
+    the loss of the mean of sixteen MLPs on MNIST fell from 0.30 to 0.12. The sixteen MLPs had a loss of 0.09
     (cross-entropy, in nats). Running statistics of batch normalization are averaged, but these averages are wrong for
     the mean network. Recompute the running statistics with `reset_batchnorm` or `repair`.
 
@@ -231,7 +231,7 @@ def one_gaussian(
         generator: The random generator, for random methods.
 
     Raises:
-        TypeError: Networks and posteriors are mixed, or the method does not accept such members.
+        TypeError: `members` contains both networks and posteriors, or the method does not accept the members.
         ValueError: The list is empty, or has only one network. The members have different architectures or do not fit
             the symmetry. The error is also raised if the spread is negative or not finite.
     """

@@ -57,8 +57,8 @@ class EmbeddingConfig(DescentConfig):
 class CodeDecoder(nn.Module):
     """The decoder `f(code, x)`, a ReLU MLP on the code and on sines and cosines of the point.
 
-    The point is encoded as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. In the middle of the MLP, a second input
-    layer adds the input again.
+    The point is encoded as (x, sin(2^k x), cos(2^k x)) for k below `octaves`. In the middle of the MLP, the ReLU of a
+    second linear map of the input is added to the hidden features.
 
     References:
         De Luigi et al. (2023), section 3 and appendix: 2,165,249 parameters for points in space.

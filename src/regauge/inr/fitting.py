@@ -281,7 +281,7 @@ def fit_many(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> list[Minimum]:
-    """Fit networks to several signals at once, each on one thread; results do not depend on `workers`.
+    """Fit networks to several signals at once, each network on one thread. Results do not depend on `workers`.
 
     A network for a shape is large enough to use a whole core, so training many networks in one stack would not be
     faster.

@@ -209,8 +209,8 @@ def recovery(
 ) -> Recovery:
     """Align every copy to the original, and compare the result with its target.
 
-    With scales (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly, because
-    matching gives copies the scales of the original.
+    With scales (ReLU) and noise, the errors are as large as the noise even if every unit is matched correctly. The
+    reason is that the matching sets the scales of copies to the scales of the original.
 
     Args:
         symmetry: The symmetry from which the elements of the copies were sampled.

@@ -268,7 +268,7 @@ def minimize(
 
 
 def require_finite_loss(state: State, steps: int, optimizer: Optimizer) -> float:
-    """Return the loss of a step; raise a ValueError if it is NaN or Inf."""
+    """Return the loss of a step. Raise a ValueError if the loss is NaN or Inf."""
     loss = float(state.loss)
     if not math.isfinite(loss):
         raise ValueError(

@@ -1,8 +1,9 @@
 """Optimizers that update stacked tensors: all networks in one update, with separate settings for each network.
 
 Torch's fused kernels update networks with the same settings together, and large networks one after another. Small
-networks with different settings are updated by `BlockedUpdates`. For small networks, torch's kernels, applied network
-by network, take 6 times as long for MLPs 30-16-16-2 and 1.5 times as long for 784-10-10 (`benchmarks/hand_written.py`).
+networks with different settings are updated by `BlockedUpdates`. Torch's kernels, applied network by network, take 6
+times as long as `BlockedUpdates` for MLPs 30-16-16-2, and 1.5 times as long for MLPs 784-10-10
+(`benchmarks/hand_written.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from regauge.training.schedules import Rate
 from regauge.training.settings import Setting, require_setting
 
 UPDATED_AT_ONCE = 131_072
-"""The number of entries that are updated at a time, such that they stay in the cache between the operations of an
-update."""
+"""The number of entries that are updated at a time. This number of entries stays in the cache between the operations of
+an update."""
 
 LARGE_NETWORK = 32_768
 """The number of parameters above which networks with different settings are updated one by one, by torch's fused
@@ -236,7 +237,9 @@ def stack_optimizer(
 
 
 class Fused:
-    """Torch's fused optimizers: one for all networks if their settings are equal, otherwise one for each network."""
+    """Torch's fused optimizers: one optimizer for all networks if their settings are equal, otherwise one optimizer for
+    each network.
+    """
 
     def __init__(self, method: Optimizer, params: Sequence[Tensor], settings: Mapping[str, Sequence[float]]) -> None:
         self.method = method

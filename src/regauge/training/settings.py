@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 
 LATER = "later"
-"""A mark for fields that did not exist in earlier versions. Stores contain such a field only if it is not the
+"""A mark for fields that did not exist in earlier versions. Stores contain a marked field only if its value is not the
 default."""
 
 
@@ -61,7 +61,7 @@ Setting = float | Uniform | LogUniform | Choice
 
 
 def draw(setting: Setting, *key: int | str) -> float:
-    """Sample a value from a setting; only the key determines which value is sampled."""
+    """Sample a value from a setting. Only the key determines which value is sampled."""
     if isinstance(setting, float | int):
         return float(setting)
     return setting.at((derive_seed(*key) >> 10) / 2**53)

@@ -165,13 +165,13 @@ def fit_signals(
     progress: Progress = no_progress,
     on_step: OnStep | None = None,
 ) -> Params:
-    """Fit many networks, each to its own signal, by minimizing mean squared errors on all points.
+    """Fit many networks, each to a separate signal, by minimizing mean squared errors on all points.
 
     Args:
         module: The module of one network; its own parameters are not used.
         params: The initial parameters, with a leading model axis.
         inputs: The inputs that all networks share, `[n, in]`.
-        targets: The target outputs of each network at these inputs, `[models, n, out]`.
+        targets: The target outputs of each network at `inputs`, `[models, n, out]`.
         descent: The settings: steps, optimizer and schedule.
         progress: The display of the steps.
         on_step: A function that is called after each step with the step number, the losses of all networks and the

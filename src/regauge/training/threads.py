@@ -12,7 +12,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 KEPT_BYTES = 31 * 2**20
-"""The size of a block whose release makes glibc keep freed memory, just below glibc's limit of 32 MiB."""
+"""The size in bytes of a block whose release makes glibc keep freed memory. The size is just below glibc's limit of 32
+MiB."""
 
 
 def keep_freed_memory() -> None:
@@ -20,8 +21,8 @@ def keep_freed_memory() -> None:
     system and request it again.
 
     If a separately mapped block is freed, glibc raises two thresholds to the block's size and to twice that size
-    (mallopt(3), M_MMAP_THRESHOLD). Nothing is written to the block, so it uses no memory. With other allocators, the
-    call has no effect.
+    (mallopt(3), M_MMAP_THRESHOLD). Nothing is written to the block, so the block uses no memory. With other allocators,
+    the call has no effect.
     """
     torch.empty(KEPT_BYTES, dtype=torch.uint8)
 

@@ -67,7 +67,7 @@ def fit(case: Case, data: ImageData, seed: int, progress: Progress) -> Params:
 def study(
     case: Case, networks: Sequence[Params], data: ImageData, seed: int, folder: Path, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Align the second of several networks to the first, measure losses on linear paths, and merge all of them.
+    """Align the second of several networks to the first, measure losses on linear paths, and merge all networks.
 
     First, the symmetry is found and verified. The networks were trained from the seeds `seed`, `seed + 1` and so on.
     The networks, the alignment and the symmetry are written to the folder, and earlier files are replaced. The function

@@ -51,8 +51,8 @@ class KroneckerPosterior:
             have no uncertainty.
 
     Raises:
-        ValueError: A root does not fit its weight or the other terms. The error is also raised if a parameter has both
-            terms and standard deviations.
+        ValueError: A root does not fit its weight or the other terms of this weight. The error is also raised if a
+            parameter has both terms and standard deviations.
 
     References:
         Ritter et al. (2018), A scalable Laplace approximation for neural networks, section 3.

@@ -113,9 +113,9 @@ class LowRankPosterior:
     ) -> "tuple[LowRankPosterior, LowRankPosterior]":
         """Couple the diagonal components and the rotated deviations, each with shared noise; see `Transportable`.
 
-        The coupling is the best among couplings that do not mix the two components. If one of the components is zero,
-        the returned coupling is the best of all couplings. In general, the best coupling mixes the components, and its
-        matrix has as many entries as the squared number of parameters.
+        The coupling is the best among couplings that do not mix the diagonal and the low-rank component. If one
+        component is zero, the returned coupling is the best of all couplings. In general, the best coupling mixes the
+        components, and its matrix has as many entries as the squared number of parameters.
         """
         require_same_shapes(self.mean, other.mean)
         std, std_b = ({name: t for name, t in q.std.items() if name not in skip} for q in (self, other))

@@ -65,7 +65,7 @@ class PosteriorCurve(Curve):
     def error(self) -> float:
         """The Monte Carlo standard error of the barrier, that is, of the excess at its highest point.
 
-        The barrier is the maximum of several noisy values, but the error ignores the choice of the largest value.
+        The barrier is the maximum of several noisy values. The error ignores that the largest value was chosen.
         """
         return self.excess_errors[max(range(len(self.excess)), key=self.excess.__getitem__)]
 
@@ -192,9 +192,9 @@ def posterior_slice(
     """Return the log posterior on the plane through three networks, or through the means of three posteriors.
 
     For example, pass `q_0`, `q_1` and `q_1.push(s, g)`, which is the second posterior aligned to the first. A picture
-    of the plane through these three networks shows how deep the valleys between the posteriors are. The prior is often
-    *higher* between networks, because the weights have smaller norms there. Therefore the likelihood and the prior are
-    separate surfaces. For a plane through samples, pass one network of each posterior, `{n: t[0] for n, t in
+    of the plane through the three networks shows how deep the valleys between the posteriors are. The prior is often
+    *higher* between networks, because weights between two networks have smaller norms. Therefore the likelihood and the
+    prior are separate surfaces. For a plane through samples, pass one network of each posterior, `{n: t[0] for n, t in
     q.at(noise).items()}`. For the transformed posterior, pass the result of `push_noise` to `at`. With the transformed
     noise, a sample of `q.push(s, g)` computes the same function as the sample of `q`.
 
@@ -295,7 +295,7 @@ def posterior_collapse(
 
 
 def one_sample(posterior: Posterior, noise: Noise, k: int = 0) -> Params:
-    """Return one of the samples of a posterior."""
+    """Return the sample with the index `k` of a posterior."""
     return select(posterior.at(select(noise, slice(k, k + 1))), 0)
 
 

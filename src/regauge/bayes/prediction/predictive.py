@@ -13,8 +13,8 @@ from regauge.core.params import Params
 class Bin:
     """A group of examples whose most probable class has a probability in `(low, high]`.
 
-    Confidence is the mean probability of the most probable class. Accuracy is the share of examples that belong to this
-    class. Confidence and accuracy are NaN if a bin has no examples.
+    Confidence is the mean probability of the most probable class. Accuracy is the share of examples whose most probable
+    class is the target. Confidence and accuracy are NaN if a bin has no examples.
     """
 
     low: float
@@ -58,7 +58,7 @@ class Predictive:
         is_exact: Whether the samples are the whole distribution, as for one network. If true, all scores are exact.
 
     References:
-        Rossi et al. (2023), equation 5, which is a sum and not negated.
+        Rossi et al. (2023), equation 5. The equation is a sum over examples and is not negated.
     """
 
     log_likelihoods: Tensor
@@ -117,7 +117,7 @@ class Predictive:
 
     @property
     def gibbs(self) -> float:
-        """The expected loss of one sample, in nats per example; it is never below the loss."""
+        """The expected loss of one sample, in nats per example. `gibbs` is never below `loss`."""
         return -float(self.averages["log_likelihood"].mean())
 
     @property

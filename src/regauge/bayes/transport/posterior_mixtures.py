@@ -103,7 +103,8 @@ class MixturePath:
     last: Posterior
 
     def at(self, t: float) -> MixturePosterior:
-        """Return the mixture with the share t of the last posterior; at the endpoints it equals one of the posteriors.
+        """Return the mixture with the share t of the last posterior. At t = 0 and t = 1, the mixture equals one
+        posterior.
 
         Raises:
             ValueError: t is outside of [0, 1].

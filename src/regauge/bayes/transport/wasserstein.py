@@ -90,8 +90,8 @@ def geodesic(a: Posterior, b: Posterior) -> Displacement:
     | particles | particles are interpolated in pairs, which the best assignment determines |
 
     A point between Kronecker posteriors has two terms, because its covariance is not a Kronecker product. Between
-    low-rank Gaussians, the path is a geodesic if there is no diagonal component or no deviation. With both components,
-    the path is the shortest among the paths that do not mix the components.
+    low-rank Gaussians, the path is a geodesic if there is no diagonal component or no deviation. If there are a
+    diagonal component and deviations, the path is the shortest among the paths that do not mix them.
 
     The endpoints have the distributions of a and b. The endpoint at b is expressed with rotated roots or with permuted
     particles. Therefore noise that is sampled once can be used at all points of the path. If a parameter is uncertain

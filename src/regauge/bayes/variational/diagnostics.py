@@ -31,7 +31,8 @@ class Diagnostics:
         kl_per_example: The divergence per training example, which can be compared with the loss per example.
         std_ratio: The median, over all uncertain parameters, of their standard deviation divided by the standard
             deviation of the prior.
-        std_ratios: The same median for each parameter.
+        std_ratios: For each parameter, the median of its standard deviation divided by the standard deviation of the
+            prior.
         active: The number of active units in each group. A unit is active if the mean of one of its outgoing weights
             exceeds two standard deviations.
         sizes: The total number of units in each group of `active`.
@@ -131,7 +132,7 @@ def compare_with_prior(
 
 
 def _readers(group: Group, symmetry: Symmetry, posterior: GaussianPosterior) -> list[Site]:
-    """Return the axes of uncertain weights that read the units of a group, with the group's action on them."""
+    """Return the axes of uncertain weights that read the units of a group, each with the group's action on the axis."""
     sites = [
         site
         for name, local in symmetry.sites.items()

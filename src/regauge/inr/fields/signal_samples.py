@@ -89,8 +89,8 @@ class Queries:
 
 
 EVALUATION = Queries(5_000, 4_000, 500, 500)
-"""The 10,000 points on which a loss is measured, with the shares of near, middle, far and uniform points of training
-samples."""
+"""The 10,000 points on which a loss is measured. The shares of near, middle, far and uniform points are the same as in
+training samples."""
 
 
 def draw_queries(surface: Tensor, queries: Queries, *, generator: torch.Generator) -> Tensor:
@@ -183,7 +183,7 @@ def field_samples(field: Field, inr: Inr, queries: Queries, *, generator: torch.
     """Sample queries of a field with the labels that a network learns: unsigned or signed distances, or occupancy.
 
     Raises:
-        ValueError: The network represents an image, or needs the interior of a shape that has none.
+        ValueError: The network represents an image, or needs the interior of a shape without an interior.
     """
     generator = given_or_seed(generator)
     if inr.signal == "image":

@@ -58,7 +58,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class PointCloud:
-    """The points that were found on a surface."""
+    """The points that `extract_points` found on a surface."""
 
     points: Tensor  # `[points, 3]`, in the dtype of the network
     wanted: int  # number of requested points
@@ -89,7 +89,7 @@ def extract_points(
     """Return points on the surface where an unsigned distance is zero.
 
     If a network has no surface, the function ends after a bounded time with fewer points than requested, or without
-    points. If points are missing, the text of the result reports this.
+    points. If points are missing, the text of the result reports how many points were found.
 
     Args:
         inr: An INR whose signal is "unsigned".

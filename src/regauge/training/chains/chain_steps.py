@@ -60,7 +60,9 @@ def _relu_backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
 
 
 def _by_output(operator: Any, *arguments: float) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """Return the derivative of an activation as a torch operator that computes it from the output."""
+    """Return a function that computes the derivative of an activation from the activation's output, by a torch
+    operator.
+    """
 
     def backward(delta: Tensor, output: Tensor, _: Tensor | None) -> Tensor:
         operator.grad_input(delta, output, *arguments, grad_input=delta)
@@ -103,7 +105,7 @@ MAXIMA: dict[str, Any] = {
 class Passed(NamedTuple):
     """The tensors that a step saves in the forward pass: its input, its output, and slopes or positions of maxima.
 
-    A later activation may have overwritten this output in place. The output of an activation is never overwritten.
+    A later activation may have overwritten the saved output in place. The output of an activation is never overwritten.
     """
 
     read: Tensor

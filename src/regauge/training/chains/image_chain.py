@@ -8,8 +8,9 @@ batch is split, and the gradients of the parts are summed.
 
 If matrix products use oneDNN (`core/products.py`), activations have oneDNN's layout from the first convolution to the
 last. The layout of oneDNN consists of blocks of 8 or 16 channels. Without oneDNN's products, images have channels-last
-layout. The two layouts round differently, so the choice must be reproducible. The choice does not depend on measured
-times, but only on the steps and on the library of matrix products, which is recorded with a run.
+layout. Results in the two layouts are rounded differently, so the choice of the layout must be reproducible. The choice
+does not depend on measured times, but only on the steps and on the library of matrix products, which is recorded with a
+run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +27,8 @@ from regauge.training.programs import PIECE_BYTES, channels_last, mean_losses
 from regauge.training.threads import keep_freed_memory
 
 HELD_BYTES = 48 * 2**20
-"""The size in bytes of the activations that are held at once, which is less than the memory that `keep_freed_memory`
-keeps."""
+"""The size in bytes of the activations that are in memory at once, which is less than the memory that
+`keep_freed_memory` keeps."""
 LARGEST_VALUE = 1e37
 """A bound on activations. Activations below this bound do not overflow. Overflow must be excluded because the ReLU and
 the maxima of oneDNN remove NaN."""
@@ -41,7 +42,7 @@ class HeldNetworks:
         start: The index of the first network.
         stop: The index after the last network.
         networks: The parameters of each network in the range.
-        batches: The batch, in parts, of each network in the range.
+        batches: For each network in the range, the parts of its batch.
     """
 
     start: int
@@ -128,7 +129,7 @@ class ImageChain:
         return (bound < LARGEST_VALUE).tolist()
 
     def _counts(self, params: Mapping[str, Tensor], batch: Tensor, *, is_blocked: bool) -> tuple[int, int]:
-        """Return the number of parts of a batch, and the number of networks that are held at once."""
+        """Return the number of parts of a batch, and the number of networks that are evaluated at once."""
         shape = tuple(batch.shape[1:])
         if shape not in self.sizes:
             x, passed = batch[:1], []
@@ -209,8 +210,8 @@ class ImageChain:
 def _maxima_first(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Move max pooling before nondecreasing functions, which are then computed for fewer values.
 
-    The outputs are the same. The derivatives are also the same, except if a function rounds different values to the
-    same value.
+    Moving max pooling does not change the outputs. The derivatives change only if a function rounds different values to
+    one value.
     """
     order: list[Step] = []
     for step in steps:

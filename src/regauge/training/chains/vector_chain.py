@@ -1,4 +1,4 @@
-"""One program for a stack of fully connected networks, which evaluates all of them at once."""
+"""One program for a stack of fully connected networks, which evaluates all networks at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ class Link:
 def links_of(steps: Sequence[Step]) -> tuple[Link, ...] | None:
     """Return the links of a chain of linear layers, each with an optional factor and an optional activation.
 
-    The input may be flattened first. The result is None if the chain has other steps.
+    A flattening step may come first. The result is None if the chain has steps of any other kind.
     """
     links: list[Link] = []
     is_open = False

@@ -49,20 +49,22 @@ def read_folder(
 ) -> Source:
     """Return the checkpoints whose names match a template, such as "{id}/step{step}.pt".
 
-    Another example is "lr{lr}/seed{seed}/**.safetensors". A field in braces matches a substring of the name without a
-    slash and becomes a column. If all values of a column are integers or numbers, the column is converted to integers
-    or numbers. The field "id" numbers the training run (trajectory), and "step" numbers the checkpoint of the run. If
-    the template has no integer id, all checkpoints that differ only in their step form a trajectory, and trajectories
-    are numbered. No two checkpoints may have the same id and step. `*` matches any characters except slashes, and `**`
-    matches any characters. The column "file" contains the whole name. Files that `export` wrote contain all their
-    columns in the header; values in the file name take precedence.
+    A second example of a template is "lr{lr}/seed{seed}/**.safetensors". A field in braces matches a substring of the
+    name without a slash and becomes a column. If all values of a column are integers or numbers, the column is
+    converted to integers or numbers. The field "id" numbers the training run (trajectory), and "step" numbers the
+    checkpoint of the run. If the template has no integer id, all checkpoints that differ only in their step form a
+    trajectory, and trajectories are numbered. No two checkpoints may have the same id and step. `*` matches any
+    characters except slashes, and `**` matches any characters. The column "file" contains the whole name. Files that
+    `export` wrote contain all their columns in the header. If the header and the file name give different values, the
+    file name takes precedence.
 
     Args:
         path: The path of the folder or zip file.
         template: The pattern of the names, relative to the folder.
         architecture: The architecture of all networks. If None, only the tensors of the networks are known.
         inputs: Example inputs of the architecture's module.
-        beside: Names of checkpoint entries that are not parameters, such as "label". They become columns.
+        beside: Names of checkpoint entries that are not parameters, such as "label". Each of these entries becomes a
+            column.
 
     Raises:
         FileNotFoundError: The folder does not exist, or no name matches.

@@ -55,7 +55,7 @@ def read_small_cnn_zoo(path: str | Path, *, activation: str | None = None) -> So
     """Return the zoo in an unpacked folder. Training runs are named by "modeldir", and steps are epochs.
 
     Settings are columns whose names begin with "config.". The activation is part of the architecture. If the zoo has
-    several activations, select the networks to read by their activation.
+    several activations, select the networks to read by the argument `activation`.
 
     Raises:
         FileNotFoundError: A file is missing.

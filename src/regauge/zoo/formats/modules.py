@@ -26,7 +26,7 @@ MOST_INPUT_VALUES = 1 << 24
 EPSILON = 1e-6
 """The constant in the layer normalizations of vision transformers."""
 MIDDLE = 0.5
-"""The middle gray value, which `ImageSiren` adds."""
+"""The middle gray value, which `ImageSiren` adds to the output."""
 
 
 class ImageSiren(Siren):
@@ -279,7 +279,7 @@ def _activation(name: str) -> nn.Module:
 
 
 def examples(*shape: int) -> tuple[Tensor]:
-    """Return a fixed batch of two example inputs; raise a ValueError if it would need too much memory."""
+    """Return a fixed batch of two example inputs. Raise a ValueError if the batch would need too much memory."""
     if math.prod(shape) > MOST_INPUT_VALUES:
         raise ValueError(f"inputs of shape {shape} are too large for finding a symmetry; give smaller ones")
     return (torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)),)

@@ -87,7 +87,8 @@ class Tree:
             raise ValueError(f"{name!r} in {str(self.path)!r} is damaged ({error}); fetch it again") from error
 
     def checkpoint(self, name: str, beside: Collection[str] = ()) -> tuple[Params, dict[str, Any]]:
-        """Return the state dictionary in a file, and other values: selected entries, and a row that `export` wrote.
+        """Return the state dictionary in a file, and a dictionary of other values: selected entries, and the row that
+        `export` wrote.
 
         A file that does not end in `.safetensors` is read as a torch file, with `weights_only=True`. `beside` lists
         entries that are not parameters, such as "label". The entries in `beside` may be missing.

@@ -38,7 +38,7 @@ class CompareBlocks:
         return [(i, j) for i in range(count) for j in range(i, count)]
 
     def is_done(self, key: tuple[int, int]) -> bool:
-        """Return whether this block of the matrix is on the disk."""
+        """Return whether the file of a matrix block exists."""
         return self._path(key).exists()
 
     def __call__(self, key: tuple[int, int]) -> None:

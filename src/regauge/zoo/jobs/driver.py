@@ -30,7 +30,7 @@ class Job(Protocol[K]):
         """The keys of all jobs."""
 
     def is_done(self, key: K) -> bool:
-        """Return whether the file of this job exists."""
+        """Return whether the file of the job with the given key exists."""
 
     def __call__(self, key: K) -> object:
         """Do the job. The result does not depend on when the job is done."""
@@ -152,7 +152,7 @@ def share_of(environment: Mapping[str, str] = os.environ) -> Share:
 
 
 def _submit(job: Job[K], keys: Sequence[K], executor: MakeExecutor, done: Advance) -> BaseException | None:
-    """Submit jobs and wait for all. Return the error of one job, preferably the error of a broken pool."""
+    """Submit jobs and wait for all jobs. Return the error of one job, preferably the error of a broken pool."""
     found: BaseException | None = None
     with executor() as pool:
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from regauge.training.threads import THREAD_VARIABLES, one_thread
 
 MakeExecutor = Callable[[], AbstractContextManager[Executor]]
-"""A function that opens an executor. After a pool breaks, the function is called again and opens another executor."""
+"""A function that opens an executor. After a pool breaks, the function is called again and opens a new executor."""
 RETRIES = 3
 """The number of times that Dask repeats a job that failed or whose worker died."""
 

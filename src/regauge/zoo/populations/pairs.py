@@ -18,7 +18,7 @@ from regauge.core.symmetry import Symmetry
 from regauge.core.task import Task
 
 BYTES, PAIRS = 32 * 2**20, 4096
-"""Limits on the pairs that are compared at once: the bytes of the networks on one side, and the number of pairs."""
+"""Limits on the pairs that are compared at once: the bytes of the pairs' first networks, and the number of pairs."""
 ALONE = (nn.modules.conv._ConvNd, nn.RNNBase)
 """Modules whose networks are evaluated one by one. Stacking makes convolutions slower on a CPU, and recurrent modules
 cannot be stacked."""
@@ -119,7 +119,9 @@ def is_mutual(method: Method | None) -> bool:
 
 
 def _blocks(first: Params, second: Params) -> Iterator[PairBlock]:
-    """Yield all pairs. If both populations are the same, yield only pairs with increasing indices."""
+    """Yield all pairs of networks. If both populations are the same object, yield only pairs with increasing
+    indices.
+    """
     n, m = count_models(first), count_models(second)
     i, j = torch.triu_indices(n, n, 1) if first is second else torch.cartesian_prod(torch.arange(n), torch.arange(m)).T
     size = sum(tensor.nbytes for tensor in first.values()) // max(n, 1)

@@ -33,10 +33,10 @@ REFERENCE = "reference.safetensors"
 class AlignShards:
     """Jobs that align networks: job `name` aligns the shard of this name, and appends it to another store.
 
-    Networks with NaN or Inf are skipped. Rows keep their columns and get more columns. The column "objective" is the
-    value that the method maximizes, and "objective_before" is its value before alignment. The column "is_converged" is
-    added if the method reports convergence. `plan_population` describes the attributes. `reference` is the checkpoint
-    to which networks are aligned, and `products` is the library of matrix products.
+    Networks with NaN or Inf are skipped. The rows of aligned networks keep their columns and get further columns. The
+    column "objective" is the value that the method maximizes, and "objective_before" is its value before alignment. The
+    column "is_converged" is added if the method reports convergence. `plan_population` describes the attributes.
+    `reference` is the checkpoint to which networks are aligned, and `products` is the library of matrix products.
     """
 
     source: Path
@@ -79,8 +79,8 @@ class AlignShards:
 def sample(store: Store, count: int, *, seed: int = 0, among: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
     """Sample at most `count` networks without NaN or Inf from a store; return their indices in increasing order.
 
-    The networks are sampled from `among`. By default, they are sampled from the last checkpoints of all trajectories,
-    `store.rows.final()`.
+    The networks are sampled from `among`. By default, networks are sampled from the last checkpoints of all
+    trajectories, `store.rows.final()`.
 
     Raises:
         ValueError: No network is finite, or the count is not positive.

@@ -1,4 +1,5 @@
-"""Matrices over all pairs of networks in a store, as tables, computed by jobs that can be resumed."""
+"""Matrices over all pairs of networks in a store, and tables of their entries. Jobs that can be resumed compute the
+matrices."""
 
 import hashlib
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ networks."""
 
 
 class PairMatrices:
-    """Matrices over pairs of networks in a store, computed by processes or a cluster, and kept until `clear` is called.
+    """Matrices over pairs of networks in a store, which processes or a cluster compute. The files are kept until
+    `clear` is called.
 
     Args:
         store: The store.

@@ -27,7 +27,7 @@ class Universe:
         spread: The mean squared distance from the mean, over all parameters.
         initial: The spread before alignment, after scales and matrices were determined. The final spread is never
             larger than `initial`.
-        history: The spread after the initial alignment and after each round; it never increases.
+        history: The spread after the initial alignment and after each round. The spread never increases.
         is_converged: Whether the last round's improvement was below the tolerance.
     """
 
@@ -62,18 +62,18 @@ def universe(
     tolerance: float = 1e-3,
     generator: torch.Generator | None = None,
 ) -> Universe:
-    """Align the networks of a population of any size, such that all of them are close to their mean.
+    """Align the networks of a population of any size, such that all networks are close to their mean.
 
     The common coordinates are called a universe. `align_many` uses the same algorithm for more than 16 networks. Unlike
     `align_many`, this function reads a population that is stacked along a leading axis, and the common coordinates may
     differ from the coordinates of the first network. The spread 1/n sum_i |x_i - m|^2 of the transformed networks
     around their mean m never increases (`regauge.alignment.methods.merge_many.gather`).
 
-    Positive scales and invertible matrices are determined first: they minimize the norm of every network
-    (`regauge.core.balance`). After that, matrices only rotate networks.
+    First, positive scales and invertible matrices minimize the norm of every network (`regauge.core.balance`). In all
+    later steps, matrices only rotate networks.
 
     Args:
-        params: The population, with one leading model axis on every tensor; it is not changed.
+        params: The population, with one leading model axis on every tensor. The population is not changed.
         symmetry: The symmetry of the architecture.
         method: The method that aligns networks; `WeightMatching()` by default. The setting `scales` of the method has
             no effect.

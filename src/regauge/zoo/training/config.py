@@ -42,8 +42,8 @@ class Fraction:
 
 @dataclass(frozen=True)
 class ClassHalves:
-    """A rule that trains groups with even indices on one subset of the examples, and groups with odd indices on
-    another.
+    """A rule that trains groups with even indices on one subset of the examples, and groups with odd indices on a
+    second subset.
 
     Attributes:
         share: For each class in the first half of the classes, the share of its examples that the first subset

@@ -30,11 +30,11 @@ class Examples:
             `[signals, n, out]`.
         validation_inputs: Inputs that are not used for training. Test sets are never read.
         validation_targets: The targets of the validation inputs.
-        is_signals: Whether each network learns its own signal, at points that are the same for all networks.
+        is_signals: Whether each network learns a separate signal, at points that are the same for all networks.
         labels: The class label of each signal, `[signals]`, or None. Labels are written to rows, but are not used for
             training.
         is_test: Whether each signal is from the test set, `[signals]`. For signals with a split, the value of the
-            column "split" is "test" or "train". None if the signals are not split.
+            column "split" is "test" or "train". `is_test` is None if the signals are not split.
 
     Raises:
         ValueError: The numbers of inputs and targets, or of signals and labels, differ. The error is also raised if the
@@ -159,7 +159,8 @@ def _try(module: nn.Module, inputs: Tensor, seed: int) -> tuple[Tensor, bool]:
 
 @lru_cache(maxsize=4)
 def load_examples(name: str) -> Examples:
-    """Return the examples named in `SETS`, or the examples that `package.module:function` returns; they are read once.
+    """Return the examples named in `SETS`, or the examples that `package.module:function` returns. Examples are read
+    once.
 
     Raises:
         ValueError: The data set or function does not exist, or the function does not return Examples.

@@ -67,7 +67,9 @@ class Batches:
         self.targets = examples.targets[self.signals] if examples.is_signals else examples.targets
 
     def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """Return inputs `[groups, batch, ...]` and targets of a step; one group if every step reads all examples."""
+        """Return inputs `[groups, batch, ...]` and targets of a step. There is one group if every step reads all
+        examples.
+        """
         if self.feeds is None:
             targets = self.targets if self.examples.is_signals else self.targets.unsqueeze(0)
             return self.examples.inputs.unsqueeze(0), targets

@@ -28,7 +28,7 @@ CACHE_BYTES = 18 * 2**20
 """The largest number of bytes that a step of a stack reads and writes: activations, parameters, gradients, moments."""
 DEVICE_BYTES = 2 * 2**30
 """The largest number of bytes that a step reads and writes on other devices than the CPU. Only many networks together
-make full use of such a device."""
+make full use of a GPU."""
 MOMENTS = 2
 """The largest number of parameter-sized tensors that an optimizer keeps."""
 STACK = 512
@@ -67,7 +67,7 @@ def train(
     A network that diverges does not affect other networks. At the next checkpoint or discard, a diverged network is
     yielded once, with the mark "is_diverged", and then dropped. A discarded network is yielded at the step of the
     discard, with the mark "is_discarded", and then dropped. The step of a discard need not be a checkpoint. The last
-    row of every network is therefore the end of its training, or has one of the two marks.
+    row of every network is therefore the end of its training, or has the mark "is_diverged" or "is_discarded".
 
     Args:
         config: The configuration of the whole population.
@@ -86,8 +86,8 @@ def train(
             step, the losses and ids of the networks, and the learning rate. The ids may still include stopped networks.
 
     Yields:
-        For each stack, one block at every checkpoint and at the end. If networks are discarded at another step, an
-        additional block contains these networks.
+        For each stack, one block at every checkpoint and at the end. If networks are discarded at a step without a
+        checkpoint, an additional block contains the discarded networks.
 
     Raises:
         ValueError: Ids are repeated or do not belong to the population. A share of an incomplete group would be
@@ -115,8 +115,8 @@ def train(
 
 
 def cut(config: PopulationConfig, ids: Sequence[int], size: int, *, is_one_group: bool) -> list[list[int]]:
-    """Return the ids of each stack, at most `size` ids. If groups have different batches, a stack has equally many ids
-    of each group.
+    """Return the ids of each stack, with at most `size` ids for each stack. If groups have different batches, a stack
+    has equally many ids of each group.
     """
     if size < 1:
         raise ValueError(f"the size of a stack is {size}, but must be at least 1")
